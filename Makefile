@@ -1,0 +1,73 @@
+# Everything runs in a virtual environment of the project's own; `make help` lists the targets.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.stillstate-ready
+
+.DEFAULT_GOAL := help
+
+##@ Start here
+
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*##"; printf "Usage: make \033[36m<target>\033[0m\n"} \
+	  /^[a-zA-Z_-]+:.*?##/ { printf "  \033[36m%-14s\033[0m %s\n", $$1, $$2 } \
+	  /^##@/ { printf "\n\033[1m%s\033[0m\n", substr($$0, 5) }' $(MAKEFILE_LIST)
+
+$(SETUP): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[spark,s3,demo,dev]'
+	@touch $(SETUP)
+
+.PHONY: setup
+setup: $(SETUP) java ## Make the virtual environment and install everything into it
+
+.PHONY: java
+java: $(SETUP)
+	@$(BIN)/python -m state_runtime.java
+
+.PHONY: demo
+demo: setup ## A year of real flights, live: starts Dagster and the job, prints the address to open
+	$(BIN)/python -m examples.flights.demo --work .demo
+
+.PHONY: demo-check
+demo-check: setup ## The same demo without a person: kills the driver three times and proves the result
+	$(BIN)/python -m examples.flights.demo_check --work .demo-check
+
+##@ Check
+
+.PHONY: test
+test: setup ## All tests (needs no network and no running service)
+	$(BIN)/python -m pytest
+
+.PHONY: test-quick
+test-quick: setup ## Tests that start no Spark
+	$(BIN)/python -m pytest -m 'not spark and not kill'
+
+.PHONY: lint
+lint: setup ## ruff and its formatter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: typecheck
+typecheck: setup ## mypy --strict on our three packages
+	$(BIN)/python -m mypy
+
+.PHONY: format
+format: setup ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+##@ Measure
+
+.PHONY: bench
+bench: setup ## First table: Stillstate against Spark 4.3 on this machine (about 15 minutes)
+	$(BIN)/python -m benchmarks.main
+
+##@ Tidy up
+
+.PHONY: clean
+clean: ## Remove what tests and the demo left (not the virtual environment)
+	rm -rf .demo .demo-check .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info spark-warehouse

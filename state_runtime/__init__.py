@@ -1,0 +1,49 @@
+"""Stillstate: state snapshots for Spark streaming.
+
+The user's part of the package. `StreamingJob`, `ParquetSink`, … need Spark and are loaded on first use, so that tools
+which only look at snapshots (the Dagster code location, the command line) start without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from state_runtime import aggregates
+    from state_runtime.job import JobContext, RunResult, StreamingJob
+    from state_runtime.progress import Progress
+    from state_runtime.session import build_session
+    from state_runtime.settings import JobSettings
+    from state_runtime.sinks import ParquetSink, foreach_epoch
+
+__all__ = [
+    "JobContext",
+    "JobSettings",
+    "ParquetSink",
+    "Progress",
+    "RunResult",
+    "StreamingJob",
+    "aggregates",
+    "build_session",
+    "foreach_epoch",
+]
+
+_HOMES = {
+    "JobContext": "state_runtime.job",
+    "JobSettings": "state_runtime.settings",
+    "ParquetSink": "state_runtime.sinks",
+    "Progress": "state_runtime.progress",
+    "RunResult": "state_runtime.job",
+    "StreamingJob": "state_runtime.job",
+    "build_session": "state_runtime.session",
+    "foreach_epoch": "state_runtime.sinks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aggregates":
+        return import_module("state_runtime.aggregates")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

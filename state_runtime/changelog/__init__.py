@@ -1,0 +1,1 @@
+"""The changelog: one segment an epoch; format, writer, reader."""

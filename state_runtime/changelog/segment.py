@@ -1,0 +1,201 @@
+"""The changelog segment: one immutable object with the state changes of one epoch; the format, pure.
+
+    magic "STSEG001"
+    part, part, …                 Arrow IPC streams (lz4) of state batches; zstd'd lines of a source's log
+    index                         zstd'd JSON, see `SegmentIndex`
+    footer: index bytes (u64, big endian), SHA-256 of the index as stored, magic
+
+A *part* is what one attempt of one task changed in one state: sorted by key hash, each key once, tombstones included.
+Small parts lie in the segment itself; a task with large changes uploads an object of its own, which only the index
+names. So the manifest has one entry an epoch, whatever the parallelism. Every part has its own digest and length:
+a restore reads exactly the ranges that it needs and checks each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
+
+from state_runtime.errors import CorruptSegment
+from state_runtime.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SEGMENT_PARTS_MAX
+from state_runtime.snapshot.paths import check_relative_path
+
+__all__ = [
+    "FOOTER_BYTES",
+    "PartEntry",
+    "SegmentIndex",
+    "build_segment",
+    "decode_index",
+    "decode_lines",
+    "decode_part",
+    "encode_lines",
+    "encode_part",
+    "sha256",
+]
+
+_MAGIC = b"STSEG001"
+FOOTER_BYTES = 8 + 32 + len(_MAGIC)
+
+
+@dataclass(frozen=True)
+class PartEntry:
+    """Where one part is and what it holds.
+
+    Attributes:
+        kind: "state" (an Arrow IPC stream) or "source" (lines of a source's log of seen files).
+        operator: uid; for "source" the index of the source.
+        state: name of the state; empty for "source".
+        path: object that holds the part, below the job root; empty: the segment itself.
+        hash_low, hash_high: closed range of key hashes of the shard that wrote it.
+        raw_bytes: size when decoded, checked before and after.
+    """
+
+    kind: Literal["state", "source"]
+    operator: str
+    state: str
+    path: str
+    offset: int
+    length: int
+    digest: str
+    rows: int
+    raw_bytes: int
+    hash_low: int
+    hash_high: int
+
+
+@dataclass(frozen=True)
+class SegmentIndex:
+    """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log."""
+
+    job_uid: str
+    snapshot_id: int
+    parts: tuple[PartEntry, ...]
+
+
+_INDEX = TypeAdapter(SegmentIndex)
+
+
+def sha256(data: bytes | pa.Buffer | memoryview) -> str:
+    """Hexadecimal SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode_part(batch: pa.RecordBatch) -> bytes:
+    """A state batch as an Arrow IPC stream with lz4 buffers."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
+
+def decode_part(data: bytes, part: PartEntry, where: str) -> pa.RecordBatch:
+    """Check a part's digest and decode it.
+
+    Raises:
+        CorruptSegment: altered, or not what the index says.
+    """
+    _check_digest(data, part, where)
+    try:
+        batches = list(pa.ipc.open_stream(data))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptSegment(f"{where}: {_name(part)} cannot be decoded: {error}. {_NEXT}") from error
+    if len(batches) != 1 or batches[0].num_rows != part.rows:
+        raise CorruptSegment(f"{where}: {_name(part)} holds other rows than its index says. {_NEXT}")
+    return batches[0]
+
+
+def encode_lines(lines: Sequence[str]) -> bytes:
+    """Lines of a source's log, compressed."""
+    body: bytes = pa.compress("\n".join(lines).encode(), codec="zstd", asbytes=True)
+    return body
+
+
+def decode_lines(data: bytes, part: PartEntry, where: str) -> list[str]:
+    """The inverse of `encode_lines`, checked."""
+    _check_digest(data, part, where)
+    try:
+        text = pa.decompress(data, decompressed_size=part.raw_bytes, codec="zstd", asbytes=True).decode()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorruptSegment(f"{where}: {_name(part)} cannot be decoded: {error}. {_NEXT}") from error
+    lines = text.split("\n") if text else []
+    if len(lines) != part.rows:
+        raise CorruptSegment(f"{where}: {_name(part)} holds other lines than its index says. {_NEXT}")
+    return lines
+
+
+def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, int]:
+    """Pack parts into one object.
+
+    Args:
+        index: entries with an empty `path` are inline, in the order of `inline`; their offsets are filled in here.
+        inline: the bytes of the inline parts.
+
+    Returns:
+        The object, and the length of its tail (index and footer), so that a reader needs one range read for it.
+    """
+    offset = len(_MAGIC)
+    bodies = iter(inline)
+    parts: list[PartEntry] = []
+    for part in index.parts:
+        if not part.path:
+            body = next(bodies)
+            part = dataclasses.replace(part, offset=offset, length=len(body), digest=sha256(body))
+            offset += len(body)
+        parts.append(part)
+    plain = json.dumps(
+        dataclasses.asdict(dataclasses.replace(index, parts=tuple(parts))), separators=(",", ":")
+    ).encode()
+    stored: bytes = len(plain).to_bytes(8, "big") + pa.compress(plain, codec="zstd", asbytes=True)
+    footer = len(stored).to_bytes(8, "big") + hashlib.sha256(stored).digest() + _MAGIC
+    return b"".join([_MAGIC, *inline, stored, footer]), len(stored) + FOOTER_BYTES
+
+
+def decode_index(tail: bytes, where: str) -> SegmentIndex:
+    """Parse a segment's tail (index and footer), checked.
+
+    Raises:
+        CorruptSegment: truncated, altered, or out of bounds.
+    """
+    footer = tail[-FOOTER_BYTES:]
+    if len(footer) != FOOTER_BYTES or footer[-len(_MAGIC) :] != _MAGIC:
+        raise CorruptSegment(f"{where} does not end like a segment. {_NEXT}")
+    stored = tail[:-FOOTER_BYTES]
+    if int.from_bytes(footer[:8], "big") != len(stored) or hashlib.sha256(stored).digest() != footer[8:40]:
+        raise CorruptSegment(f"{where} has a damaged index. {_NEXT}")
+    size = int.from_bytes(stored[:8], "big")
+    if size > SEGMENT_INDEX_BYTES_MAX:
+        raise CorruptSegment(f"{where} has an index of {size:,} bytes, more than {SEGMENT_INDEX_BYTES_MAX:,}. {_NEXT}")
+    try:
+        index = _INDEX.validate_json(
+            pa.decompress(stored[8:], decompressed_size=size, codec="zstd", asbytes=True), strict=True
+        )
+    except (ValidationError, pa.ArrowException, OSError) as error:
+        raise CorruptSegment(f"{where} has a damaged index: {error}. {_NEXT}") from error
+    if len(index.parts) > SEGMENT_PARTS_MAX:
+        raise CorruptSegment(f"{where} lists {len(index.parts):,} parts, more than {SEGMENT_PARTS_MAX:,}. {_NEXT}")
+    for part in index.parts:
+        if part.path:
+            check_relative_path(part.path)
+        if not 0 <= part.length <= PART_BYTES_MAX or not 0 <= part.raw_bytes <= PART_BYTES_MAX or part.offset < 0:
+            raise CorruptSegment(f"{where}: {_name(part)} is out of bounds. {_NEXT}")
+    return index
+
+
+def _check_digest(data: bytes, part: PartEntry, where: str) -> None:
+    if len(data) != part.length or sha256(data) != part.digest:
+        raise CorruptSegment(f"{where}: {_name(part)} has another digest than its index says. {_NEXT}")
+
+
+def _name(part: PartEntry) -> str:
+    return f"the part of {part.kind} {part.operator}/{part.state}"
+
+
+_NEXT = "Restore the file from a copy of the job root, or start from an older snapshot"

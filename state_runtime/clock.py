@@ -1,0 +1,33 @@
+"""The only place that reads the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Wall clock for what people read, monotonic clock for durations."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch (UTC)."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds from an arbitrary start; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+
+SYSTEM_CLOCK = SystemClock()

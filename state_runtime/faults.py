@@ -1,0 +1,44 @@
+"""Named points at which tests kill the driver; inert unless the environment asks for it.
+
+    STILLSTATE_KILL_AT=before-manifest        kill at the first passage
+    STILLSTATE_KILL_AT=before-manifest:5      kill at the fifth passage (of one process)
+
+Points inside a task kill the driver process (named by STILLSTATE_DRIVER_PID), because that is the crash of interest;
+Spark itself repeats tasks whose worker dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["KILL_POINTS", "reach"]
+
+KILL_POINTS = (
+    "task-started",
+    "task-processed",
+    "task-logged",
+    "task-acknowledged",
+    "action-done",
+    "segment-written",
+    "before-manifest",
+    "manifest-written",
+    "before-publish",
+    "one-file-published",
+    "published",
+)
+
+_passed: dict[str, int] = {}
+
+
+def reach(point: str) -> None:
+    """Die here if the environment says so."""
+    wanted = os.environ.get("STILLSTATE_KILL_AT")
+    if not wanted:
+        return
+    name, _, count = wanted.partition(":")
+    if name != point:
+        return
+    _passed[point] = _passed.get(point, 0) + 1
+    if _passed[point] >= int(count or 1):
+        os.kill(int(os.environ.get("STILLSTATE_DRIVER_PID", os.getpid())), signal.SIGKILL)

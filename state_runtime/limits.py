@@ -1,0 +1,36 @@
+"""Bounds on everything that is read from outside, in one place."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# A manifest lists segments and table files, never keys or shards' parts. Design: at most 256 KiB in the planned
+# worst case (200 shards, 5 operators, 600 epochs); 8 MiB leaves room and still parses in milliseconds.
+MANIFEST_BYTES_MAX = 8 * MIB
+# job.json, terms, boundary, control requests: a few hundred bytes each.
+SMALL_JSON_BYTES_MAX = 256 * KIB
+JSON_DEPTH_MAX = 32
+
+# The packed segment of one epoch: at most (inline bytes a task) x (tasks). Direct objects are bounded by a task's input.
+SEGMENT_BYTES_MAX = 16 * 1024 * MIB
+SEGMENT_INDEX_BYTES_MAX = 64 * MIB
+SEGMENT_PARTS_MAX = 1_000_000
+# One Arrow part is decoded at once; its uncompressed size is stated in the index and checked before decoding.
+PART_BYTES_MAX = 4 * 1024 * MIB
+
+MAX_PARALLELISM = 32768  # key groups: the top 15 bits of the key hash
+KEY_GROUP_BITS = 15
+
+PATH_CHARS_MAX = 1024
+NAME_CHARS_MAX = 63
+
+# Commit and term claims give up after this many lost races in a row: more means something is wrong, not slow.
+CLAIM_ATTEMPTS_MAX = 16
+# Read-back after a write with an unknown outcome.
+READ_BACK_ATTEMPTS_MAX = 5
+
+SNAPSHOTS_LISTED_MAX = 10_000_000
+SOURCE_LOG_BYTES_MAX = 256 * MIB

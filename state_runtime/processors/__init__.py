@@ -1,0 +1,1 @@
+"""What runs on keyed state: pyspark's StatefulProcessor and the built-in vectorised operators."""

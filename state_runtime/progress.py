@@ -1,0 +1,60 @@
+"""What one epoch did, in numbers; the counterpart of Spark's `StreamingQueryProgress`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Numbers of one epoch. Names carry their units; the same names are used in Dagster's metadata.
+
+    Attributes:
+        snapshot_id: the checkpoint that ended the epoch.
+        batch_id: Spark's micro-batch.
+        timestamp_ms: the epoch's clock: Spark's batch timestamp, equal on a re-execution.
+        input_rows: rows that reached the first stateful operator.
+        output_rows: rows written to all sinks.
+        rows_per_s: input rows / duration.
+        state_rows: live rows in all states after the epoch (a key of a value state is one row).
+        changed_rows: rows that the epoch wrote to the changelog, after folding.
+        duration_ms: the whole epoch, from Spark's call to the published output.
+        checkpoint_ms: from the end of the Spark action (the last row is processed) to the durable manifest.
+        phases_ms: plan, process, segment, manifest, publish.
+        segment_bytes: changelog bytes of this epoch, direct objects included.
+        log_bytes: changelog bytes that a restart would replay.
+        log_segments: segments that a restart would replay.
+        table_bytes: bytes of the state tables below that log.
+        output_bytes: bytes of the staged output files.
+        local_restores: shards that began this epoch from verified local runs of an earlier run.
+        primary_restores: shards that were rebuilt from the primary store.
+        local_failures: local writes that failed; the shard restores from the primary next time.
+    """
+
+    snapshot_id: int = 0
+    batch_id: int = -1
+    timestamp_ms: int = 0
+    input_rows: int = 0
+    output_rows: int = 0
+    rows_per_s: float = 0.0
+    state_rows: int = 0
+    changed_rows: int = 0
+    duration_ms: float = 0.0
+    checkpoint_ms: float = 0.0
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    segment_bytes: int = 0
+    log_bytes: int = 0
+    log_segments: int = 0
+    table_bytes: int = 0
+    output_bytes: int = 0
+    local_restores: int = 0
+    primary_restores: int = 0
+    local_failures: int = 0
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,1 @@
+"""Snapshots: manifest, catalog, terms, commit, control. No Spark in here."""

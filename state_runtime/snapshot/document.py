@@ -1,0 +1,90 @@
+"""The envelope of every JSON file below a job root; pure.
+
+    {"stillstate": "manifest", "format": 1, "sha256": "<of the second line>", "bytes": 123}\\n
+    {…body…}\\n
+
+The first line says what the file is and which version wrote it, so that an older reader can refuse before it looks at
+the body; the digest finds a truncated or altered body. A body is one dataclass, validated strictly by pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from state_runtime.errors import CorruptManifest, UnsupportedFormat
+
+__all__ = ["FORMAT_VERSION", "decode_document", "encode_document"]
+
+FORMAT_VERSION = 1
+"""Version of everything below a job root; raised with any change that an older reader would misread."""
+
+D = TypeVar("D")
+_HEADER_BYTES_MAX = 512
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def encode_document(kind: str, body: Any, format_version: int = FORMAT_VERSION) -> bytes:
+    """The bytes of a document: canonical JSON, so that equal values are equal bytes."""
+    line = json.dumps(dataclasses.asdict(body), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    header = {
+        "stillstate": kind,
+        "format": format_version,
+        "sha256": hashlib.sha256(line).hexdigest(),
+        "bytes": len(line),
+    }
+    return json.dumps(header).encode() + b"\n" + line + b"\n"
+
+
+def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
+    """Check and parse a document.
+
+    Args:
+        kind: what the file must be.
+        cls: frozen dataclass of the body.
+        data: the whole file, already bounded in size by the caller.
+        where: path for messages.
+
+    Raises:
+        UnsupportedFormat: written by a newer version.
+        CorruptManifest: anything else that is not exactly what a writer of ours writes.
+    """
+    header_line, newline, rest = data.partition(b"\n")
+    try:
+        if not newline or len(header_line) > _HEADER_BYTES_MAX:
+            raise ValueError("no header line")
+        header = json.loads(header_line)
+        if not isinstance(header, dict) or header.get("stillstate") != kind:
+            raise ValueError(f"not a {kind} file")
+        version = header["format"]
+        if not isinstance(version, int):
+            raise ValueError("format is not a number")
+        if version > FORMAT_VERSION:
+            raise UnsupportedFormat(
+                f"{where} has format {version}; this version of Stillstate reads up to {FORMAT_VERSION}. "
+                "Upgrade Stillstate; nothing was changed"
+            )
+        size = header["bytes"]
+        body = rest[:-1]
+        if size != len(body) or rest[-1:] != b"\n":
+            raise ValueError(f"{len(body)} bytes of body where {size} were written")
+        if hashlib.sha256(body).hexdigest() != header["sha256"]:
+            raise ValueError("digest differs")
+        adapter = _ADAPTERS.get(cls)
+        if adapter is None:
+            adapter = _ADAPTERS[cls] = TypeAdapter(cls)
+        value: D = adapter.validate_json(body, strict=True)
+        return value
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CorruptManifest(f"{where} is damaged: {place}: {first['msg']}. {_NEXT}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptManifest(f"{where} is damaged: {error}. {_NEXT}") from error
+
+
+_NEXT = "It was left as it is; restore it from a copy, or start from an older snapshot"

@@ -1,0 +1,103 @@
+"""Names of everything below a job root; pure. See docs/format.md for the layout."""
+
+from __future__ import annotations
+
+import re
+
+from state_runtime.errors import CorruptData, InvalidConfiguration
+from state_runtime.limits import NAME_CHARS_MAX, PATH_CHARS_MAX
+
+__all__ = [
+    "BOUNDARY",
+    "CONTROL_DIR",
+    "JOB_FILE",
+    "SNAPSHOTS_DIR",
+    "TERMS_DIR",
+    "check_job_name",
+    "check_relative_path",
+    "check_uid",
+    "heartbeat_path",
+    "manifest_path",
+    "safe_name",
+    "segment_path",
+    "snapshot_id_of",
+    "term_of",
+    "term_path",
+]
+
+JOB_FILE = "job.json"
+TERMS_DIR = "terms"
+SNAPSHOTS_DIR = "snapshots"
+CONTROL_DIR = "control"
+BOUNDARY = "boundary.json"
+
+_SEGMENT = re.compile(r"[A-Za-z0-9._=-]+\Z")
+_JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+_DIGITS = 20
+
+
+def check_relative_path(path: str) -> str:
+    """Return `path` if it is a plain relative path below the job root; anything else is hostile or damaged.
+
+    Raises:
+        CorruptData: absolute, with a scheme, with `.` or `..`, with empty parts, too long, or with characters that
+            we never write. Nothing is opened before this check.
+    """
+    parts = path.split("/")
+    if len(path) > PATH_CHARS_MAX or not path or any(p in ("", ".", "..") or not _SEGMENT.match(p) for p in parts):
+        raise CorruptData(
+            f"path {path[:120]!r} is not a plain relative path; it was not opened. "
+            "The file that names it was altered: restore it from a copy of the job root"
+        )
+    return path
+
+
+def check_job_name(name: str) -> str:
+    """Return `name` if it can be a job's folder: lower-case ASCII, so that no two names meet on any store."""
+    if len(name) > NAME_CHARS_MAX or not _JOB_NAME.match(name):
+        raise InvalidConfiguration(
+            f"job name {name[:80]!r} must be 1 to {NAME_CHARS_MAX} of a-z, 0-9, _ and -, starting with a letter or digit"
+        )
+    return name
+
+
+def check_uid(uid: str, what: str) -> str:
+    """Return `uid` if it can name an operator, a state or a sink in a path."""
+    if len(uid) > NAME_CHARS_MAX or not _UID.match(uid):
+        raise InvalidConfiguration(
+            f"{what} {uid[:80]!r} must be 1 to {NAME_CHARS_MAX} letters, digits, _ and -, starting with a letter or digit"
+        )
+    return uid
+
+
+def safe_name(name: str) -> str:
+    """A user's state name as a path part: the name itself, with other characters replaced."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:NAME_CHARS_MAX] or "_"
+
+
+def manifest_path(snapshot_id: int) -> str:
+    return f"{SNAPSHOTS_DIR}/{snapshot_id:0{_DIGITS}d}/manifest.json"
+
+
+def term_path(term: int) -> str:
+    return f"{TERMS_DIR}/{term:0{_DIGITS}d}.json"
+
+
+def heartbeat_path(term: int) -> str:
+    return f"{TERMS_DIR}/{term:0{_DIGITS}d}.heartbeat.json"
+
+
+def segment_path(term: int, name: str) -> str:
+    return f"changelog/{term:0{_DIGITS}d}/{name}"
+
+
+def snapshot_id_of(name: str) -> int | None:
+    """The id in a folder name below `snapshots/`, or None for a name that is not ours."""
+    return int(name) if len(name) == _DIGITS and name.isdigit() else None
+
+
+def term_of(name: str) -> int | None:
+    """The term in a file name `<20 digits>.json` below `terms/`, or None (heartbeats and foreign files)."""
+    stem, dot, rest = name.partition(".")
+    return int(stem) if rest == "json" and dot and len(stem) == _DIGITS and stem.isdigit() else None

@@ -1,0 +1,110 @@
+"""Terms: who runs the job. One create-if-absent file per run, and beside it a heartbeat that the run rewrites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from state_runtime.clock import Clock
+from state_runtime.errors import Fenced
+from state_runtime.ids import Ids
+from state_runtime.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.progress import Progress
+from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.paths import TERMS_DIR, heartbeat_path, term_of, term_path
+from state_runtime.store import Created, Store
+
+__all__ = ["RunState", "RunStatus", "Term", "claim_term", "newest_term", "read_status", "write_status"]
+
+RunState = Literal["starting", "running", "stopped", "finished", "failed", "fenced"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One run of a job; the number only grows."""
+
+    term: int
+    run_uid: str
+    host: str
+    pid: int
+    started_at_ms: int
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The newest heartbeat of a run.
+
+    Attributes:
+        at_ms: wall clock of the driver's machine when it was written.
+        message: one line for people: why it failed, who fenced it.
+        progress: complete numbers of the run's newest epoch.
+    """
+
+    term: int
+    run_uid: str
+    state: RunState
+    at_ms: int
+    started_at_ms: int
+    heartbeat_interval_s: float
+    pid: int
+    host: str
+    snapshot_id: int = 0
+    batch_id: int = -1
+    message: str = ""
+    progress: Progress | None = None
+
+    def age_s(self, now_ms: int) -> float:
+        """Seconds since the heartbeat; never negative, whatever the clocks say."""
+        return max(0.0, (now_ms - self.at_ms) / 1000)
+
+    def is_live(self, now_ms: int, timeout_s: float) -> bool:
+        """Whether the run says that it works, and said so within `timeout_s`."""
+        return self.state in ("starting", "running") and self.age_s(now_ms) <= timeout_s
+
+
+def newest_term(store: Store) -> int:
+    """The highest claimed term, 0 if the job never ran."""
+    return max((t for t in map(term_of, store.list_names(TERMS_DIR)) if t is not None), default=0)
+
+
+def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids) -> Term:
+    """Claim the next term. Atomic: two claimers get different terms.
+
+    A claimed term says who may write next; only the fencing snapshot takes the job away from an older run.
+
+    Raises:
+        Fenced: others kept claiming; the job is contended.
+        OutcomeUnknown: the store could not confirm; start again (terms may skip numbers).
+    """
+    for _ in range(CLAIM_ATTEMPTS_MAX):
+        term = Term(newest_term(store) + 1, ids.uid(), host, pid, clock.now_ms())
+        if store.create(term_path(term.term), encode_document("term", term)) is Created.MINE:
+            return term
+    raise Fenced(f"{CLAIM_ATTEMPTS_MAX} claims of a term were lost in a row; too many drivers start this job at once")
+
+
+def read_status(store: Store) -> RunStatus | None:
+    """The newest run's heartbeat; a run that has claimed its term and not yet spoken is "starting"."""
+    term = newest_term(store)
+    if term == 0:
+        return None
+    try:
+        data = store.read(heartbeat_path(term), SMALL_JSON_BYTES_MAX)
+        return decode_document("heartbeat", RunStatus, data, heartbeat_path(term))
+    except FileNotFoundError:
+        claim = decode_document("term", Term, store.read(term_path(term), SMALL_JSON_BYTES_MAX), term_path(term))
+        return RunStatus(
+            term=term,
+            run_uid=claim.run_uid,
+            state="starting",
+            at_ms=claim.started_at_ms,
+            started_at_ms=claim.started_at_ms,
+            heartbeat_interval_s=0.0,
+            pid=claim.pid,
+            host=claim.host,
+        )
+
+
+def write_status(store: Store, status: RunStatus) -> None:
+    """Replace the heartbeat of a term. Only the run that owns the term calls it."""
+    store.put(heartbeat_path(status.term), encode_document("heartbeat", status))

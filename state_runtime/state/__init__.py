@@ -1,0 +1,1 @@
+"""Keyed state as sorted columns: tables, local runs, handles."""

@@ -1,0 +1,159 @@
+"""A store on a local (or mounted) file system. fsspec's own local `mode="create"` is exists-then-write, so the
+create here is `os.link` of a finished, fsynced temporary file: name and content appear together or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from state_runtime.errors import CorruptData, StoreUnavailable
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.snapshot.paths import check_relative_path
+from state_runtime.store.port import Created, Store
+
+__all__ = ["LocalStore"]
+
+_TEMPORARY = ".tmp-"
+
+
+class LocalStore(Store):
+    """See `Store`. `root` need not exist; folders are made by the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self._root)!r})"
+
+    @property
+    def url(self) -> str:
+        return str(self._root)
+
+    def create(self, path: str, body: bytes) -> Created:
+        final = self._at(path)
+        with self._translated("create", path):
+            temporary = self._write_temporary(final, body)
+            try:
+                os.link(temporary, final)
+            except FileExistsError:
+                return Created.MINE if final.read_bytes() == body else Created.LOST
+            finally:
+                temporary.unlink(missing_ok=True)
+            _fsync_folder(final.parent)
+        return Created.MINE
+
+    def put(self, path: str, body: bytes) -> None:
+        final = self._at(path)
+        with self._translated("write", path):
+            temporary = self._write_temporary(final, body)
+            os.replace(temporary, final)
+            _fsync_folder(final.parent)
+
+    def put_file(self, local: Path, path: str) -> None:
+        final = self._at(path)
+        with self._translated("write", path):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
+            try:
+                shutil.copyfile(local, temporary)
+                _fsync_file(temporary)
+                os.replace(temporary, final)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _fsync_folder(final.parent)
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        with self._translated("read", path), self._at(path).open("rb") as file:
+            body = file.read(bytes_max + 1)
+        if len(body) > bytes_max:
+            raise CorruptData(f"{path} in {self.url} is larger than {bytes_max:,} bytes; it was not read")
+        return body
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._translated("read", path), self._at(path).open("rb") as file:
+            file.seek(offset)
+            body = file.read(length)
+        if len(body) != length:
+            raise CorruptData(f"{path} in {self.url} ends after {offset + len(body):,} bytes; it was cut off")
+        return body
+
+    def size(self, path: str) -> int:
+        with self._translated("look at", path):
+            return self._at(path).stat().st_size
+
+    def list_names(self, path: str) -> list[str]:
+        with self._translated("list", path):
+            try:
+                names = os.listdir(self._at(path) if path else self._root)
+            except FileNotFoundError:
+                return []
+        return sorted(n for n in names if not n.startswith(_TEMPORARY))
+
+    def move(self, source: str, target: str) -> None:
+        final = self._at(target)
+        with self._translated("move", source):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.replace(self._at(source), final)
+            except FileNotFoundError:
+                if not final.exists():
+                    raise
+                return
+            _fsync_folder(final.parent)
+
+    def delete(self, path: str) -> None:
+        with self._translated("delete", path):
+            self._at(path).unlink(missing_ok=True)
+
+    def child(self, name: str) -> LocalStore:
+        return LocalStore(self._at(name))
+
+    def uri(self, path: str) -> str:
+        return (self._at(path) if path else self._root).absolute().as_uri()
+
+    def _at(self, path: str) -> Path:
+        return self._root / check_relative_path(path)
+
+    def _write_temporary(self, final: Path, body: bytes) -> Path:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
+        try:
+            with temporary.open("xb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
+    @contextmanager
+    def _translated(self, verb: str, path: str) -> Iterator[None]:
+        """Operating errors as ours: FileNotFoundError stays, the rest becomes StoreUnavailable."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            raise StoreUnavailable(
+                f"cannot {verb} {path} in {self.url}: {error.strerror or error} ({name}). "
+                "Check that the folder exists, is writable by this user and has space left"
+            ) from error
+
+
+def _fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_folder(path: Path) -> None:
+    # Without it a power cut can forget the new name although the data is on disk.
+    _fsync_file(path)

@@ -1,0 +1,291 @@
+"""What runs in a Spark task: restore → process → log → acknowledge.
+
+One *stage* is a stateful operator and the sinks that hang directly on its output, or only sinks. It runs inside
+`mapInArrow`: batches of one shard in, batches of the operator's output out. When the input is drained and the output
+produced, the task hands an acknowledgement to the driver.
+
+Acknowledgements travel as updates of a Spark accumulator: Spark delivers them with the success of the task that made
+them, before the action returns, through any stateless code that a user puts between two operators (a filter or an
+aggregation there would swallow acknowledgements that travel as rows). See docs/design/0002-acknowledgements.md.
+
+Nothing that a task writes is visible to anyone until a manifest names it; so an attempt may die, run twice, or run
+beside another at any point.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from state_runtime import faults
+from state_runtime.changelog.reader import read_states
+from state_runtime.changelog.writer import TaskChanges, write_task_changes
+from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.errors import StillstateError
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.processors.grouping import GroupedRows, group_rows
+from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.sinks import SinkSpec, StagedFiles
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.state.local import LocalCopyUnusable, LocalShard, OpenVersion
+from state_runtime.state.table import concat, hash_range_of_shard
+from state_runtime.store import Store, open_store
+
+__all__ = ["HASH_COLUMN", "NO_VERSION", "SEQUENCE_COLUMN", "SHARD_COLUMN", "Acknowledgement", "StageTask", "TaskJob"]
+
+HASH_COLUMN = "__stillstate_hash"
+SHARD_COLUMN = "__stillstate_shard"
+SEQUENCE_COLUMN = "__stillstate_sequence"
+_INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN)
+
+NO_VERSION = "-" * 16
+"""Stands for "no local version" where a version id is expected."""
+
+# A driver-side parser finds typed errors of tasks by this mark in Spark's exception text.
+ERROR_MARK = "[stillstate-error:"
+
+_FROZEN = False
+
+
+@dataclass(frozen=True)
+class TaskJob:
+    """What every task of an epoch needs to know of its job. `storage_options` may hold secrets and has no place in a repr."""
+
+    name: str
+    uid: str
+    store_url: str
+    storage_options: Mapping[str, Any]
+    local_dir: str
+    term: int
+    epoch: str
+    snapshot_id: int
+    base_snapshot_id: int
+    parallelism: int
+    clock: EpochClock
+    inline_bytes_max: int
+    runs_max: int
+
+    def __repr__(self) -> str:
+        return f"TaskJob({self.name!r}, term={self.term}, snapshot_id={self.snapshot_id})"
+
+    def root(self) -> Store:
+        """The job root."""
+        return open_store(self.store_url, self.storage_options).child(self.name)
+
+
+@dataclass(frozen=True)
+class Acknowledgement:
+    """What one attempt of one task did; the driver keeps one per stage and shard.
+
+    Attributes:
+        epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
+        version: local version after the epoch; `NO_VERSION` if it could not be written.
+        rows_added: live state rows gained.
+    """
+
+    epoch: str
+    stage: int
+    shard: int
+    version: str
+    input_rows: int
+    rows_added: int
+    changes: TaskChanges
+    staged: tuple[StagedFiles, ...]
+    restored: str  # "" | "local" | "primary"
+    local_failed: bool
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """The function that `mapInArrow` runs. Pickled once per epoch and stage.
+
+    Attributes:
+        operator: None for a stage of sinks only.
+        versions: local version ids of the operator's shards at the epoch's start, 16 characters each, joined.
+        trusted: per shard "1" if this run wrote or verified that version, "0" if it comes from an earlier run and
+            must be verified before use.
+        emit: whether a later step of the pipeline reads the output.
+    """
+
+    job: TaskJob
+    stage: int
+    operator: Operator | None
+    sinks: tuple[SinkSpec, ...]
+    versions: str
+    trusted: str
+    emit: bool
+    accumulator: Any
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _freeze_heap_once()
+        context = TaskContext.get()
+        shard = context.partitionId() if context is not None else 0
+        try:
+            faults.reach("task-started")
+            if self.operator is None:
+                yield from self._run_sinks(batches, shard)
+            else:
+                yield from self._run_operator(self.operator, batches, shard)
+        except StillstateError as error:
+            # Spark carries only the text of an exception to the driver; the mark lets the driver raise it typed again.
+            raise type(error)(f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]") from error
+
+    def _run_sinks(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
+        attempt = SYSTEM_IDS.short()
+        stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            for staging in stagings:
+                staging.write(batch)
+            if self.emit:
+                yield batch
+        staged = tuple(staging.finish() for staging in stagings)
+        self._acknowledge(
+            Acknowledgement(self.job.epoch, self.stage, shard, NO_VERSION, rows, 0, TaskChanges(), staged, "", False)
+        )
+
+    def _run_operator(
+        self, operator: Operator, batches: Iterable[pa.RecordBatch], shard: int
+    ) -> Iterator[pa.RecordBatch]:
+        before = self.versions[shard * 16 : shard * 16 + 16] or NO_VERSION
+        attempt = SYSTEM_IDS.short()
+        stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
+        rows = concat([b for b in batches if b.num_rows], pa.schema([]))
+        if rows.num_rows == 0:
+            # Nothing to do for this shard; its state stays the version that it is, unread.
+            staged = tuple(staging.finish() for staging in stagings)
+            self._acknowledge(
+                Acknowledgement(self.job.epoch, self.stage, shard, before, 0, 0, TaskChanges(), staged, "", False)
+            )
+            return
+        access = _ShardAccess(self.job, operator, shard)
+        version, restored, local_failed = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
+        grouped = self._group(operator, rows)
+        result = operator.process(grouped, version, self.job.clock, shard)
+        for batch in result.outputs:
+            for staging in stagings:
+                staging.write(batch)
+            if self.emit:
+                yield batch
+        staged = tuple(staging.finish() for staging in stagings)
+        faults.reach("task-processed")
+        changed = {state: batch for state, batch in result.changes.items() if batch.num_rows}
+        changes = write_task_changes(
+            access.root,
+            term=self.job.term,
+            operator=operator.uid,
+            hash_range=access.hash_range,
+            changes=changed,
+            inline_bytes_max=self.job.inline_bytes_max,
+            ids=SYSTEM_IDS,
+        )
+        faults.reach("task-logged")
+        after, write_failed = access.write(attempt, version, changed, before, restored == "primary")
+        self._acknowledge(
+            Acknowledgement(
+                self.job.epoch,
+                self.stage,
+                shard,
+                after,
+                rows.num_rows,
+                result.rows_added,
+                changes,
+                staged,
+                restored,
+                local_failed or write_failed,
+            )
+        )
+        faults.reach("task-acknowledged")
+
+    def _group(self, operator: Operator, rows: pa.RecordBatch) -> GroupedRows:
+        hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
+        sequence = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
+        data = rows.drop_columns([name for name in _INTERNAL if name in rows.schema.names])
+        return group_rows(data, hashes, sequence, operator.key_columns, operator.key_schema)
+
+    def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
+        self.accumulator.add([acknowledgement])
+
+
+class _ShardAccess:
+    """One task's way to its shard's state: the local copy if it serves, else the primary store."""
+
+    def __init__(self, job: TaskJob, operator: Operator, shard: int) -> None:
+        self._job = job
+        self._operator = operator
+        self.hash_range = hash_range_of_shard(shard, job.parallelism)
+        folder = Path(job.local_dir) / "state" / job.uid / operator.uid / f"{job.parallelism}-{shard}"
+        self._local = LocalShard(folder, operator.state_schemas, SYSTEM_CLOCK)
+        self._local_serves = False
+
+    @cached_property
+    def root(self) -> Store:
+        return self._job.root()
+
+    def open(self, version: str, *, verify: bool) -> tuple[OpenVersion, str, bool]:
+        """The state before the epoch; where it came from ("" for the ordinary case); whether a local copy failed."""
+        failed = False
+        if version != NO_VERSION:
+            try:
+                opened = self._local.open(version, verify=verify)
+                self._local_serves = True
+                return opened, "local" if verify else "", False
+            except LocalCopyUnusable:
+                failed = True  # silent on purpose (invariant 5); counted in the epoch's progress
+        schemas = self._operator.state_schemas
+        job = self._job
+        manifest = Catalog(open_store(job.store_url, job.storage_options), job.name).manifest(job.base_snapshot_id)
+        stored = any(o.uid == self._operator.uid for o in manifest.operators) and bool(
+            manifest.segments or manifest.layers
+        )
+        if not stored:
+            # The operator is new: it has no state anywhere, and this is not a restore.
+            return (
+                OpenVersion.of_batches(version, {s: schema.empty() for s, schema in schemas.items()}, schemas),
+                "",
+                failed,
+            )
+        states = read_states(self.root, manifest, self._operator.uid, schemas, *self.hash_range)
+        return OpenVersion.of_batches(version, states, schemas), "primary", failed
+
+    def write(
+        self, attempt: str, base: OpenVersion, changes: Mapping[str, pa.RecordBatch], before: str, restored: bool
+    ) -> tuple[str, bool]:
+        """Write the local version after the epoch. A failure costs a restore from the primary later, nothing else."""
+        if not changes and not restored:
+            return before, False
+        try:
+            if self._local_serves:
+                self._local.prune(before)
+            else:
+                first = SYSTEM_IDS.short()
+                states = {
+                    state: concat(list(runs), self._operator.state_schemas[state].arrow)
+                    for state, runs in base.mapped.items()
+                }
+                base = OpenVersion(self._local.write_restored(first, states), base.mapped, self._operator.state_schemas)
+            self._local.write(attempt, base, changes, runs_max=self._job.runs_max)
+        except (OSError, pa.ArrowException):
+            return NO_VERSION, True
+        return attempt, False
+
+
+def _freeze_heap_once() -> None:
+    """Keep the heap that pyarrow and pandas leave behind out of the collections that Spark's worker does per task.
+
+    Two thirds of an empty task's time were there (design section 4, "the floor of an epoch").
+    """
+    global _FROZEN
+    if not _FROZEN:
+        gc.collect()
+        gc.freeze()
+        _FROZEN = True
