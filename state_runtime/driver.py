@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ from pyspark.sql.functions import col
 from state_runtime import errors, faults
 from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
 from state_runtime.clock import Clock
-from state_runtime.errors import CorruptData, InvalidPipeline, StillstateError, check
+from state_runtime.errors import CorruptData, InvalidPipeline, StillstateError
 from state_runtime.ids import Ids
 from state_runtime.materialize import BackgroundMaterializer
 from state_runtime.pipeline import CompiledPipeline, Stage, TransformStep, shard_columns
@@ -41,7 +42,7 @@ from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.source import SparkCheckpoint, same_offsets
 from state_runtime.store import Store
-from state_runtime.task import ERROR_MARK, NO_VERSION, SHARD_COLUMN, Acknowledgement, StageTask, TaskJob
+from state_runtime.task import EMPTY_TASK, ERROR_MARK, NO_VERSION, SHARD_COLUMN, Acknowledgement, StageTask, TaskJob
 
 __all__ = ["EpochDriver", "typed_error"]
 
@@ -176,7 +177,7 @@ class EpochDriver:
         outputs = staged_outputs(
             [s for a in acknowledged for s in a.staged], list(context.sinks.values()), job.snapshot_id
         )
-        versions = self._next_versions(acknowledged)
+        versions, trusted = self._advance(acknowledged)
         draft = replace(
             self._materializer.take(last),
             kind="checkpoint",
@@ -201,7 +202,7 @@ class EpochDriver:
         manifest_s = context.clock.monotonic_s()
         faults.reach("manifest-written")
 
-        self._versions, self._trusted = versions, self._next_trust(acknowledged)
+        self._versions, self._trusted = versions, trusted
         self._materializer.settled(committed)
         faults.reach("before-publish")
         for output in outputs:
@@ -307,17 +308,22 @@ class EpochDriver:
         attempts hold the same result; the newest is the one whose output Spark kept.
         """
         chosen: dict[tuple[int, int], Acknowledgement] = {}
+        empty = Counter[int]()
         for acknowledgement in self._accumulator.value:
-            if acknowledgement.epoch == job.epoch:
+            if acknowledgement.epoch != job.epoch:
+                continue  # a late task of an action that failed
+            if acknowledgement.shard == EMPTY_TASK:
+                empty[acknowledgement.stage] += 1
+            else:
                 chosen[(acknowledgement.stage, acknowledgement.shard)] = acknowledgement
         for number, stage in enumerate(self._context.pipeline.stages):
             if stage.operator is None:
                 continue
-            missing = [s for s in range(job.parallelism) if (number, s) not in chosen]
-            if missing:
+            finished = sum(1 for key in chosen if key[0] == number) + empty[number]
+            if finished < job.parallelism:
                 raise InvalidPipeline(
-                    f"operator {stage.operator.uid!r}: shards {missing[:10]} were not processed to the end. A step after it "
-                    "stops reading early (limit, take, head); remove it, or put it into the consumer of the output"
+                    f"operator {stage.operator.uid!r}: only {finished} of {job.parallelism} shards were processed to the end. A "
+                    "step after it stops reading early (limit, take, head); remove it, or put it into the consumer of the output"
                 )
         return [chosen[key] for key in sorted(chosen)]
 
@@ -330,28 +336,20 @@ class EpochDriver:
             versions[operator.uid] = known if usable else NO_VERSION * parallelism
         return versions, dict.fromkeys(versions, "0" * parallelism)
 
-    def _by_operator(self, acknowledged: Sequence[Acknowledgement]) -> dict[str, list[Acknowledgement]]:
+    def _advance(self, acknowledged: Sequence[Acknowledgement]) -> tuple[dict[str, str], dict[str, str]]:
+        """Versions after the epoch, and whose were written by this run. A shard without input keeps what it had."""
+        versions = {uid: _split(joined, _VERSION_CHARS) for uid, joined in self._versions.items()}
+        trusted = {uid: list(flags) for uid, flags in self._trusted.items()}
         stages = self._context.pipeline.stages
-        found: dict[str, list[Acknowledgement]] = {}
         for acknowledgement in acknowledged:
             operator = stages[acknowledgement.stage].operator
             if operator is not None:
-                found.setdefault(operator.uid, []).append(acknowledgement)
-        return found
-
-    def _next_versions(self, acknowledged: Sequence[Acknowledgement]) -> dict[str, str]:
-        versions: dict[str, str] = {}
-        for uid, shards in self._by_operator(acknowledged).items():
-            check([a.shard for a in shards] == list(range(self._context.parallelism)), f"acknowledgements of {uid}")
-            versions[uid] = "".join(a.version for a in shards)
-        return versions
-
-    def _next_trust(self, acknowledged: Sequence[Acknowledgement]) -> dict[str, str]:
-        """Shards whose version this run wrote or verified; an untouched shard keeps what it had."""
-        return {
-            uid: "".join("1" if a.input_rows else before for a, before in zip(shards, self._trusted[uid], strict=True))
-            for uid, shards in self._by_operator(acknowledged).items()
-        }
+                versions[operator.uid][acknowledgement.shard] = acknowledgement.version
+                trusted[operator.uid][acknowledgement.shard] = "1"
+        return (
+            {uid: "".join(shards) for uid, shards in versions.items()},
+            {uid: "".join(flags) for uid, flags in trusted.items()},
+        )
 
     def _publish(self, output: StagedOutput, spark: SparkSession) -> None:
         sink = self._context.pipeline.sinks.get(output.sink)
@@ -399,6 +397,10 @@ class EpochDriver:
             primary_restores=sum(a.restored == "primary" for a in acknowledged),
             local_failures=sum(a.local_failed for a in acknowledged),
         )
+
+
+def _split(joined: str, width: int) -> list[str]:
+    return [joined[i : i + width] for i in range(0, len(joined), width)]
 
 
 _MARKED = re.compile(re.escape(ERROR_MARK) + r"(\w+)\] (.*?) \[/stillstate-error\]", re.DOTALL)

@@ -29,7 +29,7 @@ from state_runtime.errors import (
     UserCodeError,
 )
 from state_runtime.ids import SYSTEM_IDS, Ids
-from state_runtime.limits import MAX_PARALLELISM
+from state_runtime.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
 from state_runtime.pipeline import (
     AggregateStep,
     CompiledPipeline,
@@ -356,6 +356,11 @@ class _Run:
             state, message = "fenced", str(error)
             raise
         except BaseException as error:
+            fenced = heartbeat.look_for_fencing()
+            if fenced is not None:
+                # Whatever broke, the job has another run by now: that is what the caller must know.
+                state, message = "fenced", fenced
+                raise Fenced(fenced) from error
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise
         finally:
@@ -437,7 +442,7 @@ class _Run:
         )
         if trigger:
             writer = writer.trigger(**trigger)
-        query = writer.queryName(self._job.name).start()
+        query = writer.queryName(f"{self._job.name} (term {committer.term.term})").start()
         heartbeat.running()
         stopped = False
         try:
@@ -519,16 +524,26 @@ class _Heartbeat:
                 _LOG.info("stop requested (%s)", request.request_id)
                 self._stop.set()
             # An idle run would only learn at its next commit that it is fenced.
-            if newest_term(self._root) > term and self.fenced is None:
+            if self.fenced is None:
                 self.fenced = self._fencing_snapshot(term)
         except (StillstateError, FileNotFoundError):
             _LOG.warning("heartbeat of term %d failed; trying again", self._committer.term.term, exc_info=True)
 
+    def look_for_fencing(self) -> str | None:
+        """Who took over, if someone did; None also if the store does not answer."""
+        try:
+            return self._fencing_snapshot(self._committer.term.term)
+        except (StillstateError, FileNotFoundError):
+            _LOG.warning("could not look for a newer run", exc_info=True)
+            return None
+
     def _fencing_snapshot(self, term: int) -> str | None:
+        if newest_term(self._root) <= term:
+            return None
         next_id = self._committer.last.snapshot_id + 1
         if not self._root.exists(manifest_path(next_id)):
             return None
-        newest = Manifest.decode(self._root.read(manifest_path(next_id), 1 << 30), manifest_path(next_id))
+        newest = Manifest.decode(self._root.read(manifest_path(next_id), MANIFEST_BYTES_MAX), manifest_path(next_id))
         if newest.term <= term:
             return None  # our own commit, just made
         return f"term {newest.term} took over from term {term} with snapshot {next_id}; this run stops and publishes nothing"

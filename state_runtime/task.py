@@ -39,7 +39,16 @@ from state_runtime.state.local import LocalCopyUnusable, LocalShard, OpenVersion
 from state_runtime.state.table import concat, hash_range_of_shard
 from state_runtime.store import Store, open_store
 
-__all__ = ["HASH_COLUMN", "NO_VERSION", "SEQUENCE_COLUMN", "SHARD_COLUMN", "Acknowledgement", "StageTask", "TaskJob"]
+__all__ = [
+    "EMPTY_TASK",
+    "HASH_COLUMN",
+    "NO_VERSION",
+    "SEQUENCE_COLUMN",
+    "SHARD_COLUMN",
+    "Acknowledgement",
+    "StageTask",
+    "TaskJob",
+]
 
 HASH_COLUMN = "__stillstate_hash"
 SHARD_COLUMN = "__stillstate_shard"
@@ -48,6 +57,8 @@ _INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN)
 
 NO_VERSION = "-" * 16
 """Stands for "no local version" where a version id is expected."""
+
+EMPTY_TASK = -1
 
 # A driver-side parser finds typed errors of tasks by this mark in Spark's exception text.
 ERROR_MARK = "[stillstate-error:"
@@ -86,6 +97,7 @@ class Acknowledgement:
     """What one attempt of one task did; the driver keeps one per stage and shard.
 
     Attributes:
+        shard: `EMPTY_TASK` for a task without input: it touched no state, and nothing tells which shard it was.
         epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
         version: local version after the epoch; `NO_VERSION` if it could not be written.
         rows_added: live state rows gained.
@@ -126,14 +138,13 @@ class StageTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _freeze_heap_once()
-        context = TaskContext.get()
-        shard = context.partitionId() if context is not None else 0
         try:
             faults.reach("task-started")
             if self.operator is None:
-                yield from self._run_sinks(batches, shard)
+                context = TaskContext.get()
+                yield from self._run_sinks(batches, context.partitionId() if context is not None else 0)
             else:
-                yield from self._run_operator(self.operator, batches, shard)
+                yield from self._run_operator(self.operator, batches)
         except StillstateError as error:
             # Spark carries only the text of an exception to the driver; the mark lets the driver raise it typed again.
             raise type(error)(f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]") from error
@@ -153,20 +164,19 @@ class StageTask:
             Acknowledgement(self.job.epoch, self.stage, shard, NO_VERSION, rows, 0, TaskChanges(), staged, "", False)
         )
 
-    def _run_operator(
-        self, operator: Operator, batches: Iterable[pa.RecordBatch], shard: int
-    ) -> Iterator[pa.RecordBatch]:
-        before = self.versions[shard * 16 : shard * 16 + 16] or NO_VERSION
-        attempt = SYSTEM_IDS.short()
-        stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
+    def _run_operator(self, operator: Operator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = concat([b for b in batches if b.num_rows], pa.schema([]))
         if rows.num_rows == 0:
             # Nothing to do for this shard; its state stays the version that it is, unread.
-            staged = tuple(staging.finish() for staging in stagings)
             self._acknowledge(
-                Acknowledgement(self.job.epoch, self.stage, shard, before, 0, 0, TaskChanges(), staged, "", False)
+                Acknowledgement(self.job.epoch, self.stage, EMPTY_TASK, NO_VERSION, 0, 0, TaskChanges(), (), "", False)
             )
             return
+        # The rows say which shard this is. Spark's partition number does not, once user code unites two frames.
+        shard = int(rows.column(SHARD_COLUMN)[0].as_py())
+        before = self.versions[shard * 16 : shard * 16 + 16] or NO_VERSION
+        attempt = SYSTEM_IDS.short()
+        stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
         access = _ShardAccess(self.job, operator, shard)
         version, restored, local_failed = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
         grouped = self._group(operator, rows)
@@ -255,7 +265,8 @@ class _ShardAccess:
                 failed,
             )
         states = read_states(self.root, manifest, self._operator.uid, schemas, *self.hash_range)
-        return OpenVersion.of_batches(version, states, schemas), "primary", failed
+        restored = "primary" if any(batch.num_rows for batch in states.values()) else ""
+        return OpenVersion.of_batches(version, states, schemas), restored, failed
 
     def write(
         self, attempt: str, base: OpenVersion, changes: Mapping[str, pa.RecordBatch], before: str, restored: bool

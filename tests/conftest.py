@@ -1,0 +1,42 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+
+# Spark's workers import the processors of the tests by name.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for all tests: two slots, and three tries per task so that re-execution can be tested."""
+    from state_runtime import build_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    session = build_session(
+        "tests",
+        "local[2,3]",
+        {
+            "spark.ui.enabled": "false",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "1g",
+        },
+    )
+    yield session
+    session.stop()

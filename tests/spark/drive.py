@@ -1,0 +1,35 @@
+"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from state_runtime import build_session
+from state_runtime.errors import StillstateError
+
+from .jobs import two_step_job
+
+
+def main() -> int:
+    root = Path(sys.argv[1])
+    spark = build_session("drive", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"})
+    trigger = None if "--forever" in sys.argv else {"availableNow": True}
+    local = root / ("local-2" if "--takeover" in sys.argv else "local")
+    job = two_step_job(root, local_dir=str(local))
+    try:
+        result = job.run(
+            spark,
+            trigger=trigger,
+            takeover="--takeover" in sys.argv,
+            on_progress=lambda p: print(f"epoch {p.snapshot_id}", flush=True),
+        )
+    except StillstateError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return error.exit_code
+    print(f"{result.state} {result.last_snapshot_id}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

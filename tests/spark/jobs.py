@@ -1,0 +1,181 @@
+"""Jobs for the Spark tests: input files, an order-sensitive processor, and an oracle by a Spark batch query."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates
+
+SCHEMA = "id long, name string, amount long"
+STEPS = "id long, name string, seen long, total long, previous long"
+KEYS = 40
+ROWS_PER_FILE = 60
+
+
+def write_input(inbox: Path, first_file: int, files: int, seed: int = 7) -> None:
+    """Write numbered input files; Spark's file source takes them in the order of their modification times."""
+    inbox.mkdir(parents=True, exist_ok=True)
+    for number in range(first_file, first_file + files):
+        draw = random.Random(seed * 1_000_003 + number)
+        first = number * ROWS_PER_FILE
+        table = pa.table(
+            {
+                "id": pa.array(range(first, first + ROWS_PER_FILE), pa.int64()),
+                # A null key now and then: Spark groups null with null.
+                "name": pa.array(
+                    [None if draw.random() < 0.02 else f"n{draw.randrange(KEYS)}" for _ in range(ROWS_PER_FILE)]
+                ),
+                "amount": pa.array([draw.randrange(-50, 50) for _ in range(ROWS_PER_FILE)], pa.int64()),
+            }
+        )
+        temporary = inbox / f".{number:05d}.parquet"
+        pq.write_table(table, temporary)
+        os.utime(temporary, ns=(1_700_000_000_000_000_000 + number * 1_000_000_000,) * 2)
+        temporary.rename(inbox / f"{number:05d}.parquet")
+
+
+class Steps(StatefulProcessor):
+    """One row per input row: how many the key has had, their sum, and the amount before: depends on the order."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.state = handle.getValueState("steps", "seen long, total long, last long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        seen, total, last = self.state.get() or (0, 0, None)
+        for row in sorted(rows, key=lambda r: r.id):
+            seen, total = seen + 1, total + row.amount
+            yield Row(id=row.id, name=key[0], seen=seen, total=total, previous=last)
+            last = row.amount
+        self.state.update((seen, total, last))
+
+    def close(self) -> None:
+        pass
+
+
+class StepsInPandas(Steps):
+    """The same in the pandas flavour."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        seen, total, last = self.state.get() or (0, 0, None)
+        frame = pd.concat(list(rows)).sort_values("id", ignore_index=True)
+        amounts = frame["amount"].tolist()
+        totals, previous = [], []
+        for amount in amounts:
+            total += amount
+            totals.append(total)
+            previous.append(last)
+            last = amount
+        self.state.update((seen + len(amounts), total, last))
+        yield pd.DataFrame(
+            {
+                "id": frame["id"],
+                "name": [key[0]] * len(amounts),
+                "seen": range(seen + 1, seen + 1 + len(amounts)),
+                "total": totals,
+                "previous": pd.array(previous, dtype="Int64"),
+            }
+        )
+
+
+class Flaky(Steps):
+    """Fails in the middle of the first attempt of every task that has key n1: Spark runs the task again."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        context = TaskContext.get()
+        if key[0] == "n1" and context is not None and context.attemptNumber() == 0:
+            raise RuntimeError("a machine fault")
+
+
+def settings(root: Path, **changes: Any) -> JobSettings:
+    """Small settings, so that few epochs pass through every mechanism."""
+    defaults: dict[str, Any] = {
+        "parallelism": 2,
+        "local_dir": str(root / "local"),
+        "heartbeat_interval_s": 0.2,
+        "materialize_max_segments": 4,
+        "runs_max": 2,
+    }
+    return JobSettings(**{**defaults, **changes})
+
+
+def two_step_job(root: Path, processor: StatefulProcessor | None = None, **changes: Any) -> StreamingJob:
+    """Two stateful operators with stateless code between them and a sink on each."""
+    processor = processor or Steps()
+    job = StreamingJob("steps", store=str(root / "store"), settings=settings(root, **changes))
+    keyed = job.read(
+        lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
+    ).key_by("name")
+    pandas = isinstance(processor, StepsInPandas)
+    apply = keyed.transform_with_state_in_pandas if pandas else keyed.transform_with_state
+    (
+        apply(processor, STEPS, uid="steps")
+        .write(ParquetSink(str(root / "out-steps"), epoch_column=None), name="steps")
+        .transform(positive)
+        .key_by("bucket", "even")
+        .aggregate(
+            uid="buckets",
+            n=aggregates.count(),
+            n_previous=aggregates.count("previous"),
+            total=aggregates.sum("total"),
+            least=aggregates.min("name"),
+            most=aggregates.max("total"),
+            mean=aggregates.avg("previous"),
+        )
+        .write(ParquetSink(str(root / "out-buckets")), name="buckets")
+    )
+    return job
+
+
+def positive(frame: DataFrame) -> DataFrame:
+    """Stateless code between the operators: drops rows, adds columns."""
+    return frame.where("total > 0").selectExpr("*", "length(name) AS bucket", "seen % 2 = 0 AS even")
+
+
+ORACLE_STEPS = """
+    SELECT id, name,
+           count(*) OVER w AS seen, sum(amount) OVER w AS total, lag(amount) OVER (PARTITION BY name ORDER BY id) AS previous
+    FROM input
+    WINDOW w AS (PARTITION BY name ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+"""
+ORACLE_BUCKETS = """
+    SELECT length(name) AS bucket, seen % 2 = 0 AS even, count(*) AS n, count(previous) AS n_previous, sum(total) AS total,
+           min(name) AS least, max(total) AS most, avg(previous) AS mean
+    FROM steps WHERE total > 0 GROUP BY 1, 2
+"""
+
+
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """All rows, comparable whatever their order."""
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def assert_equals_batch(spark: SparkSession, root: Path) -> None:
+    """Both outputs equal a recomputation of the whole input by Spark batch queries: no loss, no duplicate."""
+    spark.read.schema(SCHEMA).parquet(str(root / "in")).createOrReplaceTempView("input")
+    expected = spark.sql(ORACLE_STEPS)
+    expected.createOrReplaceTempView("steps")
+    actual = spark.read.parquet(str(root / "out-steps")).select(expected.columns)
+    assert rows_of(actual) == rows_of(expected)
+    buckets = spark.sql(ORACLE_BUCKETS)
+    newest = newest_per_key(spark.read.parquet(str(root / "out-buckets")), ["bucket", "even"])
+    assert rows_of(newest.select(buckets.columns)) == rows_of(buckets)
+
+
+def newest_per_key(updates: DataFrame, keys: Iterable[str]) -> DataFrame:
+    """The last update of each key; two in one epoch would be a duplicate and stay visible."""
+    names = list(keys)
+    newest = updates.groupBy(*names).agg({"epoch": "max"}).withColumnRenamed("max(epoch)", "epoch")
+    conditions = [updates[k].eqNullSafe(newest[k]) for k in [*names, "epoch"]]
+    return updates.join(newest, conditions, "left_semi")

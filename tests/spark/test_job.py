@@ -1,0 +1,400 @@
+"""Whole jobs on a real Spark session, compared with Spark batch queries over the same input."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from state_runtime import JobSettings, ParquetSink, Progress, RunResult, StreamingJob, aggregates, foreach_epoch
+from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.errors import (
+    CorruptData,
+    InvalidData,
+    InvalidPipeline,
+    NotSupportedYet,
+    StoreUnavailable,
+    UnsupportedFormat,
+    UserCodeError,
+)
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.control import request_stop
+from state_runtime.snapshot.paths import manifest_path
+from state_runtime.source import SparkCheckpoint
+from state_runtime.store import open_store
+
+from .jobs import Flaky, Steps, StepsInPandas, assert_equals_batch, two_step_job, write_input
+
+pytestmark = pytest.mark.spark
+AVAILABLE = {"availableNow": True}
+
+
+def run(spark: SparkSession, job: StreamingJob, **how: Any) -> tuple[RunResult, list[Progress]]:
+    """Run to the end of the input; also what each epoch reported."""
+    seen: list[Progress] = []
+    return job.run(spark, trigger=AVAILABLE, on_progress=seen.append, **how), seen
+
+
+@pytest.mark.parametrize("processor", [Steps(), StepsInPandas()], ids=["rows", "pandas"])
+def test_output_over_restarts_equals_a_batch_recomputation(spark: SparkSession, tmp_path: Path, processor: Any) -> None:
+    """Three runs: the second restores from local runs, the third from the primary store with another parallelism."""
+    write_input(tmp_path / "in", 0, 5)
+    result, _ = run(spark, two_step_job(tmp_path, processor))
+    assert result.state == "finished"
+    assert_equals_batch(spark, tmp_path)
+
+    write_input(tmp_path / "in", 5, 5)
+    _, progress = run(spark, two_step_job(tmp_path, processor))
+    # Four shards, of which one of the second operator may never have had a key.
+    assert sum(p.local_restores for p in progress) >= 3
+    assert sum(p.primary_restores for p in progress) == 0
+    assert_equals_batch(spark, tmp_path)
+
+    shutil.rmtree(tmp_path / "local")
+    write_input(tmp_path / "in", 10, 4)
+    _, progress = run(spark, two_step_job(tmp_path, processor, parallelism=3))
+    assert sum(p.primary_restores for p in progress) > 0
+    assert_equals_batch(spark, tmp_path)
+    newest = Catalog(open_store(str(tmp_path / "store")), "steps").latest()
+    assert newest is not None
+    assert newest.parallelism == 3
+    assert newest.layers, "the log must have been folded into tables by now"
+    assert newest.progress is not None
+    assert newest.progress.state_rows == spark.sql("SELECT 1 FROM steps GROUP BY name").count() + len(
+        spark.sql("SELECT DISTINCT length(name), seen % 2 FROM steps WHERE total > 0").collect()
+    )
+
+
+def test_an_attempt_that_failed_leaves_no_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark repeats a stateful task; the repetition starts from the committed version, not from what the first did."""
+    write_input(tmp_path / "in", 0, 6)
+    run(spark, two_step_job(tmp_path, Flaky()))
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_direct_objects_hold_large_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """With no inline bytes every task uploads its own object, and a restore from the primary reads them."""
+    write_input(tmp_path / "in", 0, 3)
+    run(spark, two_step_job(tmp_path, inline_bytes_max=0, materialize=False))
+    newest = Catalog(open_store(str(tmp_path / "store")), "steps").latest()
+    assert newest is not None
+    assert all(s.direct_bytes > 0 for s in newest.segments)
+    shutil.rmtree(tmp_path / "local")
+    write_input(tmp_path / "in", 3, 2)
+    run(spark, two_step_job(tmp_path, inline_bytes_max=0, materialize=False))
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_damaged_local_copy_never_changes_the_result(spark: SparkSession, tmp_path: Path) -> None:
+    """Invariant 5: bit flips and missing files on the local side fall back to the primary, with a metric."""
+    write_input(tmp_path / "in", 0, 4)
+    run(spark, two_step_job(tmp_path))
+    runs = sorted((tmp_path / "local" / "state").rglob("*.arrow"))
+    for number, path in enumerate(runs):
+        if number % 2:
+            path.unlink()
+        else:
+            body = bytearray(path.read_bytes())
+            body[len(body) // 2] ^= 0x10
+            path.write_bytes(body)
+    write_input(tmp_path / "in", 4, 2)
+    _, progress = run(spark, two_step_job(tmp_path))
+    assert sum(p.local_failures for p in progress) > 0
+    assert sum(p.primary_restores for p in progress) > 0
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_failing_local_write_never_fails_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """The local side is a copy: a file in the place of its folder makes every local write fail, and nothing else."""
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "state").write_text("not a folder")
+    write_input(tmp_path / "in", 0, 4)
+    _, progress = run(spark, two_step_job(tmp_path))
+    assert all(p.local_failures > 0 for p in progress)
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_batch_that_spark_repeats_is_not_applied_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its commit log Spark runs the committed batch again; the manifest knows better."""
+    write_input(tmp_path / "in", 0, 3)
+    first, _ = run(spark, two_step_job(tmp_path))
+    prime = SparkCheckpoint.prime
+
+    def without_commit(self: SparkCheckpoint, position: Any, logs: Any) -> None:
+        prime(self, position, logs)
+        (self.folder / "commits" / str(position.batch_id)).unlink()
+
+    monkeypatch.setattr(SparkCheckpoint, "prime", without_commit)
+    write_input(tmp_path / "in", 3, 2)
+    _, progress = run(spark, two_step_job(tmp_path))
+    assert [p.batch_id for p in progress] == [3, 4]
+    assert progress[0].snapshot_id == first.last_snapshot_id + 2  # one fencing snapshot between
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_position_of_another_input_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Spark's directory does not belong to the snapshot, nothing is applied to it."""
+    write_input(tmp_path / "in", 0, 3)
+    run(spark, two_step_job(tmp_path))
+    before = Catalog(open_store(str(tmp_path / "store")), "steps").snapshot_ids()
+    monkeypatch.setattr(SparkCheckpoint, "prime", lambda *_: None)
+    with pytest.raises(CorruptData, match="other offsets"):
+        run(spark, two_step_job(tmp_path))
+    assert len(Catalog(open_store(str(tmp_path / "store")), "steps").snapshot_ids()) == len(before) + 1
+
+
+def test_a_stop_request_ends_the_run_after_an_epoch(spark: SparkSession, tmp_path: Path) -> None:
+    """Anyone with access to the store can stop a job; the run says "stopped" and the next one goes on."""
+    write_input(tmp_path / "in", 0, 8)
+    store = open_store(str(tmp_path / "store"))
+
+    def ask(progress: Progress) -> None:
+        status = Catalog(store, "steps").status()
+        assert status is not None
+        request_stop(store, "steps", status.term, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
+
+    result = two_step_job(tmp_path).run(spark, on_progress=ask)
+    assert result.state == "stopped"
+    status = Catalog(store, "steps").status()
+    assert status is not None
+    assert status.state == "stopped"
+    run(spark, two_step_job(tmp_path))
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_reading_a_stage_twice_keeps_the_state_right(spark: SparkSession, tmp_path: Path) -> None:
+    """User code may read an operator's output twice; Spark runs the operator twice, one of its versions is taken."""
+    write_input(tmp_path / "in", 0, 4)
+    job = StreamingJob("twice", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local")))
+    (
+        job.read(
+            lambda s: (
+                s.readStream.schema("id long, name string, amount long")
+                .option("maxFilesPerTrigger", 1)
+                .parquet(str(tmp_path / "in"))
+            )
+        )
+        .key_by("name")
+        .aggregate(uid="sums", total=aggregates.sum("amount"))
+        .transform(lambda df: df.unionAll(df))
+        .write(ParquetSink(str(tmp_path / "out")))
+    )
+    run(spark, job)
+    spark.read.schema("id long, name string, amount long").parquet(str(tmp_path / "in")).createOrReplaceTempView("i")
+    expected = {tuple(r) for r in spark.sql("SELECT name, sum(amount) FROM i GROUP BY name").collect()}
+    out = spark.read.parquet(str(tmp_path / "out"))
+    out.createOrReplaceTempView("o")
+    actual = [tuple(r) for r in spark.sql("SELECT name, max_by(total, epoch) FROM o GROUP BY name").collect()]
+    assert set(actual) == expected
+    doubled = spark.sql("SELECT count(*) AS n FROM o GROUP BY name, epoch HAVING n <> 2").collect()
+    assert doubled == []
+
+
+def test_foreach_epoch_gets_each_epoch_once_and_again_only_after_a_crash(spark: SparkSession, tmp_path: Path) -> None:
+    """The function is called after the checkpoint; if it fails, the next run repeats it with the same rows and id."""
+    write_input(tmp_path / "in", 0, 4)
+    calls: list[tuple[int, list[Row]]] = []
+    fail_at = {"call": 3}
+
+    def deliver(frame: DataFrame, epoch: int) -> None:
+        calls.append((epoch, sorted(frame.collect(), key=repr)))
+        if len(calls) == fail_at["call"]:
+            raise RuntimeError("the database is down")
+
+    def job() -> StreamingJob:
+        made = StreamingJob("calls", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local")))
+        (
+            made.read(
+                lambda s: (
+                    s.readStream.schema("id long, name string, amount long")
+                    .option("maxFilesPerTrigger", 1)
+                    .parquet(str(tmp_path / "in"))
+                )
+            )
+            .key_by("name")
+            .aggregate(uid="sums", total=aggregates.sum("amount"))
+            .write(foreach_epoch(deliver))
+        )
+        return made
+
+    with pytest.raises(UserCodeError, match="database is down"):
+        run(spark, job())
+    run(spark, job())
+    epochs = [epoch for epoch, _ in calls]
+    assert epochs[2] == epochs[3], "the failed epoch is delivered again first"
+    assert calls[2] == calls[3]
+    assert len(set(epochs)) == 4
+    assert not list((tmp_path / "store" / "calls" / "outputs").rglob(f"{epochs[0]:020d}-*")), (
+        "settled output is removed"
+    )
+
+
+def _job(tmp_path: Path, **settings: Any) -> Any:
+    job = StreamingJob(
+        "bad", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local"), **settings)
+    )
+    return job, job.read(
+        lambda s: (
+            s.readStream.schema("id long, name string, amount long")
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(tmp_path / "in"))
+        )
+    )
+
+
+def test_a_missing_key_column_is_refused_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    """The message names the operator, the column and what there is."""
+    write_input(tmp_path / "in", 0, 1)
+    job, stream = _job(tmp_path)
+    stream.key_by("nam").aggregate(uid="n", n=aggregates.count())
+    with pytest.raises(InvalidPipeline, match=r"operator 'n'.*'nam'.*id, name, amount"):
+        run(spark, job)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_void_key_column_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A column of nothing but null has no type to store."""
+    write_input(tmp_path / "in", 0, 1)
+    job, stream = _job(tmp_path)
+    stream.transform(lambda df: df.selectExpr("*", "null AS nothing")).key_by("nothing").aggregate(
+        uid="n", n=aggregates.count()
+    )
+    with pytest.raises(InvalidPipeline, match="void"):
+        run(spark, job)
+
+
+class Misfit(Steps):
+    """Yields a text where the schema says long."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        yield Row(id="secret-value", name="x", seen=1, total=1, previous=1)
+
+
+class Broken(Steps):
+    """Raises in the third epoch."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        if (self.state.get() or (0,))[0] > 3:
+            raise KeyError("no such thing")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+def test_an_output_row_that_does_not_fit_is_refused_without_showing_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would store null or a truncated number; we refuse, and user data stays out of the message."""
+    write_input(tmp_path / "in", 0, 1)
+    with pytest.raises(InvalidData, match=r"operator 'steps'.*column 'id'.*int64") as caught:
+        run(spark, two_step_job(tmp_path, Misfit()))
+    assert "secret-value" not in str(caught.value)
+
+
+def test_user_errors_fail_the_epoch_and_leave_the_last_snapshot_restorable(spark: SparkSession, tmp_path: Path) -> None:
+    """The message names operator and shard; fixing the code and starting again gives the uninterrupted result."""
+    write_input(tmp_path / "in", 0, 6)
+    with pytest.raises(UserCodeError, match=r"operator 'steps', shard \d.*KeyError.*no such thing"):
+        run(spark, two_step_job(tmp_path, Broken()))
+    status = Catalog(open_store(str(tmp_path / "store")), "steps").status()
+    assert status is not None
+    assert status.state == "failed"
+    assert "no such thing" in status.message
+    run(spark, two_step_job(tmp_path))
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_step_that_stops_reading_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """`limit` after an operator would leave shards half processed."""
+    write_input(tmp_path / "in", 0, 1)
+    job, stream = _job(tmp_path, output_rows_per_batch=1)
+    stream.key_by("name").transform_with_state(
+        Steps(), "id long, name string, seen long, total long, previous long", uid="s"
+    ).transform(lambda df: df.limit(1)).write(ParquetSink(str(tmp_path / "out")))
+    with pytest.raises(InvalidPipeline, match="limit"):
+        run(spark, job)
+
+
+@pytest.mark.parametrize(
+    ("declare", "what"),
+    [
+        (lambda h: h.getListState("l", "n int"), "ListState"),
+        (lambda h: h.getMapState("m", "k int", "v int"), "MapState"),
+        (lambda h: h.getValueState("v", "n int", 1000), "TTL"),
+    ],
+    ids=["list", "map", "ttl"],
+)
+def test_what_is_not_there_yet_says_so_before_the_start(
+    spark: SparkSession, tmp_path: Path, declare: Any, what: str
+) -> None:
+    """A typed error when the job is built, not a wrong result in the third week."""
+    write_input(tmp_path / "in", 0, 1)
+
+    class Uses(Steps):
+        def init(self, handle: Any) -> None:
+            declare(handle)
+
+    with pytest.raises(NotSupportedYet, match=what):
+        run(spark, two_step_job(tmp_path, Uses()))
+    with pytest.raises(NotSupportedYet, match="time_mode"):
+        StreamingJob("t", store=str(tmp_path)).read(lambda s: s.readStream).key_by("a").transform_with_state(
+            Steps(), "a int", uid="u", time_mode="EventTime"
+        )
+
+
+def test_changed_state_schemas_are_refused_before_a_row_is_processed(spark: SparkSession, tmp_path: Path) -> None:
+    """The message names operator, state, old and new schema; nothing is committed."""
+    write_input(tmp_path / "in", 0, 2)
+    run(spark, two_step_job(tmp_path))
+    before = Catalog(open_store(str(tmp_path / "store")), "steps").snapshot_ids()
+
+    class Changed(Steps):
+        def init(self, handle: Any) -> None:
+            self.state = handle.getValueState("steps", "seen int, total long, last long")
+
+    with pytest.raises(InvalidPipeline, match=r"state 'steps'.*`seen` int.*`seen` bigint"):
+        run(spark, two_step_job(tmp_path, Changed()))
+    assert Catalog(open_store(str(tmp_path / "store")), "steps").snapshot_ids() == before
+
+
+def test_an_unwritable_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A file in the place of the store: typed, with the next step."""
+    write_input(tmp_path / "in", 0, 1)
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(StoreUnavailable, match="Check that the folder exists"):
+        run(spark, two_step_job(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["manifest", "segment", "format"])
+def test_damaged_primary_data_stops_the_start_and_overwrites_nothing(
+    spark: SparkSession, tmp_path: Path, damage: str
+) -> None:
+    """Truth that cannot be trusted is never stepped over, and what is left stays as it is."""
+    write_input(tmp_path / "in", 0, 3)
+    run(spark, two_step_job(tmp_path, materialize=False))
+    catalog = Catalog(open_store(str(tmp_path / "store")), "steps")
+    newest = catalog.latest()
+    assert newest is not None
+    root = tmp_path / "store" / "steps"
+    if damage == "segment":
+        path = root / newest.segments[0].path
+        body = bytearray(path.read_bytes())
+        body[20] ^= 1
+        path.write_bytes(body)
+    else:
+        path = root / manifest_path(newest.snapshot_id)
+        body = path.read_bytes()
+        path.write_bytes(body.replace(b'"format": 1', b'"format": 9') if damage == "format" else body[:-40])
+    damaged = path.read_bytes()
+    shutil.rmtree(tmp_path / "local")
+    write_input(tmp_path / "in", 3, 1)
+    with pytest.raises(UnsupportedFormat if damage == "format" else CorruptData):
+        run(spark, two_step_job(tmp_path, materialize=False))
+    assert path.read_bytes() == damaged
+    # The snapshot before the damage is still there, byte for byte readable.
+    if damage != "segment":
+        assert catalog.manifest(newest.snapshot_id - 1).snapshot_id == newest.snapshot_id - 1

@@ -1,0 +1,141 @@
+"""Drivers as real processes, killed with SIGKILL at named points, frozen, and raced; each time the result is exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from state_runtime.faults import KILL_POINTS
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.store import open_store
+
+from ..conftest import ROOT
+from .jobs import assert_equals_batch, write_input
+
+pytestmark = pytest.mark.kill
+TIMEOUT_S = 240
+
+
+class Driver:
+    """One driver process; its lines are read as they come."""
+
+    def __init__(self, root: Path, *arguments: str, kill_at: str = "") -> None:
+        environment = {**os.environ, "STILLSTATE_KILL_AT": kill_at}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.drive", str(root), *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+
+    def read_until(self, word: str) -> str:
+        """The first line with `word`; fails if the process ends before it prints one."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if word in line:
+                return line
+        raise AssertionError(f"the driver ended without {word!r}: {self.lines}")
+
+    def end(self) -> tuple[int, list[str]]:
+        """Exit code and all lines."""
+        rest, _ = self.process.communicate(timeout=TIMEOUT_S)
+        self.lines.extend(rest.splitlines())
+        return self.process.returncode, self.lines
+
+    def signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+
+@pytest.fixture
+def drivers() -> Iterator[list[Driver]]:
+    """Whatever happens, no driver outlives its test."""
+    started: list[Driver] = []
+    yield started
+    for driver in started:
+        if driver.process.poll() is None:
+            driver.signal(signal.SIGKILL)
+            driver.process.wait()
+
+
+def test_every_crash_between_the_first_task_and_sparks_commit_log_is_repaired(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """For each kill point: new input, a driver that dies there, one that starts again, and the comparison."""
+    files = 0
+    for number, point in enumerate(KILL_POINTS):
+        write_input(tmp_path / "in", files, 3)
+        files += 3
+        # The first passage of a run is a special one (restored state, a fresh directory): take it every other time.
+        drivers.append(Driver(tmp_path, kill_at=f"{point}:{1 + number % 2}"))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_equals_batch(spark, tmp_path)
+    catalog = Catalog(open_store(str(tmp_path / "store")), "steps")
+    newest = catalog.latest()
+    assert newest is not None
+    assert newest.term == 2 * len(KILL_POINTS)
+    staged = [p for p in (tmp_path / "out-steps" / "_stillstate" / "staging").rglob("*.parquet")]
+    assert staged == [], "staged files of dead runs are removed by the next one"
+
+
+def test_a_frozen_driver_that_wakes_up_is_fenced_and_publishes_nothing(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """The zombie of section 7: frozen in the middle of the stream, replaced, woken: exit code 3, exact output."""
+    write_input(tmp_path / "in", 0, 4)
+    zombie = Driver(tmp_path, "--forever")
+    drivers.append(zombie)
+    zombie.read_until("epoch")
+    zombie.signal(signal.SIGSTOP)
+    write_input(tmp_path / "in", 4, 3)
+    successor = Driver(tmp_path, "--takeover")
+    drivers.append(successor)
+    code, lines = successor.end()
+    assert code == 0, lines
+    write_input(tmp_path / "in", 7, 2)
+    zombie.signal(signal.SIGCONT)
+    code, lines = zombie.end()
+    assert code == 3, lines
+    assert any(line.startswith("Fenced") for line in lines)
+    last = Driver(tmp_path)
+    drivers.append(last)
+    assert last.end()[0] == 0
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_second_driver_is_turned_away_while_the_first_lives(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Started by hand beside a live run it ends with its own exit code; the first one is not disturbed."""
+    write_input(tmp_path / "in", 0, 3)
+    first = Driver(tmp_path, "--forever")
+    drivers.append(first)
+    first.read_until("epoch")
+    second = Driver(tmp_path)
+    drivers.append(second)
+    code, lines = second.end()
+    assert code == 3
+    assert any(line.startswith("JobAlreadyRunning") for line in lines)
+    write_input(tmp_path / "in", 3, 2)
+    first.read_until("epoch 6")
+    first.signal(signal.SIGKILL)
+    first.end()
+    third = Driver(tmp_path)
+    drivers.append(third)
+    assert third.end()[0] == 0, "a driver that is dead on this host may be replaced at once"
+    assert_equals_batch(spark, tmp_path)
