@@ -325,7 +325,6 @@ class _Run:
 
     def go(self, trigger: Mapping[str, Any] | None, takeover: bool) -> RunResult:
         """See `StreamingJob.run`."""
-        os.environ["STILLSTATE_DRIVER_PID"] = str(os.getpid())
         source = self._source_frame()
         pipeline = compile_pipeline(self._spark, source.schema, self._job._steps, self._job.settings)
         if not takeover:

@@ -19,6 +19,8 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
+import psutil
+
 from state_runtime.clock import Clock
 from state_runtime.errors import Fenced, JobAlreadyRunning
 from state_runtime.ids import Ids
@@ -98,12 +100,12 @@ def _is_dead_here(host: str, pid: int) -> bool:
     if host != socket.gethostname() or pid == os.getpid():
         return False
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        # A killed process whose parent has not collected it yet still has its number.
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
-    except PermissionError:
+    except psutil.AccessDenied:
         return False
-    return False
 
 
 class Committer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from .jobs import two_step_job
 
 def main() -> int:
     root = Path(sys.argv[1])
+    # Before the session: Spark's workers get their environment from the JVM, and the JVM's is this one.
+    os.environ["STILLSTATE_DRIVER_PID"] = str(os.getpid())
     spark = build_session("drive", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"})
     trigger = None if "--forever" in sys.argv else {"availableNow": True}
     local = root / ("local-2" if "--takeover" in sys.argv else "local")

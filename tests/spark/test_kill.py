@@ -89,7 +89,7 @@ def test_every_crash_between_the_first_task_and_sparks_commit_log_is_repaired(
     newest = catalog.latest()
     assert newest is not None
     assert newest.term == 2 * len(KILL_POINTS)
-    staged = [p for p in (tmp_path / "out-steps" / "_stillstate" / "staging").rglob("*.parquet")]
+    staged = list((tmp_path / "out-steps" / "_stillstate" / "staging").rglob("*.parquet"))
     assert staged == [], "staged files of dead runs are removed by the next one"
 
 

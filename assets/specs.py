@@ -1,0 +1,101 @@
+"""Asset specs of the jobs in `stillstate.yaml`; pure.
+
+One asset key per job and thing, since Dagster judges freshness per asset and not per partition. Both are external:
+a stream is never a Dagster run, it is started by one and watched by a sensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+import dagster as dg
+
+from orchestration.spec import AvailableNow, JobSpec
+from orchestration.text import redacted_location
+
+__all__ = ["JOB_TAG", "build_asset_specs", "checkpoints_key", "job_asset_specs", "stream_key"]
+
+JOB_TAG: Final = "stillstate/job"
+_WARN_SHARE: Final = 0.5  # of the freshness window: half of it is left to look before the badge turns red
+
+
+def stream_key(job: str) -> dg.AssetKey:
+    """`[job, "stream"]`: materialized once for each run of the driver."""
+    return dg.AssetKey([job, "stream"])
+
+
+def checkpoints_key(job: str) -> dg.AssetKey:
+    """`[job, "checkpoints"]`: materialized once for each checkpoint."""
+    return dg.AssetKey([job, "checkpoints"])
+
+
+def build_asset_specs(jobs: Iterable[JobSpec]) -> list[dg.AssetSpec]:
+    """The specs of all jobs."""
+    return [spec for job in jobs for spec in job_asset_specs(job)]
+
+
+def job_asset_specs(job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
+    """The stream of a job, and its checkpoints downstream of it."""
+    location = redacted_location(job.store).rstrip("/")
+    shared: dict[str, Any] = {
+        "group_name": job.identifier,
+        "owners": list(job.owners),
+        "tags": {JOB_TAG: job.name},
+    }
+    stream = dg.AssetSpec(
+        stream_key(job.name),
+        description=_paragraphs(
+            job.description,
+            f"The streaming job `{job.name}` (`{job.entry_point}`). One materialization is one run of its driver. "
+            f"Start it with `start_{job.identifier}`, stop it with `stop_{job.identifier}`.",
+        ),
+        kinds={"spark"},
+        metadata={
+            "entry_point": job.entry_point,
+            "parallelism": job.parallelism,
+            "trigger": _trigger_text(job),
+            "launcher": job.launcher.kind,
+        },
+        **shared,
+    )
+    checkpoints = dg.AssetSpec(
+        checkpoints_key(job.name),
+        deps=[stream.key],
+        description=(
+            f"Checkpoints of `{job.name}`: every materialization is one complete snapshot that the job can restart "
+            "from. The data version is the snapshot's id."
+        ),
+        kinds={"spark", "arrow"},
+        metadata={
+            "dagster/uri": f"{location}/{job.name}",
+            "store": location,
+            "materialization": "on" if job.materialization.enabled else "off",
+        },
+        freshness_policy=_freshness(job),
+        **shared,
+    )
+    return stream, checkpoints
+
+
+def _freshness(job: JobSpec) -> dg.FreshnessPolicy | None:
+    """How old the newest checkpoint may be; only where somebody said so.
+
+    Without a number of the user's own there is none: a quiet source makes no checkpoints, and a job that
+    processes what is there ends on purpose; a badge that turns red for either is soon ignored.
+    """
+    if job.checkpoint.freshness_s is None or isinstance(job.trigger, AvailableNow):
+        return None
+    fail = timedelta(seconds=max(120.0, job.checkpoint.freshness_s))
+    return dg.FreshnessPolicy.time_window(fail_window=fail, warn_window=max(timedelta(seconds=60), fail * _WARN_SHARE))
+
+
+def _trigger_text(job: JobSpec) -> str:
+    if job.trigger is None:
+        return "as fast as possible"
+    return "available now" if isinstance(job.trigger, AvailableNow) else f"every {job.trigger.processing_time_s:g} s"
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

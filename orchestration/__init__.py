@@ -1,0 +1,5 @@
+"""What happens when: the configuration file, the command line, launchers, and the Dagster jobs and sensors.
+
+Thin on purpose: every action is a plain function that also works from the command line and from a test
+without Dagster. Nothing here imports pyspark while loading, so the code location loads without Java.
+"""

@@ -1,0 +1,304 @@
+"""The command line, `stillstate`.
+
+Reading commands (`jobs`, `snapshots`, `describe`) look at the store and nothing else, so they work from any machine
+and start quickly: neither Spark nor Dagster is imported for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+
+from orchestration.spec import JobSpec, Spec, load_spec
+from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.errors import InvalidConfiguration, MissingSnapshot, StillstateError
+
+if TYPE_CHECKING:
+    from state_runtime.snapshot.catalog import Catalog
+
+__all__ = ["app", "main"]
+
+P = ParamSpec("P")
+
+HELP: Final = """Run, watch and look into streaming jobs with Stillstate.
+
+Jobs are declared in `stillstate.yaml`: the one that --config names, else $STILLSTATE_CONFIG, else the one in this
+folder or above it.
+
+Exit codes:
+  0  done
+  1  unforeseen (a bug, or a driver that was killed)
+  2  invalid call, configuration or data: fix it
+  3  fenced: another driver has the job
+  4  unavailable: the store did not answer, or a driver did not stop; try again
+  5  corrupt data: repair, or use an older snapshot
+  6  written by a newer Stillstate: upgrade
+  7  the job's own code raised
+"""
+
+# Our own text wraps by itself; rich would re-flow the table of exit codes above.
+app = typer.Typer(
+    name="stillstate",
+    help=HELP.replace("Exit codes:\n", "\b\nExit codes:\n"),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # a traceback with local variables could show storage options
+)
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job in stillstate.yaml.")]
+OptionalJob = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB", help="Name of the job; may be left out if there is only one.", show_default=False),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="The configuration file.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
+TakeoverOption = Annotated[
+    bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
+]
+IdleOption = Annotated[
+    bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
+]
+
+
+def _guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn our errors into a message on stderr and the exit code of their kind."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except StillstateError as error:
+            _fail(error, as_json=bool(kwargs.get("as_json")))
+
+    return guarded
+
+
+def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
+    if as_json:
+        body = {"kind": error.kind, "type": type(error).__name__, "exit_code": error.exit_code, "message": str(error)}
+        print(json.dumps({"error": body}), file=sys.stderr)
+    else:
+        # Not through rich: it would wrap file:line prefixes and read brackets in paths as markup.
+        message = str(error)
+        gap = "\n" if "\n" in message else " "  # lines of file:line: stay where an editor finds them
+        print(f"{type(error).__name__}:{gap}{message}", file=sys.stderr)
+        cause = error.__cause__
+        if error.kind == "user-code" and cause is not None:
+            import traceback
+
+            traceback.print_exception(cause, file=sys.stderr)
+    raise typer.Exit(error.exit_code)
+
+
+@app.command(epilog="Example: stillstate run flights --until-idle")
+@_guarded
+def run(
+    job: JobArgument,
+    config: ConfigOption = None,
+    takeover: TakeoverOption = False,
+    until_idle: IdleOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
+    from orchestration.runner import progress_view, run_job
+
+    spec = load_spec(config)
+    job_spec = spec.job(job)
+    result = run_job(
+        job_spec,
+        spec.file.parent,
+        progress_view(job, as_json=as_json),
+        takeover=takeover,
+        until_idle=until_idle,
+    )
+    summary = {
+        "job": job,
+        "state": result.state,
+        "last_snapshot_id": result.last_snapshot_id,
+        "epochs": result.epochs,
+    }
+    if as_json:
+        _print_json(summary)
+    else:
+        print(f"{job} {result.state} after {result.epochs} epochs; newest snapshot {result.last_snapshot_id}")
+
+
+@app.command(epilog="Example: stillstate start flights")
+@_guarded
+def start(
+    job: JobArgument,
+    config: ConfigOption = None,
+    takeover: TakeoverOption = False,
+    until_idle: IdleOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a job's driver in the background and wait until it runs."""
+    from orchestration.launchers import build_launcher
+
+    spec = load_spec(config)
+    launched = build_launcher(spec, spec.job(job)).start(takeover=takeover, until_idle=until_idle)
+    if as_json:
+        _print_json(vars(launched))
+    else:
+        print(f"{job} is {launched.state}: term {launched.term}, process {launched.pid} on {launched.host}")
+        print(f"log: {launched.log}")
+
+
+@app.command(epilog="Example: stillstate stop flights")
+@_guarded
+def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Ask a job's driver to stop after its epoch, and wait until it has. It stays stopped."""
+    from orchestration.launchers import build_launcher
+
+    spec = load_spec(config)
+    stopped = build_launcher(spec, spec.job(job)).stop()
+    if as_json:
+        _print_json(vars(stopped))
+    else:
+        print(f"{job}: {stopped.how} (term {stopped.term})")
+
+
+@app.command(epilog="Example: stillstate jobs --json")
+@_guarded
+def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show all jobs: state, term, heartbeat, newest snapshot, speed."""
+    from orchestration import views
+
+    spec = load_spec(config)
+    rows = [_job_row(spec, job) for job in spec.jobs.values()]
+    if as_json:
+        _print_json([row.to_json_dict() for row in rows])
+    else:
+        _print_table(views.jobs_table(rows))
+    # A script should not take a store that could not be read for a job that is well.
+    failed = next((row for row in rows if row.exit_code), None)
+    if failed is not None:
+        raise typer.Exit(failed.exit_code)
+
+
+@app.command(epilog="Example: stillstate snapshots flights --limit 5")
+@_guarded
+def snapshots(
+    job: OptionalJob = None,
+    config: ConfigOption = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List a job's snapshots, newest first."""
+    from orchestration import views
+
+    job_spec = _job_or_only(load_spec(config), job)
+    catalog = _catalog(job_spec)
+    catalog.job_info()
+    rows = []
+    for snapshot_id in reversed(catalog.snapshot_ids()[-limit:]):
+        try:
+            rows.append(views.SnapshotRow.of(catalog.manifest(snapshot_id)))
+        except MissingSnapshot:
+            continue  # a folder whose manifest is still on its way, or whose writer died: not a snapshot
+        except StillstateError as error:
+            rows.append(views.SnapshotRow.broken(snapshot_id, error))
+    if as_json:
+        _print_json([row.to_json_dict() for row in rows])
+    else:
+        _print_table(views.snapshots_table(job_spec.name, rows))
+
+
+@app.command(epilog="Example: stillstate describe latest --job flights")
+@_guarded
+def describe(
+    snapshot: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="A snapshot id, or `latest`.")],
+    job: Annotated[
+        str | None,
+        typer.Option("--job", "-j", help="The job; may be left out if there is only one.", show_default=False),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a snapshot holds: operators, states, changelog, tables, source position, progress."""
+    from orchestration import views
+
+    job_spec = _job_or_only(load_spec(config), job)
+    catalog = _catalog(job_spec)
+    catalog.job_info()
+    if snapshot == "latest":
+        manifest = catalog.latest()
+        if manifest is None:
+            raise MissingSnapshot(f"job {job_spec.name!r} has no snapshot yet; the first epoch makes one")
+    elif snapshot.isascii() and snapshot.isdigit() and len(snapshot) <= 20:
+        manifest = catalog.manifest(int(snapshot))
+    else:
+        raise MissingSnapshot(
+            f"{snapshot[:40]!r} is not a snapshot; give a number as `snapshots` lists it, or `latest`"
+        )
+    if as_json:
+        _print_json(views.manifest_json(manifest))
+    else:
+        console = _console()
+        for part in views.manifest_parts(job_spec.name, manifest):
+            console.print(part)
+
+
+def _job_row(spec: Spec, job: JobSpec) -> Any:
+    """One row of `jobs`; a store that cannot be read is a row of its own, so that the others still show."""
+    from orchestration import views
+    from orchestration.launchers import build_launcher
+    from orchestration.observe import observe
+
+    try:
+        catalog = _catalog(job)
+        seen = observe(job, catalog, build_launcher(spec, job), SYSTEM_CLOCK)
+        latest = catalog.latest()
+    except StillstateError as error:
+        return views.JobRow.broken(job.name, error)
+    return views.JobRow.of(job.name, seen, latest, SYSTEM_CLOCK.now_ms())
+
+
+def _job_or_only(spec: Spec, name: str | None) -> JobSpec:
+    if name is not None:
+        return spec.job(name)
+    if len(spec.jobs) > 1:
+        raise InvalidConfiguration(f"{spec.file} has several jobs; name one of: {', '.join(sorted(spec.jobs))}")
+    return next(iter(spec.jobs.values()))
+
+
+def _catalog(job: JobSpec) -> Catalog:
+    from state_runtime.snapshot.catalog import Catalog
+    from state_runtime.store import open_store
+
+    return Catalog(open_store(job.store, job.storage_options), job.name)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def _print_table(table: Any) -> None:
+    _console().print(table)
+
+
+def _console() -> Console:
+    # Made for each use: tests and pagers replace stdout.
+    console = Console(file=sys.stdout)
+    # A pipe has no width; 80 columns would cut names that a `grep` looks for.
+    return console if console.is_terminal else Console(file=sys.stdout, width=160)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

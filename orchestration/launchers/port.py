@@ -1,0 +1,80 @@
+"""The launcher port: start, stop and look at the driver of one job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestration.health import Liveness
+from state_runtime.errors import StillstateError, Unavailable
+from state_runtime.snapshot.terms import RunState, RunStatus
+
+__all__ = ["LaunchFailed", "Launched", "Launcher", "StopTimedOut", "Stopped"]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A driver that has claimed a term and says that it runs (or already finished)."""
+
+    job: str
+    term: int
+    state: RunState
+    pid: int
+    host: str
+    log: str
+    """Where its output goes."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a stop ended. `how` is one line for people."""
+
+    job: str
+    term: int
+    state: RunState
+    how: str
+
+
+class LaunchFailed(StillstateError):
+    """The driver ended, or did not get ready in time. `exit_code` is the driver's own, so scripts see the cause."""
+
+    kind = "launch-failed"
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        # An instance's code shadows the class's: what failed is the driver, for the reason that its code names.
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+class StopTimedOut(Unavailable):
+    """The driver did not stop in time; it may still run."""
+
+
+class Launcher(Protocol):
+    """Start, stop and look at one job's driver. Safety never rests on this: terms decide who may write."""
+
+    def start(self, *, takeover: bool = False, until_idle: bool = False) -> Launched:
+        """Start a driver and wait until it runs.
+
+        Raises:
+            JobAlreadyRunning: a live driver holds the job, and `takeover` was not asked for.
+            LaunchFailed: it ended or did not get ready; nothing of it is left running.
+        """
+        ...
+
+    def stop(self) -> Stopped:
+        """Ask the newest run to stop after its epoch and wait until it has. Fine if it does not run.
+
+        Raises:
+            JobNotFound: the job never ran.
+            StopTimedOut: it may still run.
+        """
+        ...
+
+    def is_alive(self, status: RunStatus) -> Liveness:
+        """What is known about the process of a run."""
+        ...
+
+    def end_lost(self, status: RunStatus) -> str:
+        """Kill what is left of a lost run, if it is certainly ours and here; one line that says what was done."""
+        ...

@@ -1,0 +1,225 @@
+"""Running one job in this process: entry point → session → epochs, with a progress line and a graceful stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from orchestration.entry_point import load_entry_point
+from orchestration.spec import JobSpec, to_context, to_trigger
+from orchestration.text import bytes_text, count_text
+from state_runtime.clock import SYSTEM_CLOCK, Clock
+from state_runtime.errors import InvalidConfiguration, StillstateError, UserCodeError
+from state_runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from state_runtime import StreamingJob
+    from state_runtime.job import RunResult
+
+__all__ = ["JsonLines", "LiveLine", "PlainLines", "ProgressView", "progress_line", "progress_view", "run_job"]
+
+PLAIN_INTERVAL_S: Final = 1.0
+
+
+class ProgressView(Protocol):
+    """Where the progress of a run is shown. Called from Spark's callback thread."""
+
+    def show(self, progress: Progress) -> None:
+        """One epoch ended."""
+        ...
+
+    def close(self) -> None:
+        """The run ended; whatever was held back is shown now."""
+        ...
+
+
+class LiveLine:
+    """One line in a terminal that is rewritten after every epoch."""
+
+    def __init__(self, console: Console, job: str) -> None:
+        self._job = job
+        self._live = Live(Text(f"{job}: starting"), console=console, refresh_per_second=8, transient=False)
+        self._live.start()
+
+    def show(self, progress: Progress) -> None:
+        self._live.update(Text(progress_line(self._job, progress)))
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class PlainLines:
+    """One line per epoch for a log file, at most about one a second; the last one is never lost."""
+
+    def __init__(self, console: Console, job: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._console = console
+        self._job = job
+        self._clock = clock
+        self._shown_s: float | None = None
+        self._held: Progress | None = None
+        self._skipped = 0
+        self._lock = threading.Lock()
+
+    def show(self, progress: Progress) -> None:
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._shown_s is not None and now_s - self._shown_s < PLAIN_INTERVAL_S:
+                self._skipped += 1 if self._held is not None else 0
+                self._held = progress
+                return
+            if self._held is not None:
+                self._skipped += 1
+            self._print(progress)
+            self._shown_s = now_s
+
+    def close(self) -> None:
+        with self._lock:
+            if self._held is not None:
+                self._print(self._held)
+
+    def _print(self, progress: Progress) -> None:
+        more = f" (+{self._skipped} epochs between)" if self._skipped else ""
+        self._console.print(
+            Text(progress_line(self._job, progress) + more), soft_wrap=True, no_wrap=True, overflow="ignore"
+        )
+        self._held, self._skipped = None, 0
+
+
+class JsonLines:
+    """One JSON object per epoch on stdout, for programs."""
+
+    def show(self, progress: Progress) -> None:
+        print(json.dumps(progress.to_json_dict()), flush=True)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def progress_line(job: str, progress: Progress) -> str:
+    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`"""
+    return "  ".join(
+        (
+            job,
+            f"epoch {progress.snapshot_id}",
+            f"rows {count_text(progress.input_rows)}",
+            f"{count_text(progress.rows_per_s)}/s",
+            f"state {count_text(progress.state_rows)}",
+            f"checkpoint {progress.checkpoint_ms:.0f} ms",
+            f"log {bytes_text(progress.log_bytes)}",
+        )
+    )
+
+
+def progress_view(job: str, *, as_json: bool = False, console: Console | None = None) -> ProgressView:
+    """The view that fits where the output goes."""
+    if as_json:
+        return JsonLines()
+    console = Console(file=sys.stdout) if console is None else console
+    return LiveLine(console, job) if console.is_terminal else PlainLines(console, job)
+
+
+def run_job(
+    spec: JobSpec,
+    folder: Path,
+    view: ProgressView,
+    *,
+    takeover: bool = False,
+    until_idle: bool = False,
+) -> RunResult:
+    """Run one job until it is stopped, its input ends, or it fails. Blocks.
+
+    SIGTERM and SIGINT ask for a stop after the current epoch; a second one ends the process the usual way (which
+    loses nothing: the next run starts at the newest checkpoint).
+
+    Args:
+        spec: the job.
+        folder: of the configuration file; entry points are looked for here first.
+        view: is told about every epoch, and closed at the end.
+
+    Raises:
+        StillstateError: see `state_runtime.errors`; the command line turns it into an exit code.
+    """
+    _let_python_workers_import_from(folder)
+    try:
+        build = load_entry_point(spec.entry_point, folder)
+        # Imported late: the rest of the command line must start quickly, and without Spark installed.
+        from state_runtime.session import build_session
+
+        job = _build(spec, build)
+        session = build_session(spec.name, spec.spark.master, spec.spark.conf)
+        try:
+            # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
+            with _stop_on_signals() as stop:
+                return job.run(
+                    session,
+                    trigger=to_trigger(spec, until_idle=until_idle),
+                    takeover=takeover,
+                    on_progress=view.show,
+                    stop=stop,
+                )
+        finally:
+            session.stop()
+    finally:
+        view.close()
+
+
+def _build(spec: JobSpec, build: Any) -> StreamingJob:
+    from state_runtime import StreamingJob
+
+    try:
+        job = build(to_context(spec))
+    except StillstateError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"entry_point {spec.entry_point!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(job, StreamingJob):
+        raise InvalidConfiguration(
+            f"entry_point {spec.entry_point!r} returned {type(job).__name__}, not a StreamingJob; "
+            "end it with `return job`"
+        )
+    return job
+
+
+def _let_python_workers_import_from(folder: Path) -> None:
+    # Spark's Python workers unpickle the user's processor by its module name, so they need the same import path.
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(folder) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, paths)])
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; the handlers are put back after the first one and at the end."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may install handlers; tests and notebooks stop by other means
+        return
+    before: Mapping[signal.Signals, Any] = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        # A second signal must still work when an epoch hangs.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

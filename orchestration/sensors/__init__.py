@@ -1,0 +1,6 @@
+"""Two sensors for all jobs: one publishes what they achieved, one brings lost drivers back."""
+
+from orchestration.sensors.progress import build_progress_sensor
+from orchestration.sensors.recovery import build_recovery_sensor
+
+__all__ = ["build_progress_sensor", "build_recovery_sensor"]

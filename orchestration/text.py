@@ -1,0 +1,48 @@
+"""Numbers, sizes and places as people read them; pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from urllib.parse import urlsplit, urlunsplit
+
+__all__ = ["bytes_text", "count_text", "duration_text", "redacted_location", "time_text"]
+
+
+def count_text(value: float) -> str:
+    """`12,345`; small fractions keep one digit."""
+    return f"{value:,.1f}" if isinstance(value, float) and 0 < abs(value) < 10 else f"{value:,.0f}"
+
+
+def bytes_text(value: int) -> str:
+    """`1.2 MiB`"""
+    size = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{value} B"
+
+
+def duration_text(seconds: float) -> str:
+    """`3.2 s`, `4 min 5 s`, `2 h 3 min`, `5 d 2 h`"""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, smaller_size, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller_size} {smaller}"
+    return f"{whole} s"
+
+
+def time_text(at_ms: int) -> str:
+    """`2013-01-01 12:00:00Z`"""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def redacted_location(url: str) -> str:
+    """A store location without user, password and parameters. The schema refuses them; this is the second lock."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))

@@ -1,0 +1,157 @@
+"""The code location: what it holds, and that it loads without Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+from job_roots import SECRET
+
+from orchestration.definitions import build_definitions
+from orchestration.launchers import Launched, Stopped
+from orchestration.resources import StillstateResource
+from orchestration.spec import load_spec
+from state_runtime.errors import JobAlreadyRunning
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str, config: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "STILLSTATE_CONFIG": config, "PYTHONPATH": str(PROJECT)},
+    )
+
+
+def test_the_code_location_loads_without_spark(write_config: Callable[..., Path]) -> None:
+    done = python(
+        "import sys; from orchestration.definitions import defs; repository = defs().get_repository_def(); "
+        "print(sorted(j.name for j in repository.get_all_jobs()), 'pyspark' in sys.modules)",
+        str(write_config("flights", "plane-delays")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'recover_plane_delays', 'start_flights', 'start_plane_delays'" in done.stdout
+    assert done.stdout.strip().endswith("False")
+
+
+def test_a_missing_configuration_fails_with_the_typed_error(tmp_path: Path) -> None:
+    done = python("from orchestration.definitions import defs; defs()", str(tmp_path / "none.yaml"))
+    assert done.returncode != 0
+    assert "InvalidConfiguration" in done.stderr
+    assert "none.yaml" in done.stderr
+
+
+def test_definitions_hold_assets_jobs_and_running_sensors(write_config: Callable[..., Path]) -> None:
+    defs = build_definitions(load_spec(write_config("flights", "plane-delays")))
+    dg.Definitions.validate_loadable(defs)
+    keys = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+    assert keys == {
+        "flights/stream",
+        "flights/checkpoints",
+        "plane-delays/stream",
+        "plane-delays/checkpoints",
+    }
+    for name in ("stillstate_progress", "stillstate_recovery"):
+        sensor = defs.resolve_sensor_def(name)
+        assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+        assert sensor.minimum_interval_seconds == 5
+    for action in ("start", "stop", "recover"):
+        job = defs.resolve_job_def(f"{action}_plane_delays")
+        assert job.tags["stillstate/job"] == "plane-delays"
+        assert job.tags["stillstate/action"] == action
+
+
+def test_no_secret_reaches_the_definitions(write_config: Callable[..., Path]) -> None:
+    defs = build_definitions(load_spec(write_config(extra=f"storage_options: {{key: {SECRET}}}")))
+    repository = defs.get_repository_def()
+    seen = repr(list(defs.resolve_all_asset_specs()))
+    for job in repository.get_all_jobs():
+        seen += repr(job.tags) + repr(job.get_job_snapshot())
+    assert SECRET not in seen
+
+
+def test_workspace_and_instance_files_are_what_dagster_reads(tmp_path: Path, write_config: Callable[..., Path]) -> None:
+    workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
+    assert workspace["load_from"][0]["python_module"]["module_name"] == "orchestration.definitions"
+    (tmp_path / "dagster.yaml").write_text((PROJECT / "dagster.yaml").read_text())
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.telemetry_enabled is False
+        limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
+        assert limits == [{"key": "stillstate/job", "value": {"applyLimitPerUniqueValue": True}, "limit": 1}]
+        assert instance.run_monitoring_enabled is True
+        assert instance.run_retries_enabled is False
+
+
+class ScriptedLauncher:
+    """Answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.calls: list[dict[str, bool]] = []
+
+    def start(self, **options: bool) -> Any:
+        self.calls.append(options)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    stop = start
+
+
+def run_job(config: Path, name: str, answer: Any, run_config: dict[str, Any] | None = None) -> Any:
+    launcher = ScriptedLauncher(answer)
+
+    class TestResource(StillstateResource):
+        def launcher(self, spec: Any, job: Any) -> Any:
+            return launcher
+
+    defs = build_definitions(load_spec(config), TestResource(config_file=str(config)))
+    result = defs.resolve_job_def(name).execute_in_process(run_config=run_config, raise_on_error=False)
+    return result, launcher
+
+
+def test_the_start_job_reports_where_the_driver_is(write_config: Callable[..., Path]) -> None:
+    launched = Launched("flights", 3, "running", 42, "h", "/logs/flights.log")
+    result, launcher = run_job(
+        write_config(),
+        "start_flights",
+        launched,
+        {"ops": {"start_flights_driver": {"config": {"until_idle": True}}}},
+    )
+    assert result.success
+    assert launcher.calls == [{"takeover": False, "until_idle": True}]
+    (output,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
+    metadata = output.step_output_data.metadata
+    assert metadata["term"].value == 3
+    assert metadata["log"].value == "/logs/flights.log"
+
+
+def test_the_stop_job_says_how_it_ended(write_config: Callable[..., Path]) -> None:
+    result, _ = run_job(write_config(), "stop_flights", Stopped("flights", 3, "stopped", "its run ended: stopped"))
+    assert result.output_for_node("stop_flights_driver")["how"] == "its run ended: stopped"
+
+
+def test_a_typed_error_fails_the_run_with_its_message_and_is_not_retried(write_config: Callable[..., Path]) -> None:
+    result, _ = run_job(write_config(), "start_flights", JobAlreadyRunning("term 3 runs already"))
+    assert not result.success
+    (failure,) = [e for e in result.all_events if e.event_type_value == "STEP_FAILURE"]
+    data = failure.step_failure_data.user_failure_data
+    assert data.description == "term 3 runs already"
+    assert data.metadata["exit_code"].value == 3
+    assert not [e for e in result.all_events if e.event_type_value == "STEP_UP_FOR_RETRY"]
+
+
+@pytest.mark.parametrize("action", ["start", "stop", "recover"])
+def test_a_lost_worker_frees_its_slot(write_config: Callable[..., Path], action: str) -> None:
+    job = build_definitions(load_spec(write_config())).resolve_job_def(f"{action}_flights")
+    assert int(job.tags["dagster/max_runtime"]) > 0

@@ -1,0 +1,157 @@
+"""Health verdicts and recovery plans: pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestration.health import BACKOFF_MAX_S, HealthPolicy, Liveness, Verdict, decide, recovery_wait_s
+from orchestration.recovery import SETTLED_S, PastRun, plan_recovery
+from state_runtime.snapshot.terms import RunState, RunStatus
+
+NOW_MS = 1_700_000_000_000
+POLICY = HealthPolicy(heartbeat_timeout_s=30, start_grace_s=120)
+
+
+def status(state: RunState, age_s: float, interval_s: float = 2.0) -> RunStatus:
+    return RunStatus(
+        term=3,
+        run_uid="u",
+        state=state,
+        at_ms=NOW_MS - int(age_s * 1000),
+        started_at_ms=NOW_MS - 1_000_000,
+        heartbeat_interval_s=interval_s,
+        pid=42,
+        host="h",
+        message="why" if state in ("failed", "fenced") else "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "process", "verdict", "recover"),
+    [
+        ("running", 1, "alive", "healthy", False),
+        ("running", 30, "alive", "healthy", False),
+        ("running", 31, "alive", "silent", True),
+        ("running", 31, "unknown", "silent", True),
+        ("running", 29, "unknown", "healthy", False),
+        ("running", 5, "dead", "dead", True),
+        ("running", 3, "dead", "healthy", False),
+        ("starting", 100, "alive", "starting", False),
+        ("starting", 121, "unknown", "silent", True),
+        ("starting", 10, "dead", "dead", True),
+        ("failed", 0, "alive", "failed", True),
+        ("failed", 9999, "dead", "failed", True),
+        ("stopped", 9999, "dead", "stopped", False),
+        ("finished", 9999, "dead", "finished", False),
+        ("fenced", 9999, "dead", "fenced", False),
+    ],
+)
+def test_verdicts(state: RunState, age_s: float, process: Liveness, verdict: Verdict, recover: bool) -> None:
+    health = decide(status(state, age_s), NOW_MS, POLICY, process)
+    assert (health.verdict, health.needs_recovery) == (verdict, recover)
+    assert "term 3" in health.reason
+
+
+def test_a_job_that_never_ran_is_not_recovered() -> None:
+    health = decide(None, NOW_MS, POLICY, "unknown")
+    assert (health.verdict, health.needs_recovery) == ("never-started", False)
+
+
+def test_a_heart_that_beats_outweighs_a_process_we_cannot_see() -> None:
+    """Two containers may share a host name: recovering the other one's driver would fence it for ever."""
+    assert decide(status("running", 1), NOW_MS, POLICY, "dead").verdict == "healthy"
+
+
+def test_a_heartbeat_from_the_future_is_fresh_not_an_error() -> None:
+    assert decide(status("running", -500), NOW_MS, POLICY, "unknown").verdict == "healthy"
+
+
+def test_a_run_that_died_while_it_stopped_stays_stopped() -> None:
+    """Bringing it back would undo what a person asked for."""
+    for lost in (status("running", 99), status("failed", 1), status("starting", 999)):
+        health = decide(lost, NOW_MS, POLICY, "dead", stop_requested=True)
+        assert (health.verdict, health.needs_recovery) == ("stopped", False)
+    assert decide(status("running", 1), NOW_MS, POLICY, "alive", stop_requested=True).verdict == "healthy"
+
+
+def test_back_off_is_nothing_then_doubles_up_to_a_bound() -> None:
+    assert [recovery_wait_s(n, 10) for n in range(5)] == [0, 10, 20, 40, 80]
+    assert recovery_wait_s(10_000, 10) == BACKOFF_MAX_S
+
+
+def recovered(term: int, attempt: int, progress: int, streak: int = 1, ended_s: float = 0.0) -> PastRun:
+    return PastRun("r" * 12, "recover", "ended", term, attempt, streak, progress, ended_s)
+
+
+STARTED = PastRun("s" * 12, "start", "ended", ended_s=0.0)
+
+
+def plan(
+    term: int, progress: int, runs: list[PastRun], now_s: float = 1000.0, lived_s: float = 1.0
+) -> tuple[int | None, str]:
+    made = plan_recovery(term, progress, lived_s, runs, now_s, max_attempts=3, backoff_s=10)
+    return made.attempt, made.reason
+
+
+def test_the_first_attempt_is_immediate() -> None:
+    assert plan(1, 7, [])[0] == 1
+    assert plan(1, 7, [STARTED])[0] == 1
+
+
+@pytest.mark.parametrize("phase", ["waiting", "active"])
+@pytest.mark.parametrize("action", ["start", "recover", "stop"])
+def test_nothing_is_requested_while_a_run_of_the_job_is_under_way(phase: str, action: str) -> None:
+    attempt, reason = plan(1, 7, [replace(STARTED, action=action, phase=phase)])  # type: ignore[arg-type]
+    assert attempt is None
+    assert phase in reason
+
+
+def test_a_failed_attempt_is_followed_by_a_later_one() -> None:
+    runs = [recovered(1, 1, 7, ended_s=995.0), STARTED]
+    assert plan(1, 7, runs)[0] is None
+    assert plan(1, 7, runs, now_s=1005.0)[0] == 2
+
+
+def test_attempts_count_over_terms_while_there_is_no_progress() -> None:
+    """A driver that starts and dies at once is one failure that repeats, not many new ones."""
+    runs = [recovered(3, 1, 7, 3), recovered(2, 1, 7, 2), recovered(1, 1, 7, 1), STARTED]
+    attempt, reason = plan(4, 7, runs)
+    assert attempt is None
+    assert "gave up after 3" in reason
+
+
+def test_progress_starts_the_count_again() -> None:
+    assert plan(4, 8, [recovered(3, 1, 7, 3), recovered(2, 1, 7, 2), recovered(1, 1, 7, 1)])[0] == 1
+
+
+def test_a_person_who_starts_or_recovers_by_hand_starts_the_count_again() -> None:
+    old = [recovered(3, 3, 7, 3), recovered(3, 2, 7, 2), recovered(3, 1, 7, 1)]
+    by_hand = PastRun("h" * 12, "recover", "ended")
+    assert plan(4, 7, [STARTED, *old])[0] == 1
+    assert plan(4, 7, [by_hand, *old])[0] == 1
+
+
+def test_an_attempt_number_is_never_used_twice_for_one_term() -> None:
+    """Dagster ignores a run key that it has seen, for ever: a repeated number would mean no recovery at all."""
+    assert plan(3, 7, [STARTED, recovered(3, 2, 7), recovered(3, 1, 7)])[0] == 3
+
+
+def test_an_abandoned_run_is_requested_again_under_its_own_key() -> None:
+    """The daemon died between creating and submitting it; Dagster then takes up the same run."""
+    assert plan(3, 7, [replace(recovered(3, 1, 7), phase="abandoned")])[0] == 1
+
+
+def test_a_stop_in_between_does_not_reset_the_count() -> None:
+    runs = [replace(STARTED, action="stop"), recovered(3, 1, 7, 3), recovered(2, 1, 7, 2)]
+    assert plan(3, 7, runs)[0] is None
+
+
+def test_a_driver_that_lived_for_a_while_ends_the_row() -> None:
+    """Its source may have been quiet: five failures in a year are not five failures in a row."""
+    row = [recovered(3, 1, 7, 3), recovered(2, 1, 7, 2)]
+    assert plan(4, 7, row, lived_s=SETTLED_S)[0] == 1
+    assert plan(4, 7, row, lived_s=SETTLED_S - 1)[0] is None
+    # The attempts for the very term that failed still count, however long it had lived.
+    assert plan(3, 7, row, lived_s=SETTLED_S)[0] is None

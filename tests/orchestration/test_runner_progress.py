@@ -1,0 +1,91 @@
+"""What a run shows while it runs, and how signals stop it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+
+import pytest
+from job_roots import FakeClock
+from rich.console import Console
+
+from orchestration.runner import JsonLines, LiveLine, PlainLines, _stop_on_signals, progress_line, progress_view
+from orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
+from state_runtime.progress import Progress
+
+
+def epoch(number: int) -> Progress:
+    return Progress(
+        snapshot_id=number, input_rows=1000, rows_per_s=5120.4, state_rows=3801, checkpoint_ms=9.4, log_bytes=1_300_000
+    )
+
+
+def test_the_line_has_what_people_watch() -> None:
+    assert progress_line("flights", epoch(12)) == (
+        "flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB"
+    )
+
+
+def test_plain_lines_are_at_most_one_a_second_and_the_last_is_kept(clock: FakeClock) -> None:
+    out = io.StringIO()
+    view = PlainLines(Console(file=out), "flights", clock)
+    for number in range(1, 12):
+        view.show(epoch(number))
+        clock.advance_s(0.3)
+    view.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split()[2] for line in lines] == ["1", "5", "9", "11"]
+    assert "(+3 epochs between)" in lines[1]
+    assert "(+1 epochs between)" in lines[3]
+
+
+def test_json_lines_are_one_object_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    view = progress_view("flights", as_json=True)
+    assert isinstance(view, JsonLines)
+    view.show(epoch(1))
+    view.show(epoch(2))
+    view.close()
+    assert [json.loads(line)["snapshot_id"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
+
+
+def test_a_terminal_gets_one_line_that_is_rewritten() -> None:
+    out = io.StringIO()
+    view = progress_view("flights", console=Console(file=out, force_terminal=True, width=120))
+    assert isinstance(view, LiveLine)
+    view.show(epoch(1))
+    view.show(epoch(2))
+    view.close()
+    assert "epoch 2" in out.getvalue()
+    assert isinstance(progress_view("flights", console=Console(file=io.StringIO())), PlainLines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    with _stop_on_signals() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert {n: signal.getsignal(n) for n in before} == before
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1024, 5 << 30)] == ["0 B", "1023 B", "1.0 KiB", "5.0 GiB"]
+    assert [duration_text(s) for s in (0.04, 59.9, 61, 7260, 90_000)] == [
+        "0.0 s",
+        "59.9 s",
+        "1 min 1 s",
+        "2 h 1 min",
+        "1 d 1 h",
+    ]
+    assert [count_text(n) for n in (0, 1234567, 2.55, 12.7)] == ["0", "1,234,567", "2.5", "13"]
+    assert time_text(0) == "1970-01-01 00:00:00Z"
+
+
+def test_locations_lose_credentials_and_parameters() -> None:
+    assert redacted_location("s3://key:secret@bucket:9000/a?token=x#y") == "s3://bucket:9000/a"
+    assert redacted_location("/data/state") == "/data/state"

@@ -1,0 +1,139 @@
+"""A real driver, started by the command line and by the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestration.launchers import LaunchFailed, LocalLauncher
+from orchestration.launchers.local import process_of
+from orchestration.spec import load_spec
+from state_runtime.errors import JobAlreadyRunning
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.store import open_store
+
+PROJECT = str(Path(__file__).resolve().parents[2])
+
+JOB = """
+from state_runtime import ParquetSink, aggregates
+
+def build(context):
+    job = context.job()
+    (job.read(lambda spark: spark.readStream.schema("k string, v long").json(context.options["inbox"]))
+        .key_by("k").aggregate(uid="by-k", n=aggregates.count())
+        .write(ParquetSink(context.options["out"]), name="out"))
+    return job
+
+def forgot_to_return(context):
+    context.job()
+
+def raises(context):
+    raise KeyError("mine")
+"""
+
+CONFIG = """
+version: 1
+defaults:
+  entry_point: tiny_job:build
+  store: store
+  local_dir: local
+  parallelism: 1
+  options: {inbox: in, out: out}
+  path_options: [inbox, out]
+  trigger: {processing_time_s: 0.2}
+  spark: {master: "local[1]", conf: {spark.ui.enabled: false}}
+  checkpoint: {heartbeat_interval_s: 0.2}
+jobs:
+  tiny: {}
+  forgot: {entry_point: "tiny_job:forgot_to_return"}
+  raises: {entry_point: "tiny_job:raises"}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("PYTHONPATH", PROJECT)
+    (tmp_path / "tiny_job.py").write_text(JOB)
+    (tmp_path / "stillstate.yaml").write_text(CONFIG)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"k": "a", "v": 1}\n{"k": "b", "v": 2}\n')
+    yield tmp_path / "stillstate.yaml"
+    status = Catalog(open_store(str(tmp_path / "store")), "tiny").status()
+    process = None if status is None else process_of(status, "tiny")
+    if process is not None:
+        process.kill()
+        process.wait(10)
+
+
+def command(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestration.cli", *arguments, "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+        cwd=config.parent,
+    )
+
+
+@pytest.mark.parametrize(("job", "code", "what"), [("forgot", 2, "return job"), ("raises", 7, "KeyError")])
+def test_a_bad_entry_point_ends_before_spark_starts(config: Path, job: str, code: int, what: str) -> None:
+    done = command(config, "run", job)
+    assert done.returncode == code, done.stderr
+    assert what in done.stderr
+    assert not (config.parent / "store").exists()
+
+
+@pytest.mark.spark
+def test_run_until_idle_prints_its_progress_and_ends(config: Path) -> None:
+    done = command(config, "run", "tiny", "--until-idle", "--json")
+    assert done.returncode == 0, done.stderr
+    *epochs, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(epoch["input_rows"] for epoch in epochs) == 2
+    assert summary["state"] == "finished"
+    assert summary["last_snapshot_id"] == epochs[-1]["snapshot_id"]
+    (row,) = [r for r in json.loads(command(config, "jobs", "--json").stdout) if r["job"] == "tiny"]
+    assert (row["health"], row["state_rows"]) == ("finished", 2)
+
+
+@pytest.mark.spark
+def test_a_driver_of_the_launcher_is_alone_and_stops_on_sigterm(config: Path) -> None:
+    spec = load_spec(config)
+    launcher = LocalLauncher(config, spec.job("tiny"))
+    launched = launcher.start()
+    with pytest.raises(JobAlreadyRunning):
+        launcher.start()
+    second = command(config, "run", "tiny")
+    assert second.returncode == 3, second.stderr
+    assert "JobAlreadyRunning" in second.stderr
+
+    # Our child: collect its exit code, which the launcher leaves to whoever started it.
+    os.kill(launched.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + 60
+    while launcher.is_alive(_status(launcher)) != "dead":
+        assert time.monotonic() < deadline_s, Path(launched.log).read_text()
+        psutil.wait_procs([psutil.Process(launched.pid)], timeout=1)
+    assert _status(launcher).state == "stopped"
+    assert launcher.stop().how == "it was already over: stopped"
+
+
+def test_the_launcher_passes_on_the_exit_code_of_a_driver_that_cannot_start(config: Path) -> None:
+    config.write_text(config.read_text().replace("tiny_job:build", "tiny_job:biuld"))
+    with pytest.raises(LaunchFailed, match="has no 'biuld'; close to it: build") as caught:
+        LocalLauncher(config, load_spec(config).job("tiny")).start()
+    assert caught.value.exit_code == 2
+
+
+def _status(launcher: LocalLauncher):  # type: ignore[no-untyped-def]
+    status = launcher._catalog.status()
+    assert status is not None
+    return status
