@@ -299,4 +299,7 @@ def _freeze_heap_once() -> None:
     if not _FROZEN:
         gc.collect()
         gc.freeze()
+        # A shard's rows are hundreds of thousands of tuples at once; looking them over after every 700 new ones finds
+        # nothing. Spark's worker collects after each task.
+        gc.set_threshold(200_000, 20, 100)
         _FROZEN = True

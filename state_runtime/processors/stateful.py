@@ -6,6 +6,7 @@ the first call, user code works on Python values, and what it changed is written
 
 from __future__ import annotations
 
+from collections import _tuplegetter  # type: ignore[attr-defined]  # what namedtuple is made of
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,8 +83,7 @@ class StatefulProcessorOperator:
         self, rows: GroupedRows, handle: Handle, timer_values: TimerValues, guard: Callable[[Callable[[], Any]], Any]
     ) -> Iterator[pa.RecordBatch]:
         names = rows.rows.schema.names
-        # A Row class of this schema: building instances in C costs a fifth of calling Row(*names)(*values).
-        row_class = type("Row", (Row,), {"__fields__": names})
+        row_class = row_class_of(names)
         made = list(map(partial(tuple.__new__, row_class), zip(*map(to_python, rows.rows.columns))))
         keys = list(zip(*map(to_python, rows.keys)))
         handle_input = self.processor.handleInputRows
@@ -139,6 +139,19 @@ class StatefulProcessorOperator:
 
         for pending in _guarded_iterator(call(), self.uid, guard):
             yield from frames_to_batches(pending, self.output_schema, where)
+
+
+def row_class_of(names: Sequence[str]) -> type[Row]:
+    """A `Row` class for one schema, several times faster than `Row` and used like it.
+
+    Instances are made in C (`tuple.__new__`), and a field is read by a C descriptor, as in a namedtuple, where `Row` searches
+    its list of names in Python on every access. Names that a tuple has already (`count`, `index`) stay the tuple's, as in Row.
+    """
+    members: dict[str, Any] = {"__fields__": list(names)}
+    for position, name in enumerate(names):
+        if name.isidentifier() and not hasattr(Row, name):
+            members[name] = _tuplegetter(position, name)
+    return type("Row", (Row,), members)
 
 
 def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
