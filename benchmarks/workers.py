@@ -1,0 +1,196 @@
+"""Worker processes: one per engine, driven in turns over a pipe by the process that prints the table.
+
+An engine lives in a process of its own because two Spark sessions with different settings cannot share a JVM.
+Both stay up for the whole workload and only one has work at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from benchmarks.engines import Sample, WorkerPlan, open_engine
+from benchmarks.workloads import Side
+
+__all__ = ["Turn", "Worker", "WorkerFailed", "settle"]
+
+START_TIMEOUT_S = 180.0
+CLOSE_TIMEOUT_S = 90.0
+LOG_TAIL_LINES = 25
+QUIET_CPU_PERCENT = 15.0
+SETTLE_TIMEOUT_S = 20.0
+
+
+class WorkerFailed(RuntimeError):
+    """A worker process failed; the message has its error and the end of its log."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a worker did in one turn.
+
+    Attributes:
+        cpu_ms: CPU time of its processes (driver, JVM, Python workers) over the whole turn. Unlike the duration it
+            hardly depends on what else the machine does.
+    """
+
+    samples: tuple[Sample, ...]
+    cpu_ms: float
+
+
+@dataclass(frozen=True)
+class _Failure:
+    text: str
+
+
+class Worker:
+    """The handle of one worker process.
+
+    States: started (constructor) → ready (:meth:`wait_ready`) → any number of :meth:`run` → closed
+    (:meth:`close`). As a context manager it is closed on the way out; a worker that does not end by itself is
+    killed with its children.
+    """
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        self.side: Side = plan.side
+        self._log = plan.folder / "driver.log"
+        # spawn: a forked child would inherit the parent's terminal state and rich's threads.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, plan, self._log))
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def wait_ready(self) -> None:
+        """Return when the engine's query is up and idle.
+
+        Raises:
+            WorkerFailed: It did not come up.
+        """
+        self._receive(START_TIMEOUT_S)
+
+    def run(self, batches: int, timeout_s: float) -> Turn:
+        """Run the next batches and return what they cost.
+
+        Raises:
+            WorkerFailed: The query failed or took longer than `timeout_s`.
+        """
+        before_s = _cpu_seconds(self._tree())
+        self._connection.send((batches, timeout_s))
+        answer = self._receive(timeout_s + 30)
+        assert isinstance(answer, list)
+        return Turn(tuple(answer), (_cpu_seconds(self._tree()) - before_s) * 1000)
+
+    def cpu_percent(self, interval_s: float) -> float:
+        """Return the CPU use of the worker and its children over `interval_s`; 100 is one core."""
+        before_s = _cpu_seconds(self._tree())
+        time.sleep(interval_s)
+        return max(_cpu_seconds(self._tree()) - before_s, 0.0) / interval_s * 100
+
+    def close(self) -> None:
+        """Let the worker end; kill what is left of it after a while."""
+        if self._process.is_alive():
+            tree = self._tree()
+            # A pipe that is broken already means that the worker is on its way down; the wait sees to that.
+            with contextlib.suppress(OSError):
+                self._connection.send(None)
+            self._process.join(CLOSE_TIMEOUT_S)
+            for process in tree:
+                if process.is_running():
+                    process.kill()
+        self._connection.close()
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _receive(self, timeout_s: float) -> object:
+        try:
+            if not self._connection.poll(timeout_s):
+                raise WorkerFailed(f"{self.side}: no answer within {timeout_s:.0f} s\n{self._log_tail()}")
+            answer = self._connection.recv()
+        except EOFError:
+            raise WorkerFailed(f"{self.side}: the worker process died\n{self._log_tail()}") from None
+        if isinstance(answer, _Failure):
+            raise WorkerFailed(f"{self.side}: {answer.text}\n{self._log_tail()}")
+        return answer
+
+    def _log_tail(self) -> str:
+        if not self._log.exists():
+            return "(it wrote no log)"
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(["last lines of its log:", *lines[-LOG_TAIL_LINES:]])
+
+
+def settle(workers: list[Worker]) -> float:
+    """Wait until no worker does background work of its last turn (compaction, garbage collection, uploads).
+
+    Without it one engine's after-work would be charged to the other. Bounded by SETTLE_TIMEOUT_S.
+
+    Returns:
+        The CPU use, in percent of a core, that was left.
+    """
+    left = 0.0
+    for _ in range(int(SETTLE_TIMEOUT_S)):
+        left = sum(worker.cpu_percent(1.0 / len(workers)) for worker in workers)
+        if left <= QUIET_CPU_PERCENT:
+            break
+    return left
+
+
+def _cpu_seconds(tree: list[psutil.Process]) -> float:
+    """CPU time of the processes and of their children that have ended: it never goes back."""
+    total = 0.0
+    for process in tree:
+        # A Python worker may end between the listing and the look at it.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _serve(connection: Connection, plan: WorkerPlan, log: Path) -> None:
+    """Run in the worker process: open the engine, serve turns until told to end."""
+    # The JVM inherits the file descriptors, so Spark's log goes to the file and the table stays readable.
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    try:
+        engine = open_engine(plan)
+        connection.send("ready")
+        try:
+            while (turn := connection.recv()) is not None:
+                batches, timeout_s = turn
+                connection.send(engine.run(batches, timeout_s))
+        finally:
+            engine.stop()
+    except EOFError:
+        # The process that prints the table is gone; there is nobody to answer.
+        return
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(_Failure(f"{type(error).__name__}: {error}"))
