@@ -23,9 +23,14 @@ TERM_TAG: Final = "stillstate/term"
 Number = dg.IntMetadataValue | dg.FloatMetadataValue
 
 
-def checkpoint_metadata(manifest: Manifest) -> dict[str, Number]:
-    """The numbers of one checkpoint, each under a stable name with its unit."""
-    progress = manifest.progress or Progress(snapshot_id=manifest.snapshot_id)
+def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) -> dict[str, Number]:
+    """The numbers of one checkpoint, each under a stable name with its unit.
+
+    Args:
+        complete: the epoch's complete numbers, where they are known (`Catalog.progress`); a manifest's own times end where
+            it is written.
+    """
+    progress = complete or manifest.progress or Progress(snapshot_id=manifest.snapshot_id)
     phases = {f"phase_{name}_s": _seconds(ms) for name, ms in sorted(progress.phases_ms.items())}
     return {
         "snapshot_id": dg.IntMetadataValue(manifest.snapshot_id),
@@ -50,12 +55,14 @@ def checkpoint_metadata(manifest: Manifest) -> dict[str, Number]:
     }
 
 
-def checkpoint_materialization(job: str, manifest: Manifest) -> dg.AssetMaterialization:
+def checkpoint_materialization(
+    job: str, manifest: Manifest, complete: Progress | None = None
+) -> dg.AssetMaterialization:
     """A checkpoint as a run-less materialization; its data version is the snapshot id."""
     return dg.AssetMaterialization(
         checkpoints_key(job),
         description=f"snapshot {manifest.snapshot_id} of {time_text(manifest.created_at_ms)}",
-        metadata=dict(checkpoint_metadata(manifest)),
+        metadata=dict(checkpoint_metadata(manifest, complete)),
         tags=_tags(manifest),
     )
 

@@ -94,8 +94,10 @@ def _read_job(name: str, catalog: Catalog, share: int, tick: ProgressTick) -> No
                 return
             tick.cursors[name] = JobCursor(uid, snapshot_id)
             continue
-        event = checkpoint_materialization if manifest.kind == "checkpoint" else run_materialization
-        tick.events.append(event(name, manifest))
+        if manifest.kind == "checkpoint":
+            tick.events.append(checkpoint_materialization(name, manifest, catalog.progress(manifest)))
+        else:
+            tick.events.append(run_materialization(name, manifest))
         tick.cursors[name] = JobCursor(uid, snapshot_id)
 
 
