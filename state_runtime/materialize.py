@@ -205,10 +205,17 @@ class BackgroundMaterializer:
             what = plan(manifest, self._settings)
             if what is None:
                 return
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(manifest, what), name="stillstate-materializer", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                # No more threads on this machine; the next commit tries again.
+                _LOG.exception("materialization of snapshot %d could not start", manifest.snapshot_id)
+                self.failures_in_a_row += 1
+                return
+            self._thread = thread
 
     def take(self, draft: Manifest) -> Manifest:
         """`draft` with the finished layer, if there is one.

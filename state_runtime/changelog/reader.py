@@ -77,6 +77,10 @@ def read_states(
     for layer in reversed(manifest.layers):
         for table in layer.tables:
             if table.operator == operator and table.hash_low <= high and table.hash_high >= low:
+                if table.state not in schemas:
+                    raise CorruptSegment(
+                        f"{table.path} holds state {table.state!r} that operator {operator!r} does not have"
+                    )
                 batch = schemas[table.state].check_batch(read_table(root, table), table.path)
                 newest_first[table.state].append(slice_hash_range(batch, low, high))
     return {state: fold(batches, schemas[state], drop_deleted=True) for state, batches in newest_first.items()}
@@ -122,7 +126,7 @@ def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
                 data = _whole(root, entry)
                 if len(data) > SOURCE_LOG_BYTES_MAX:
                     raise CorruptSegment(f"{entry.path} has {len(data):,} bytes, more than {SOURCE_LOG_BYTES_MAX:,}")
-                lines.extend(data.decode().splitlines())
+                lines.extend(data.decode().split("\n") if data else [])
     for segment in manifest.segments:
         for part in read_index(root, segment, manifest.job_uid).parts:
             if part.kind == "source" and part.operator == str(source):

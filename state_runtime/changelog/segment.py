@@ -54,7 +54,7 @@ class PartEntry:
         state: name of the state; empty for "source".
         path: object that holds the part, below the job root; empty: the segment itself.
         hash_low, hash_high: closed range of key hashes of the shard that wrote it.
-        raw_bytes: size when decoded, checked before and after.
+        raw_bytes: size when decoded; a reader checks it against its bound before it decodes.
     """
 
     kind: Literal["state", "source"]

@@ -165,9 +165,10 @@ def reduce_groups(how: str, data_type: pa.DataType, rows: GroupedRows, column: s
     if how == "count":
         return pa.array(counts)
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return _reduce_in_arrow(how, data_type, rows, values)
+        return _reduce_in_arrow(how, data_type, rows, values, uid)
     plain = values if valid is None else pc.fill_null(values, 0)
-    numbers = plain.cast(data_type).to_numpy(zero_copy_only=False)
+    # Not safe: an average of longs beyond 2^53 is a double, as in Spark.
+    numbers = plain.cast(data_type, safe=not pa.types.is_floating(data_type)).to_numpy(zero_copy_only=False)
     if how == "sum":
         reduced = np.add.reduceat(numbers, rows.starts)
         if pa.types.is_integer(data_type):
@@ -205,29 +206,38 @@ def _check_overflow(numbers: Any, rows: GroupedRows, reduced: Any, uid: str) -> 
 
 def _overflow(uid: str) -> InvalidData:
     return InvalidData(
-        f"operator {uid!r}: a sum of integers leaves the range of long (Spark's ARITHMETIC_OVERFLOW). Sum a double or a decimal"
+        f"operator {uid!r}: a sum leaves the range of long or of 38 digits (Spark's ARITHMETIC_OVERFLOW). Sum a double"
     )
 
 
-def _reduce_in_arrow(how: str, data_type: pa.DataType, rows: GroupedRows, values: pa.Array) -> pa.Array:
+def _reduce_in_arrow(how: str, data_type: pa.DataType, rows: GroupedRows, values: pa.Array, uid: str) -> pa.Array:
     """Strings, dates, timestamps, decimals, …: Arrow's hash aggregation over the group number."""
     sizes = rows.stops - rows.starts
     table = pa.table({"group": np.repeat(np.arange(rows.groups), sizes), "value": values})
     # One thread keeps the groups in order of appearance, which is ascending.
+    if how == "sum":
+        # Arrow's decimals wrap around at 38 digits; twice the width holds any sum, and the cast back is checked.
+        table = table.set_column(1, "value", table.column("value").cast(pa.decimal256(76, data_type.scale)))
     reduced = table.group_by("group", use_threads=False).aggregate([("value", how)]).column(f"value_{how}")
     array = reduced.combine_chunks()
-    return (array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)).cast(data_type)
+    array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
+    try:
+        return array.cast(data_type)
+    except pa.ArrowInvalid as error:
+        raise _overflow(uid) from error
 
 
 def combine(how: str, old: pa.Array, new: pa.Array, uid: str) -> pa.Array:
     """The state's value and the epoch's, one per key; a null side leaves the other."""
     if how in ("count", "sum"):
         try:
-            both = pc.add_checked(old, new)
+            if pa.types.is_decimal(new.type):
+                wide = pa.decimal256(40, new.type.scale)
+                both = pc.add(old.cast(wide), new.cast(wide)).cast(new.type)
+            else:
+                both = pc.add_checked(old, new)
         except pa.ArrowInvalid as error:
             raise _overflow(uid) from error
-        if pa.types.is_decimal(new.type) and both.type != new.type:
-            both = both.cast(new.type)
     elif pa.types.is_floating(new.type):
         greater = pc.or_(pc.greater(old, new), pc.is_nan(old))
         smaller = pc.or_(pc.less(old, new), pc.is_nan(new))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,19 +39,31 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
     """
     try:
         plain = [_plain(v) for v in values] if pa.types.is_nested(field.type) else values
-        return pa.array(plain, type=field.type, from_pandas=False)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return _array(plain, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
         position, culprit = _first_misfit(values, field.type)
         raise InvalidData(
             f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of {len(values)} "
             f"is a {type(culprit).__name__} that does not fit. Change the declared schema or convert the value"
-        ) from error
+        ) from None  # Arrow's own message holds the value
+
+
+def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
+    # Arrow cuts a fraction off without a word when it makes integers of a list. The set of types is made in C; only
+    # where it holds a float every value is looked at.
+    if (
+        pa.types.is_integer(data_type)
+        and any(issubclass(t, float | np.floating) for t in set(map(type, values)))
+        and any(isinstance(v, float | np.floating) and v != int(v) for v in values)
+    ):
+        raise ValueError("a fraction")
+    return pa.array(values, type=data_type, from_pandas=False)
 
 
 def _first_misfit(values: Sequence[Any], data_type: pa.DataType) -> tuple[int, Any]:
     for position, value in enumerate(values):
         try:
-            pa.array([_plain(value)], type=data_type)
+            _array([_plain(value)], data_type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return position, value
     return 0, values[0] if values else None

@@ -85,9 +85,11 @@ def _concat_same_layout(frames: Sequence[pd.DataFrame]) -> dict[Any, Any]:
             for row, place in enumerate(places):
                 columns[labels[place]] = together[row]
         else:
-            joined = pd.concat([pd.Series(v if getattr(v, "ndim", 1) == 1 else v.ravel()) for v in values])
-            columns[labels[places[0]]] = joined
-    return columns
+            # Blocks of times are two-dimensional extension arrays: one row per column.
+            for row, place in enumerate(places):
+                parts = [pd.Series(v if getattr(v, "ndim", 1) == 1 else v[row]) for v in values]
+                columns[labels[place]] = pd.concat(parts)
+    return {label: columns[label] for label in labels}
 
 
 def _to_batch(columns: dict[Any, Any], schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -106,9 +108,9 @@ def _to_batch(columns: dict[Any, Any], schema: pa.Schema, where: str) -> pa.Reco
             )
         try:
             arrays.append(pa.Array.from_pandas(values, type=field.type, safe=True))
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise InvalidData(
                 f"{where}: column {field.name!r} is declared as {field.type} but holds {getattr(values, 'dtype', '?')} "
                 "values that do not fit. Change the declared schema or convert the column"
-            ) from error
+            ) from None  # Arrow's own message holds the value
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

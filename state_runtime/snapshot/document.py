@@ -61,8 +61,8 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
         if not isinstance(header, dict) or header.get("stillstate") != kind:
             raise ValueError(f"not a {kind} file")
         version = header["format"]
-        if not isinstance(version, int):
-            raise ValueError("format is not a number")
+        if type(version) is not int or version < 1:
+            raise ValueError("format is not a version number")
         if version > FORMAT_VERSION:
             raise UnsupportedFormat(
                 f"{where} has format {version}; this version of Stillstate reads up to {FORMAT_VERSION}. "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from state_runtime.errors import CorruptManifest
+from state_runtime.errors import CorruptManifest, InvalidConfiguration
 from state_runtime.limits import MANIFEST_BYTES_MAX
 from state_runtime.progress import Progress
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
@@ -230,5 +230,8 @@ class Manifest:
                 check_relative_path(file.staged)
                 check_relative_path(file.final)
         for operator in manifest.operators:
-            check_uid(operator.uid, "operator uid")
+            try:
+                check_uid(operator.uid, "operator uid")
+            except InvalidConfiguration as error:
+                raise CorruptManifest(f"{where} is damaged: {error}") from error
         return manifest

@@ -94,10 +94,10 @@ def segment_path(term: int, name: str) -> str:
 
 def snapshot_id_of(name: str) -> int | None:
     """The id in a folder name below `snapshots/`, or None for a name that is not ours."""
-    return int(name) if len(name) == _DIGITS and name.isdigit() else None
+    return int(name) if len(name) == _DIGITS and name.isascii() and name.isdigit() else None
 
 
 def term_of(name: str) -> int | None:
     """The term in a file name `<20 digits>.json` below `terms/`, or None (heartbeats and foreign files)."""
     stem, dot, rest = name.partition(".")
-    return int(stem) if rest == "json" and dot and len(stem) == _DIGITS and stem.isdigit() else None
+    return int(stem) if rest == "json" and dot and len(stem) == _DIGITS and stem.isascii() and stem.isdigit() else None

@@ -39,6 +39,10 @@ _VERSION_BYTES_MAX = 1 << 20
 _ORPHAN_AGE_S = 3600.0
 
 
+# Whatever a damaged JSON file can do to its reader.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
 class LocalCopyUnusable(Exception):
     """The local copy cannot serve; the reason is for metrics. Never leaves the task: the primary serves instead."""
 
@@ -91,7 +95,7 @@ class LocalShard:
                 state: [self._map(run, schema, verify) for run in described.runs.get(state, ())]
                 for state, schema in self._schemas.items()
             }
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except (*_UNREADABLE, pa.ArrowException) as error:
             raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
         return OpenVersion(described, mapped, self._schemas)
 
@@ -153,16 +157,19 @@ class LocalShard:
         """
         versions = {name[:-5] for name in os.listdir(self._folder) if name.endswith(".json") and _ID.match(name[:-5])}
         kept_files: set[str] = set()
+        old_files: set[str] = set()
         for version in versions:
             try:
                 described = self._read_version(version)
-            except (OSError, ValueError, KeyError, TypeError):
+            except _UNREADABLE:
                 continue
+            files = {run.file for runs in described.runs.values() for run in runs}
             if version == keep or described.parent == keep:
-                kept_files.update(run.file for runs in described.runs.values() for run in runs)
-                kept_files.add(f"{version}.json")
-        doomed = {f"{v}.json" for v in versions} - kept_files
-        gone = {name[:-5] for name in doomed}
+                kept_files |= files | {f"{version}.json"}
+            else:
+                old_files |= files
+        doomed = ({f"{v}.json" for v in versions} | old_files) - kept_files
+        gone = {name[:16] for name in doomed if name.endswith(".json")}
         now_s = self._clock.now_ms() / 1000
         for name in os.listdir(self._folder):
             if not (_FILE.match(name) or name.startswith(".tmp-")) or name in kept_files:
@@ -192,7 +199,10 @@ class LocalShard:
         if not _ID.match(version):
             raise ValueError("not a version id")
         data = _read_no_follow(self._folder / f"{version}.json", _VERSION_BYTES_MAX)
-        described = json.loads(data)
+        digest, _, body = data.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            raise ValueError("the version file has another digest")
+        described = json.loads(body)
         if described["format"] != _FORMAT or described["version"] != version:
             raise ValueError("another format or version")
         runs = {
@@ -205,6 +215,7 @@ class LocalShard:
 
     def _write_version(self, described: Version) -> None:
         body = json.dumps({"format": _FORMAT, **asdict(described)}).encode()
+        body = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
         temporary = self._folder / f".tmp-{described.version}"
         _write_private(temporary, body)
         os.replace(temporary, self._folder / f"{described.version}.json")
@@ -296,8 +307,8 @@ def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:
     """How many of the newest runs to merge into one (1: none); pure.
 
     Tiered: nothing while there are at most `runs_max` runs. Then the newer half is merged, and as long as the next older
-    run is not larger than twice what is merged already, it is taken along: so each row is rewritten about
-    log2(state / epoch) times over its life, and small states stay in one or two runs.
+    run is not larger than twice what is merged already, it is taken along: so from 4 runs
+    on each row is rewritten about log2(state / epoch) times over its life (twice that at worst), and small states stay in one or two runs.
     """
     if len(rows_newest_first) <= runs_max:
         return 1

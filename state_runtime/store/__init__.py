@@ -37,8 +37,12 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
     if "://" not in url:
         return LocalStore(Path(url).expanduser().absolute())
     parts = urlsplit(url)
-    shown = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
-    if parts.username or parts.password or parts.query:
+    shown = (
+        urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
+        if "@" not in url
+        else f"{parts.scheme}://…"
+    )
+    if "@" in url or ":" in parts.netloc or parts.query or parts.fragment:
         raise InvalidConfiguration(
             f"the store URL {shown} holds credentials or parameters; put them into storage_options"
         )

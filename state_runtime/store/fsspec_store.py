@@ -58,8 +58,8 @@ class FsspecStore(Store):
                 return Created.MINE
             except FileExistsError:
                 existing = True
-            except OSError as error:
-                if error.errno in _NOT_IMPLEMENTED:
+            except Exception as error:  # botocore's connection and credential errors are no OSError
+                if getattr(error, "errno", None) in _NOT_IMPLEMENTED:
                     raise StoreNotCapable(
                         f"{self.url} refuses conditional writes ({error}); use a store that has them"
                     ) from error
@@ -97,7 +97,14 @@ class FsspecStore(Store):
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         at = self._at(path)
-        body = self._retried("read", path, lambda: bytes(self._fs.cat_file(at, start=offset, end=offset + length)))
+        try:
+            body = self._retried("read", path, lambda: bytes(self._fs.cat_file(at, start=offset, end=offset + length)))
+        except StoreUnavailable:
+            # S3 answers 416 (an OSError) to a range that begins behind the end.
+            size = self.size(path)
+            if offset + length <= size:
+                raise
+            raise CorruptData(f"{path} in {self.url} ends after {size:,} bytes; it was cut off") from None
         if len(body) != length:
             raise CorruptData(f"{path} in {self.url} ends after {offset + len(body):,} bytes; it was cut off")
         return body
@@ -146,7 +153,9 @@ class FsspecStore(Store):
                 return call()
             except FileNotFoundError:
                 raise
-            except OSError as error:
+            except CorruptData:
+                raise
+            except Exception as error:
                 raise StoreUnavailable(
                     f"cannot {verb} {path} in {self.url}: {error}. Check the network, the permissions and the bucket"
                 ) from error

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from state_runtime.errors import CorruptData, StoreUnavailable
+from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreUnavailable
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.snapshot.paths import check_relative_path
 from state_runtime.store.port import Created, Store
 
 __all__ = ["LocalStore"]
 
+# What file systems without hard links answer to os.link (vfat, exFAT, some network mounts).
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _TEMPORARY = ".tmp-"
 
 
@@ -41,9 +43,22 @@ class LocalStore(Store):
                 os.link(temporary, final)
             except FileExistsError:
                 return Created.MINE if final.read_bytes() == body else Created.LOST
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise StoreNotCapable(
+                        f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear there "
+                        "complete and only once. Use another file system or an object store"
+                    ) from error
+                raise
             finally:
                 temporary.unlink(missing_ok=True)
-            _fsync_folder(final.parent)
+            try:
+                _fsync_folder(final.parent)
+            except OSError as error:
+                raise OutcomeUnknown(
+                    f"{path} was created in {self.url}, but the folder could not be synced: {error}. "
+                    "Nothing was cleaned up; start again, and the run reads it back"
+                ) from error
         return Created.MINE
 
     def put(self, path: str, body: bytes) -> None:

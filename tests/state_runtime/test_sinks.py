@@ -1,0 +1,265 @@
+"""Output exactly once: staged, named by a manifest, published by moves that may be repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from model import SECRET
+
+from state_runtime import sinks
+from state_runtime.errors import InvalidConfiguration, MissingFile, UserCodeError
+from state_runtime.sinks import ParquetSink, SinkSpec, StagedFiles, foreach_epoch, staged_outputs
+from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+from state_runtime.store import LocalStore
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+def batch(*rows: tuple[str, int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"k": k, "n": n} for k, n in rows], schema=SCHEMA)
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> ParquetSink:
+    return ParquetSink(str(tmp_path / "out"))
+
+
+@pytest.fixture
+def spec(sink: ParquetSink) -> SinkSpec:
+    return sink.spec("job", "0123456789abcdef", "legs", ("unused", {}))
+
+
+def stage(spec: SinkSpec, epoch: int, *rows: list[tuple[str, int]], term: int = 1) -> StagedOutput:
+    """One task per list of rows."""
+    acknowledged = []
+    for shard, some in enumerate(rows):
+        staging = spec.open(term, epoch, shard, f"{shard:016x}")
+        staging.write(batch(*some))
+        acknowledged.append(staging.finish())
+    return staged_outputs(acknowledged, [spec], epoch)[0]
+
+
+def visible(tmp_path: Path) -> list[tuple[str, int, int]]:
+    """What a reader sees that skips names beginning with `_`, as Spark and pyarrow do."""
+    folder = tmp_path / "out"
+    if not any(p.suffix == ".parquet" and not p.name.startswith("_") for p in folder.glob("*")):
+        return []
+    table = ds.dataset(folder, format="parquet", exclude_invalid_files=False).to_table()
+    return sorted((row["k"], row["n"], row["epoch"]) for row in table.to_pylist())
+
+
+def everything(tmp_path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(tmp_path)): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+
+def test_staged_output_is_invisible_and_published_output_is_not(
+    tmp_path: Path, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """A reader sees an epoch after its manifest, never before."""
+    output = stage(spec, 5, [("a", 1)], [("b", 2), ("c", 3)])
+    assert visible(tmp_path) == []
+    sink.publish(spec, output, None)
+    assert visible(tmp_path) == [("a", 1, 5), ("b", 2, 5), ("c", 3, 5)]
+    commits = list((tmp_path / "out/_stillstate/commits/job-01234567-legs").iterdir())
+    assert [c.name for c in commits] == [f"{5:020d}.json"]
+    assert json.loads(commits[0].read_text().splitlines()[1])["epoch"] == 5
+
+
+def test_a_task_without_rows_stages_nothing(tmp_path: Path, sink: ParquetSink, spec: SinkSpec) -> None:
+    """Empty files cost readers time, and an epoch without output leaves no trace."""
+    output = stage(spec, 1, [], [])
+    assert output.files == ()
+    sink.publish(spec, output, None)
+    assert everything(tmp_path) == {}
+
+
+class Stop(Exception):
+    """The process ends here."""
+
+
+def publish_and_stop(monkeypatch: pytest.MonkeyPatch, sink: ParquetSink, spec: SinkSpec, output: Any, at: int) -> bool:
+    """Publish, but end before the `at`-th call of the store that changes something; whether it ended early."""
+    calls = [0]
+
+    def stopping(method: Any) -> Any:
+        def call(self: LocalStore, *args: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at:
+                raise Stop
+            return method(self, *args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("move", "create", "put", "delete"):
+            patch.setattr(LocalStore, name, stopping(getattr(LocalStore, name)))
+        try:
+            sink.publish(spec, output, None)
+        except Stop:
+            return True
+    return False
+
+
+def test_publishing_is_repeated_after_a_crash_at_any_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """Between any two moves, and before the commit entry: the next run ends in the same place, once and twice."""
+    stopped = True
+    at = 0
+    while stopped:
+        at += 1
+        output = stage(spec, at, *[[(f"row {at}", shard)] for shard in range(4)])
+        stopped = publish_and_stop(monkeypatch, sink, spec, output, at)
+        sink.publish(spec, output, None)
+        done = everything(tmp_path)
+        sink.publish(spec, output, None)
+        assert everything(tmp_path) == done
+        assert [row for row in visible(tmp_path) if row[2] == at] == [(f"row {at}", shard, at) for shard in range(4)]
+    assert at == 6, "four moves and one commit entry"
+
+
+def test_an_attempt_that_no_manifest_names_is_never_published(
+    tmp_path: Path, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """A speculative twin stages the same rows under another name."""
+    stage(spec, 3, [("a", 1)])
+    twin = spec.open(1, 3, 0, "f" * 16)
+    twin.write(batch(("a", 1)))
+    output = staged_outputs([twin.finish()], [spec], 3)[0]
+    sink.publish(spec, output, None)
+    assert visible(tmp_path) == [("a", 1, 3)]
+
+
+def test_output_that_is_gone_is_an_error_that_names_it(tmp_path: Path, sink: ParquetSink, spec: SinkSpec) -> None:
+    """Someone emptied the folder between stage and publish: no silent loss."""
+    output = stage(spec, 1, [("a", 1)])
+    (tmp_path / "out" / output.files[0].staged).unlink()
+    with pytest.raises(MissingFile, match=r"sink 'legs': the snapshot names .* Restore the file"):
+        sink.publish(spec, output, None)
+
+
+def test_two_jobs_with_one_identity_in_one_folder_are_found(sink: ParquetSink, spec: SinkSpec) -> None:
+    """A copied job root that writes to the same output folder."""
+    sink.publish(spec, stage(spec, 1, [("a", 1)]), None)
+    other = spec.open(2, 1, 0, "e" * 16)
+    other.write(batch(("b", 2)))
+    with pytest.raises(MissingFile, match="two jobs with one identity write here"):
+        sink.publish(spec, staged_outputs([other.finish()], [spec], 1)[0], None)
+
+
+def test_abandoned_files_go_named_ones_and_the_current_terms_stay(tmp_path: Path, spec: SinkSpec) -> None:
+    """What fenced runs staged can never be named again, except what the newest manifest names already."""
+    staged = {term: stage(spec, 10 + term, [("a", term)], [("b", term)], term=term).files for term in (1, 2, 3, 4)}
+    foreign = tmp_path / "out" / spec.staging_prefix / "not-a-term"
+    foreign.mkdir()
+    (foreign / "x").write_text("somebody's")
+    other_sink = tmp_path / "out" / "_stillstate/staging/other-job/00000000000000000001"
+    other_sink.mkdir(parents=True)
+    (other_sink / "y").write_text("another job's")
+    named = {staged[2][0].staged}
+    for _ in range(2):
+        spec.remove_abandoned(3, named)
+        left = {path[len("out/") :] for path in everything(tmp_path)}
+        assert left == {
+            *named,
+            *(f.staged for f in (*staged[3], *staged[4])),
+            f"{spec.staging_prefix}/not-a-term/x",
+            "_stillstate/staging/other-job/00000000000000000001/y",
+        }
+
+
+def test_large_output_is_cut_into_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """A task holds at most one file in memory."""
+    monkeypatch.setattr(sinks, "_FILE_BYTES_MAX", 1)
+    staging = spec.open(1, 1, 0, "0" * 16)
+    for number in range(3):
+        staging.write(batch((f"r{number}", number)))
+    files = staging.finish()
+    assert [f.rows for f in files.files] == [1, 1, 1]
+    assert len({f.final for f in files.files}) == 3
+    sink.publish(spec, staged_outputs([files], [spec], 1)[0], None)
+    assert visible(tmp_path) == [("r0", 0, 1), ("r1", 1, 1), ("r2", 2, 1)]
+
+
+def test_the_epoch_column_can_be_left_out(tmp_path: Path) -> None:
+    """For readers that want exactly their own columns."""
+    sink = ParquetSink(str(tmp_path / "out"), epoch_column=None)
+    spec = sink.spec("job", "0" * 32, "legs", ("", {}))
+    sink.publish(spec, stage(spec, 1, [("a", 1)]), None)
+    assert ds.dataset(tmp_path / "out", format="parquet").to_table().schema.names == ["k", "n"]
+
+
+def test_outputs_are_grouped_by_sink_even_without_files() -> None:
+    """Each sink of an epoch has an entry, so that publishing knows its epoch."""
+    file = StagedFile("a", "b", 1, 1)
+    specs = [SinkSpec("one", "x", {}), SinkSpec("two", "x", {})]
+    outputs = staged_outputs([StagedFiles("two", (file,)), StagedFiles("two", (file,))], specs, 9)
+    assert outputs == (StagedOutput("one", 9, ()), StagedOutput("two", 9, (file, file)))
+
+
+def test_secrets_of_a_sink_are_in_no_repr(tmp_path: Path) -> None:
+    """Specs travel to tasks and into tracebacks."""
+    sink = ParquetSink("s3://bucket/out", storage_options={"key": "k", "secret": SECRET})
+    spec = sink.spec("job", "0" * 32, "legs", ("s3://bucket", {"secret": SECRET}))
+    epoch_spec = foreach_epoch(print).spec("job", "0" * 32, "calls", ("s3://bucket", {"secret": SECRET}))
+    for shown in (repr(sink), str(sink), repr(spec), repr(epoch_spec)):
+        assert SECRET not in shown
+
+
+def test_a_sink_needs_a_place_and_a_function() -> None:
+    """Found when the job is built."""
+    with pytest.raises(InvalidConfiguration, match="give it a path or a URL"):
+        ParquetSink("")
+    with pytest.raises(InvalidConfiguration, match="needs a function"):
+        foreach_epoch(None)  # type: ignore[arg-type]
+
+
+def test_a_function_sink_stages_below_the_job_root_and_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a repetition delivers must be what the first call got; it goes when no restart needs it any more."""
+    calls: list[tuple[Any, int]] = []
+    sink = foreach_epoch(lambda frame, epoch: calls.append((frame, epoch)))
+    spec = sink.spec("job", "0" * 32, "calls", (str(tmp_path / "store/job"), {}))
+    output = stage(spec, 4, [("a", 1)])
+    monkeypatch.setattr(sinks, "read_staged", lambda spark, spec, output: [f.staged for f in output.files])
+    spark: Any = object()
+    sink.publish(spec, output, spark)
+    sink.publish(spec, output, spark)
+    assert calls == [([output.files[0].staged], 4)] * 2
+    assert list(everything(tmp_path)) == [f"store/job/{output.files[0].staged}"]
+    sink.settle(spec, output)
+    sink.settle(spec, output)
+    assert everything(tmp_path) == {}
+
+
+def test_an_error_of_the_users_function_is_theirs_and_says_what_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is durable; the same rows come again with the same id."""
+
+    def fail(frame: Any, epoch: int) -> None:
+        raise KeyError("no such table")
+
+    sink = foreach_epoch(fail)
+    spec = sink.spec("job", "0" * 32, "calls", (str(tmp_path), {}))
+    output = stage(spec, 4, [("a", 1)])
+    monkeypatch.setattr(sinks, "read_staged", lambda spark, spec, output: None)
+    spark: Any = object()
+    with pytest.raises(UserCodeError, match=r"KeyError.*epoch 4\. The checkpoint is durable") as caught:
+        sink.publish(spec, output, spark)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert everything(tmp_path), "nothing was removed"
+
+
+def test_names_of_files_are_made_of_snapshot_shard_and_attempt(spec: SinkSpec) -> None:
+    """So that they sort by epoch, and no two attempts ever meet."""
+    output = stage(spec, 12, [("a", 1)], [("b", 2)])
+    assert [f.final for f in output.files] == [
+        f"part-job-01234567-legs-{12:020d}-{shard:05d}-{shard:016x}-000.parquet" for shard in (0, 1)
+    ]

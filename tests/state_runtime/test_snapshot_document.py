@@ -1,0 +1,290 @@
+"""Documents and manifests: what was written is read, everything else is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model import empty_manifest, examples
+from store_contract import HOSTILE
+
+from state_runtime.errors import CorruptData, CorruptManifest, InvalidConfiguration, UnsupportedFormat
+from state_runtime.progress import Progress
+from state_runtime.snapshot import paths
+from state_runtime.snapshot.commit import Boundary
+from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
+from state_runtime.snapshot.manifest import (
+    FileEntry,
+    LayerEntry,
+    Manifest,
+    OperatorEntry,
+    SegmentEntry,
+    SourcePosition,
+    StagedFile,
+    StagedOutput,
+    StateEntry,
+    TableEntry,
+)
+
+names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,10}", fullmatch=True)
+relative = st.lists(names, min_size=1, max_size=3).map("/".join)
+sizes = st.integers(0, 1 << 63)
+hashes = st.integers(0, (1 << 64) - 1)
+texts = st.text(max_size=20)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+progresses = st.builds(
+    Progress, snapshot_id=sizes, rows_per_s=finite, phases_ms=st.dictionaries(texts, finite, max_size=3)
+)
+segments = st.builds(SegmentEntry, relative, sizes, texts, sizes, sizes, sizes, sizes)
+tables = st.builds(TableEntry, relative, sizes, texts, sizes, names, texts, hashes, hashes)
+files = st.builds(FileEntry, relative, sizes, texts)
+layers = st.builds(LayerEntry, sizes, sizes, st.tuples(tables), st.tuples(files))
+manifests = st.builds(
+    Manifest,
+    format_version=st.just(FORMAT_VERSION),
+    job_uid=texts,
+    snapshot_id=sizes,
+    term=sizes,
+    commit_id=texts,
+    kind=st.sampled_from(["checkpoint", "fencing"]),
+    created_at_ms=sizes,
+    parallelism=sizes,
+    operators=st.tuples(st.builds(OperatorEntry, names, texts, texts, st.tuples(st.builds(StateEntry, texts, st.just("value"), texts)))),
+    segments=st.lists(segments, max_size=3).map(tuple),
+    layers=st.lists(layers, max_size=2).map(tuple),
+    source=st.none() | st.builds(SourcePosition, sizes, texts, texts, texts, texts, st.lists(st.integers(0, 9)).map(tuple)),
+    outputs=st.tuples(st.builds(StagedOutput, names, sizes, st.tuples(st.builds(StagedFile, relative, relative, sizes, sizes)))),
+    versions=st.dictionaries(texts, texts, max_size=3),
+    progress=st.none() | progresses,
+    previous=st.none() | progresses,
+)  # fmt: skip
+
+
+@given(manifests)
+@examples(70)
+def test_a_manifest_reads_back_as_it_was_written(manifest: Manifest) -> None:
+    """Every field, any text, hashes up to 2^64 - 1."""
+    assert Manifest.decode(manifest.encode(), "m") == manifest
+
+
+@given(manifests)
+@examples(30)
+def test_equal_manifests_are_equal_bytes(manifest: Manifest) -> None:
+    """A lost answer is recognised by comparing bytes, so encoding must not depend on how a value was made."""
+    again = dataclasses.replace(manifest, versions=dict(reversed(manifest.versions.items())))
+    assert again.encode() == manifest.encode()
+
+
+BOUNDARY = encode_document("boundary", Boundary(7))
+
+
+def test_a_document_cut_anywhere_is_corrupt() -> None:
+    """A full disk, a killed copy: no prefix may pass."""
+    for length in range(len(BOUNDARY)):
+        with pytest.raises(CorruptManifest, match=r"where\.json is damaged.*restore it from a copy"):
+            decode_document("boundary", Boundary, BOUNDARY[:length], "where.json")
+
+
+def test_a_document_with_anything_appended_is_corrupt() -> None:
+    """Two documents in one file are nobody's document."""
+    for more in (b"\n", b" ", b"\0", BOUNDARY):
+        with pytest.raises(CorruptManifest):
+            decode_document("boundary", Boundary, BOUNDARY + more, "where.json")
+
+
+def test_every_flipped_bit_of_a_document_is_found() -> None:
+    """Header included: it decides how the rest is read."""
+    believed = []
+    for position in range(len(BOUNDARY) * 8):
+        flipped = bytearray(BOUNDARY)
+        flipped[position // 8] ^= 1 << position % 8
+        with contextlib.suppress(CorruptManifest, UnsupportedFormat):
+            decode_document("boundary", Boundary, bytes(flipped), "where.json")
+            believed.append((position, bytes(flipped)[:60]))
+    assert not believed, f"flipped bits that were not found: {believed}"
+
+
+@given(st.binary(max_size=300))
+@examples(200)
+def test_garbage_is_corrupt_and_nothing_else(data: bytes) -> None:
+    """Whatever lies there, the error is typed."""
+    with pytest.raises((CorruptManifest, UnsupportedFormat)):
+        decode_document("boundary", Boundary, data, "where.json")
+
+
+def with_header(body: bytes, **changes: Any) -> bytes:
+    """A document with a right digest, and a header as the test wants it."""
+    header = {
+        "stillstate": "boundary",
+        "format": FORMAT_VERSION,
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "bytes": len(body),
+    }
+    kept = {k: v for k, v in {**header, **changes}.items() if v is not ...}
+    return json.dumps(kept).encode() + b"\n" + body + b"\n"
+
+
+def test_a_newer_format_is_unsupported_before_its_body_is_read() -> None:
+    """A newer version may have any body; the reader must say "upgrade", not "damaged"."""
+    data = with_header(b"what a newer version writes", format=FORMAT_VERSION + 1)
+    with pytest.raises(UnsupportedFormat, match="Upgrade Stillstate; nothing was changed"):
+        decode_document("boundary", Boundary, data, "where.json")
+
+
+@pytest.mark.parametrize("version", [0, -1, True, 1.0, "1", None, [], ...])
+def test_a_format_that_was_never_written_is_corrupt(version: Any) -> None:
+    """There is no version 0; a header that says so was altered."""
+    with pytest.raises(CorruptManifest):
+        decode_document("boundary", Boundary, with_header(b'{"snapshot_id":7}', format=version), "where.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stillstate": "manifest"},
+        {"stillstate": ...},
+        {"stillstate": None},
+        {"sha256": ...},
+        {"sha256": None},
+        {"sha256": "0" * 64},
+        {"bytes": ...},
+        {"bytes": -1},
+        {"bytes": "17"},
+        {"bytes": 1e400},
+    ],
+    ids=repr,
+)
+def test_a_foreign_or_inconsistent_header_is_corrupt(changes: dict[str, Any]) -> None:
+    """A file of another kind under this name was put there by mistake or on purpose."""
+    with pytest.raises(CorruptManifest):
+        decode_document("boundary", Boundary, with_header(b'{"snapshot_id":7}', **changes), "where.json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"7",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"snapshot_id":"7"}',
+        b'{"snapshot_id":7.5}',
+        b'{"snapshot_id":true}',
+        b'{"snapshot_id":null}',
+        b'{"snapshot_id":NaN}',
+        b'{"snapshot_id":Infinity}',
+        b'\xef\xbb\xbf{"snapshot_id":7}',
+        b'{"snapshot_id":7}\xff',
+        b"[" * 100_000,
+        b'{"snapshot_id":' * 100_000,
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_a_body_of_another_shape_is_corrupt(body: bytes) -> None:
+    """The digest only says that these bytes were meant; the schema says whether they can be."""
+    with pytest.raises(CorruptManifest):
+        decode_document("boundary", Boundary, with_header(body), "where.json")
+
+
+@dataclass(frozen=True)
+class _Texts:
+    texts: tuple[str, ...]
+
+
+def test_a_huge_header_line_is_refused_without_parsing_it() -> None:
+    """The header is a few dozen bytes; a megabyte of JSON there is an attack on the parser."""
+    data = b'{"stillstate":' + b"[" * (1 << 20) + b"\n{}\n"
+    tracemalloc.start()
+    with pytest.raises(CorruptManifest, match="no header line"):
+        decode_document("boundary", Boundary, data, "where.json")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_an_error_never_repeats_what_a_document_holds() -> None:
+    """Manifests hold source positions and schemas; an error message goes to logs."""
+    body = b'{"texts":["fine",{"s3cr3t":1}]}'
+    with pytest.raises(CorruptManifest) as caught:
+        decode_document("boundary", _Texts, with_header(body), "where.json")
+    assert "s3cr3t" not in str(caught.value)
+    assert "texts.1" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", [p for p in HOSTILE if p], ids=repr)
+@pytest.mark.parametrize("place", ["segment", "table", "source_log", "staged", "final"])
+def test_a_manifest_with_a_hostile_path_is_refused(place: str, path: str) -> None:
+    """No path of a manifest is used before all of them were checked."""
+    entry = {
+        "segment": {"segments": (SegmentEntry(path, 1, "d", 1, 1, 1),)},
+        "table": {"layers": (LayerEntry(0, 1, (TableEntry(path, 1, "d", 1, "o", "s", 0, 1),)),)},
+        "source_log": {"layers": (LayerEntry(0, 1, (), (FileEntry(path, 1, "d"),)),)},
+        "staged": {"outputs": (StagedOutput("out", 1, (StagedFile(path, "b", 1, 1),)),)},
+        "final": {"outputs": (StagedOutput("out", 1, (StagedFile("a", path, 1, 1),)),)},
+    }[place]
+    manifest = dataclasses.replace(empty_manifest(), **entry)
+    with pytest.raises(CorruptData, match="not a plain relative path; it was not opened"):
+        Manifest.decode(manifest.encode(), "m")
+
+
+@pytest.mark.parametrize("uid", ["../x", "a/b", "", ".", "a b", "x" * 64, "ä"])
+def test_a_manifest_with_a_hostile_operator_uid_is_refused(uid: str) -> None:
+    """Operator uids become folders."""
+    manifest = dataclasses.replace(empty_manifest(), operators=(OperatorEntry(uid, "k", "s", ()),))
+    with pytest.raises((CorruptData, InvalidConfiguration)):
+        Manifest.decode(manifest.encode(), "m")
+
+
+def test_a_damaged_manifest_is_never_blamed_on_the_configuration() -> None:
+    """The reaction to a hostile uid in a stored file is "repair", not "fix your call"."""
+    manifest = dataclasses.replace(empty_manifest(), operators=(OperatorEntry("../x", "k", "s", ()),))
+    with pytest.raises(CorruptData):
+        Manifest.decode(manifest.encode(), "m")
+
+
+def test_a_manifest_beyond_its_bound_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flink's coordinator fell over a 49 MB metadata file; the writer must stop first and say what to do."""
+    monkeypatch.setattr("state_runtime.snapshot.manifest.MANIFEST_BYTES_MAX", 2000)
+    many = tuple(SegmentEntry(f"changelog/{n}", 1, "d" * 64, 1, n, 1) for n in range(50))
+    with pytest.raises(CorruptManifest, match="materialize the changelog"):
+        dataclasses.replace(empty_manifest(), segments=many).encode()
+
+
+@given(st.integers(0, 10**20 - 1))
+@examples(100)
+def test_snapshot_and_term_names_are_inverse_to_their_paths(number: int) -> None:
+    """Ids are found by listing names."""
+    assert paths.snapshot_id_of(paths.manifest_path(number).split("/")[1]) == number
+    assert paths.term_of(paths.term_path(number).split("/")[1]) == number
+    assert paths.term_of(paths.heartbeat_path(number).split("/")[1]) is None
+
+
+@given(st.text(alphabet="0123456789²³٣५𝟙.jsonheartb", min_size=1, max_size=32) | st.text(alphabet="²٣1", min_size=20, max_size=20))  # fmt: skip
+@examples(300)
+def test_foreign_names_below_snapshots_and_terms_are_no_ids(name: str) -> None:
+    """Somebody's file in the folder must neither stop a job nor pass for a snapshot."""
+    for found, path in ((paths.snapshot_id_of(name), paths.manifest_path), (paths.term_of(name), paths.term_path)):
+        assert found is None or name in path(found)
+
+
+@given(st.text(max_size=80))
+@examples(300)
+def test_safe_names_are_path_parts(name: str) -> None:
+    """Users name states freely; the name becomes a folder."""
+    paths.check_relative_path(f"tables/op/{paths.safe_name(name)}/x")
+
+
+@pytest.mark.parametrize("name", ["", "A", "ä", "a/b", "../x", "a b", ".", "-a", "_a", "a" * 64, "a\n", "con:"])
+def test_job_names_are_plain_lower_case_folders(name: str) -> None:
+    """No two names may meet on a store that does not tell case apart."""
+    with pytest.raises(InvalidConfiguration, match="job name"):
+        paths.check_job_name(name)

@@ -1,0 +1,108 @@
+"""The public surface is what `__all__` says, and looking at snapshots needs neither Spark nor pandas."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / "state_runtime").rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_documented_package(file: Path) -> bool:
+    """An `__init__.py` with nothing but a docstring has nothing to export."""
+    body = ast.parse(file.read_text()).body
+    return file.name == "__init__.py" and len(body) == 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: module_name(f))
+def test_every_module_says_what_it_exports(file: Path) -> None:
+    """`__all__` exists, is sorted (constants, classes, functions: ruff's order), and every name exists."""
+    if is_documented_package(file):
+        return
+    module = importlib.import_module(module_name(file))
+    assert isinstance(module.__all__, list), "no __all__"
+    kinds = {name: 0 if name.isupper() else 1 if name[0].isupper() else 2 for name in module.__all__}
+    assert module.__all__ == sorted(module.__all__, key=lambda name: (kinds[name], name))
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        assert hasattr(module, name), f"{name} does not exist"
+        assert not name.startswith("_")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: module_name(f))
+def test_what_other_modules_use_is_exported_or_a_constant(file: Path) -> None:
+    """A name with an underscore belongs to its module."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("state_runtime"):
+            private = [alias.name for alias in node.names if alias.name.startswith("_")]
+            assert not private, f"{file.name}:{node.lineno} imports {private}"
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    """Lazy loading must not change what a typing error looks like."""
+    import state_runtime
+
+    with pytest.raises(AttributeError, match="has no attribute 'StreamingJbo'"):
+        _ = state_runtime.StreamingJbo
+
+
+def test_errors_are_a_tree_with_one_reaction_each() -> None:
+    """Every error has the exit code and the kind of its branch."""
+    from state_runtime import errors
+
+    branches = {
+        "invalid": 2,
+        "fenced": 3,
+        "unavailable": 4,
+        "corrupt": 5,
+        "unsupported": 6,
+        "user-code": 7,
+        "internal": 1,
+    }
+    drawn = errors.__doc__ or ""
+    for name in errors.__all__:
+        cls = getattr(errors, name)
+        if isinstance(cls, type):
+            assert issubclass(cls, errors.StillstateError)
+            assert branches[cls.kind] == cls.exit_code
+            assert name in drawn, "the docstring draws the tree"
+            assert str(cls("what, where, what next")) == "what, where, what next"
+            assert cls.__doc__
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "state_runtime",
+        "state_runtime.errors",
+        "state_runtime.store",
+        "state_runtime.settings",
+        "state_runtime.aggregates",
+        "state_runtime.progress",
+        "state_runtime.snapshot.catalog",
+        "state_runtime.snapshot.commit",
+        "state_runtime.snapshot.control",
+        "state_runtime.snapshot.manifest",
+        "state_runtime.changelog.reader",
+        "state_runtime.materialize",
+        "state_runtime.state.local",
+    ],
+)
+def test_looking_at_snapshots_needs_no_spark(module: str) -> None:
+    """The Dagster code location and the command line import these; they must start fast, and without Java."""
+    program = f"import sys, {module}; print(sorted({{'pyspark', 'pandas', 'dagster', 's3fs'}} & set(sys.modules)))"
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert printed.strip() == "[]"
