@@ -300,11 +300,13 @@ def _our_job(plan: WorkerPlan) -> Any:
     keyed = job.read(lambda spark: _read(spark, plan.inbox)).key_by("key")
     schema = processors.OUTPUT_SCHEMA
     if plan.workload.operator == "row":
-        keyed.transform_with_state(processors.RunningTotals(), output_schema=schema, uid="totals")
+        output = keyed.transform_with_state(processors.RunningTotals(), output_schema=schema, uid="totals")
     elif plan.workload.operator == "pandas":
-        keyed.transform_with_state_in_pandas(processors.RunningTotalsInPandas(), output_schema=schema, uid="totals")
+        output = keyed.transform_with_state_in_pandas(
+            processors.RunningTotalsInPandas(), output_schema=schema, uid="totals"
+        )
     else:
-        keyed.aggregate(
+        output = keyed.aggregate(
             uid="totals",
             n=aggregates.count(),
             total=aggregates.sum("amount"),
@@ -312,7 +314,13 @@ def _our_job(plan: WorkerPlan) -> Any:
             highest=aggregates.max("amount"),
             mean=aggregates.avg("amount"),
         )
+    # Without a reader our output would never leave the Python task, while the peer's ends in the JVM.
+    output.transform(_unchanged)
     return job
+
+
+def _unchanged(frame: DataFrame) -> DataFrame:
+    return frame
 
 
 def _await_batches(

@@ -23,6 +23,9 @@ from orchestration.text import bytes_text, count_text
 from state_runtime.clock import SYSTEM_CLOCK, Clock
 from state_runtime.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.progress import Progress
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import refuse_if_live
+from state_runtime.store import open_store
 
 if TYPE_CHECKING:
     from state_runtime import StreamingJob
@@ -153,6 +156,9 @@ def run_job(
     """
     _let_python_workers_import_from(folder)
     try:
+        if not takeover:
+            # Asked again by the run itself; here it saves a second driver the start of Spark.
+            refuse_if_live(Catalog(open_store(spec.store, spec.storage_options), spec.name), SYSTEM_CLOCK)
         build = load_entry_point(spec.entry_point, folder)
         # Imported late: the rest of the command line must start quickly, and without Spark installed.
         from state_runtime.session import build_session

@@ -43,6 +43,9 @@ def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, st
     # Tasks must find the packages that this interpreter has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        # Everything is on this machine: no look-up of its public address, and no warning about it.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**RECOMMENDED, **(conf or {})}.items():
         builder = builder.config(key, str(value))

@@ -27,7 +27,8 @@ class JobSettings:
         materialize_ratio: fold everything (major) once the log and the deltas exceed this share of the base.
         materialize_max_segments: fold the log (minor) at this many segments, whatever their size, so that the
             manifest and the number of reads at a restart stay bounded.
-        runs_max: local runs per shard and state above which they are merged.
+        runs_max: about how many local runs a look-up searches per shard and state: more make merges rarer, fewer make
+            look-ups quicker.
         output_rows_per_batch: rows of one output Arrow batch.
     """
 

@@ -278,12 +278,7 @@ class _ShardAccess:
             if self._local_serves:
                 self._local.prune(before)
             else:
-                first = SYSTEM_IDS.short()
-                states = {
-                    state: concat(list(runs), self._operator.state_schemas[state].arrow)
-                    for state, runs in base.mapped.items()
-                }
-                base = OpenVersion(self._local.write_restored(first, states), base.mapped, self._operator.state_schemas)
+                base = self._local.write_restored(SYSTEM_IDS.short(), base)
             self._local.write(attempt, base, changes, runs_max=self._job.runs_max)
         except (OSError, pa.ArrowException):
             return NO_VERSION, True

@@ -1,7 +1,7 @@
 """Local runs: the state of one shard of one operator on the host's disk, in immutable versions.
 
     <local dir>/<job uid>/<operator>/<parallelism>-<shard>/
-        <version>.json        which run files make the version, newest first, with size, rows and digest
+        <version>.json        which files make the version's runs (state/runs.py), with size, rows and digest
         <version>-<n>.arrow   Arrow IPC files, sorted by key hash, memory-mapped
 
 A *version* is the state after one attempt of one task; its id is unique, and the driver learns it from the task's
@@ -15,28 +15,42 @@ Local versions are a copy: losing, truncating or altering them costs time, never
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from state_runtime.clock import Clock
-from state_runtime.state.table import Hashes, Mask, StateSchema, fold, lookup
+from state_runtime.state.runs import (
+    BUDGET_ROWS_MIN,
+    Layout,
+    Merge,
+    Run,
+    RunFile,
+    add_run,
+    budget_rows,
+    record_piece,
+    start_merge,
+)
+from state_runtime.state.table import HASH_MAX, Hashes, Mask, StateSchema, fold, hashes_of, lookup, slice_hash_range
 
-__all__ = ["LocalCopyUnusable", "LocalShard", "OpenVersion", "RunFile", "Version", "plan_merge"]
+__all__ = ["LocalCopyUnusable", "LocalShard", "OpenVersion", "Version", "cut_hash"]
 
-_FORMAT = 1
+_FORMAT = 2
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _FILE = re.compile(r"[0-9a-f]{16}-[0-9]{1,4}\.arrow\Z")
 _VERSION_BYTES_MAX = 1 << 20
 # Files that no version names are leavings of a killed attempt; a live attempt needs its files for minutes at most.
 _ORPHAN_AGE_S = 3600.0
+_SAMPLES = 128  # per file, to find where a merge's next range ends
 
 
 # Whatever a damaged JSON file can do to its reader.
@@ -48,22 +62,17 @@ class LocalCopyUnusable(Exception):
 
 
 @dataclass(frozen=True)
-class RunFile:
-    """One sorted run on disk."""
-
-    file: str
-    rows: int
-    bytes: int
-    digest: str
-
-
-@dataclass(frozen=True)
 class Version:
     """One version of a shard's states."""
 
     version: str
     parent: str
-    runs: Mapping[str, tuple[RunFile, ...]] = field(default_factory=dict)
+    states: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[RunFile, ...]:
+        """Every file of the version."""
+        return tuple(file for layout in self.states.values() for file in layout.files)
 
 
 class LocalShard:
@@ -73,7 +82,15 @@ class LocalShard:
     unique name, and `prune` only removes what older versions name, or what was abandoned an hour ago.
     """
 
-    def __init__(self, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        schemas: Mapping[str, StateSchema],
+        clock: Clock,
+        *,
+        merge_rows_min: int = BUDGET_ROWS_MIN,
+    ) -> None:
+        self._merge_rows_min = merge_rows_min
         self._folder = folder
         self._schemas = schemas
         self._clock = clock
@@ -92,8 +109,9 @@ class LocalShard:
             self._check_folder()
             described = self._read_version(version)
             mapped = {
-                state: [self._map(run, schema, verify) for run in described.runs.get(state, ())]
+                state: {file.file: self._map(file, schema, verify) for file in described.states[state].files}
                 for state, schema in self._schemas.items()
+                if state in described.states
             }
         except (*_UNREADABLE, pa.ArrowException) as error:
             raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
@@ -107,7 +125,7 @@ class LocalShard:
         *,
         runs_max: int,
     ) -> Version:
-        """Write the version that follows `base`: one new run per changed state, older runs merged where there are many.
+        """Write the version that follows `base`: one new run per changed state, and a bounded piece of the merges due.
 
         The version file is written last, under a temporary name first: a crash leaves files that no version names.
 
@@ -115,39 +133,69 @@ class LocalShard:
             OSError: disk full, read-only, … The epoch goes on without a local copy.
         """
         self._make_folder()
-        written = 0
-        runs: dict[str, tuple[RunFile, ...]] = dict(base.version.runs)
+        names = (f"{version}-{number}.arrow" for number in itertools.count())
+        states = dict(base.version.states)
         for state, change in changes.items():
             if change.num_rows == 0:
                 continue
-            schema = self._schemas[state]
-            old = list(runs.get(state, ()))
-            merge_count = plan_merge([change.num_rows] + [r.rows for r in old], runs_max)
-            merged = (
-                fold([change, *base.mapped[state][: merge_count - 1]], schema, drop_deleted=merge_count == len(old) + 1)
-                if merge_count > 1
-                else change
-            )
-            runs[state] = (self._write_run(f"{version}-{written}.arrow", merged), *old[max(merge_count - 1, 0) :])
-            written += 1
-        described = Version(version, base.version.version, runs)
+            # Written after the merges: small states merge the new run away in the same epoch.
+            new = RunFile(next(names), change.num_rows, 0, "")
+            layout = start_merge(add_run(states.get(state, Layout()), new), runs_max)
+            batches = {**base.mapped.get(state, {}), new.file: change}
+            budget = budget_rows(layout, change.num_rows, runs_max, self._merge_rows_min)
+            layout = self._merge(layout, batches, self._schemas[state], budget, names)
+            if new in layout.files:
+                layout = layout.with_file(new, self._write_run(new.file, change))
+            states[state] = layout
+        described = Version(version, base.version.version, states)
         self._write_version(described)
         return described
 
-    def write_restored(self, version: str, states: Mapping[str, pa.RecordBatch]) -> Version:
-        """Write a version from states that were rebuilt from the primary store; `states` are sorted and folded.
+    def _merge(
+        self,
+        layout: Layout,
+        batches: Mapping[str, pa.RecordBatch],
+        schema: StateSchema,
+        budget: int,
+        names: Iterator[str],
+    ) -> Layout:
+        """Take the merges under way further, newest first, reading about `budget` rows in all."""
+        for older in range(len(layout.merges) - 1, -1, -1):
+            # Counted from the oldest, because finishing a newer merge removes it from the front.
+            current = layout.merges[len(layout.merges) - 1 - older]
+            inputs = [
+                slice_hash_range(batches[piece.file], run.low, HASH_MAX)
+                for run in layout.inputs(current)
+                for piece in run.pieces
+            ]
+            low = layout.inputs(current)[0].low
+            end = cut_hash(inputs, low, budget)
+            parts = [slice_hash_range(batch, low, HASH_MAX if end is None else end - 1) for batch in inputs]
+            folded = fold(parts, schema, drop_deleted=layout.reaches_bottom(current))
+            piece = self._write_run(next(names), folded) if folded.num_rows else None
+            layout = record_piece(layout, current, piece, end)
+            budget -= sum(part.num_rows for part in parts)
+            if budget <= 0:
+                break
+        return layout
+
+    def write_restored(self, version: str, restored: OpenVersion) -> OpenVersion:
+        """Write a version from states that were rebuilt from the primary store (`OpenVersion.of_batches`).
 
         Raises:
             OSError: see `write`.
         """
         self._make_folder()
-        runs = {
-            state: (self._write_run(f"{version}-{number}.arrow", batch),) if batch.num_rows else ()
-            for number, (state, batch) in enumerate(states.items())
-        }
-        described = Version(version, "", runs)
+        layouts: dict[str, Layout] = {}
+        mapped: dict[str, dict[str, pa.RecordBatch]] = {}
+        for number, state in enumerate(self._schemas):
+            layouts[state], mapped[state] = Layout(), {}
+            for batch in restored.batches(state):
+                file = self._write_run(f"{version}-{number}.arrow", batch)
+                layouts[state], mapped[state] = add_run(Layout(), file), {file.file: batch}
+        described = Version(version, "", layouts)
         self._write_version(described)
-        return described
+        return OpenVersion(described, mapped, self._schemas)
 
     def prune(self, keep: str) -> None:
         """Remove versions that can no longer be a starting point: all but `keep` and those that follow from it.
@@ -163,7 +211,7 @@ class LocalShard:
                 described = self._read_version(version)
             except _UNREADABLE:
                 continue
-            files = {run.file for runs in described.runs.values() for run in runs}
+            files = {file.file for file in described.files}
             if version == keep or described.parent == keep:
                 kept_files |= files | {f"{version}.json"}
             else:
@@ -205,13 +253,11 @@ class LocalShard:
         described = json.loads(body)
         if described["format"] != _FORMAT or described["version"] != version:
             raise ValueError("another format or version")
-        runs = {
-            str(state): tuple(RunFile(str(r["file"]), int(r["rows"]), int(r["bytes"]), str(r["digest"])) for r in files)
-            for state, files in described["runs"].items()
-        }
-        if any(not _FILE.match(run.file) for files in runs.values() for run in files):
+        states = {str(state): _parse_layout(layout) for state, layout in described["states"].items()}
+        found = Version(version, str(described["parent"]), states)
+        if any(not _FILE.match(file.file) for file in found.files):
             raise ValueError("a run has a foreign name")
-        return Version(version, str(described["parent"]), runs)
+        return found
 
     def _write_version(self, described: Version) -> None:
         body = json.dumps({"format": _FORMAT, **asdict(described)}).encode()
@@ -246,10 +292,17 @@ class LocalShard:
 
 
 class OpenVersion:
-    """A version's runs, mapped and ready for look-up. Values of the mapped batches stay valid after files are unlinked."""
+    """A version's runs, mapped and ready for look-up. Values of the mapped batches stay valid after files are unlinked.
+
+    Attributes:
+        mapped: per state the batches by file name.
+    """
 
     def __init__(
-        self, version: Version, mapped: Mapping[str, Sequence[pa.RecordBatch]], schemas: Mapping[str, StateSchema]
+        self,
+        version: Version,
+        mapped: Mapping[str, Mapping[str, pa.RecordBatch]],
+        schemas: Mapping[str, StateSchema],
     ) -> None:
         self.version = version
         self.mapped = mapped
@@ -260,7 +313,22 @@ class OpenVersion:
         version: str, states: Mapping[str, pa.RecordBatch], schemas: Mapping[str, StateSchema]
     ) -> OpenVersion:
         """A version that exists only in memory: freshly restored, or the empty state."""
-        return OpenVersion(Version(version, ""), {s: [b] if b.num_rows else [] for s, b in states.items()}, schemas)
+        layouts = {
+            state: add_run(Layout(), RunFile(state, batch.num_rows, batch.nbytes, "")) if batch.num_rows else Layout()
+            for state, batch in states.items()
+        }
+        mapped = {state: {state: batch} for state, batch in states.items()}
+        return OpenVersion(Version(version, "", layouts), mapped, schemas)
+
+    def batches(self, state: str) -> list[pa.RecordBatch]:
+        """The batches of a state that hold live rows, newest first; those of one run have disjoint hash ranges."""
+        layout = self.version.states.get(state, Layout())
+        live = (
+            slice_hash_range(self.mapped[state][piece.file], run.low, HASH_MAX)
+            for run in layout.runs
+            for piece in run.pieces
+        )
+        return [batch for batch in live if batch.num_rows]
 
     def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
         """Look many keys up at once, newest run first.
@@ -278,22 +346,28 @@ class OpenVersion:
         pieces: list[list[pa.Array]] = []
         offset = 0
         open_keys = np.arange(count)
-        for run in self.mapped[state]:
+        for run in self.batches(state):
             if len(open_keys) == 0:
                 break
-            whole = len(open_keys) == count
-            wanted = list(keys) if whole else [k.take(pa.array(open_keys)) for k in keys]
-            at = lookup(run, schema, hashes if whole else hashes[open_keys], wanted)
+            # Only the wanted keys inside the batch's hash range: pieces of one run have neighbouring ranges.
+            stored = hashes_of(run)
+            open_hashes = hashes if len(open_keys) == count else hashes[open_keys]
+            first = int(np.searchsorted(open_hashes, stored[0], side="left"))
+            last = int(np.searchsorted(open_hashes, stored[-1], side="right"))
+            if first == last:
+                continue
+            inside = open_keys[first:last]
+            wanted = list(keys) if len(inside) == count else [k.take(pa.array(inside)) for k in keys]
+            at = lookup(run, schema, open_hashes[first:last], wanted)
             hit = at >= 0
             taken = pa.array(at[hit])
             # A tombstone ends the search for its key just as a value does.
             live = np.logical_not(run.column(1).take(taken).to_numpy(zero_copy_only=False))
-            hits = open_keys[hit]
             rows = np.flatnonzero(live)
-            position[hits[rows]] = offset + np.arange(len(rows))
+            position[inside[hit][rows]] = offset + np.arange(len(rows))
             offset += len(rows)
             pieces.append([v.take(taken.take(pa.array(rows))) for v in schema.values_of(run)])
-            open_keys = open_keys[~hit]
+            open_keys = np.concatenate([open_keys[:first], inside[~hit], open_keys[last:]])
         found = position >= 0
         index = pa.array(position, mask=~found)
         values = [
@@ -303,21 +377,42 @@ class OpenVersion:
         return found, values
 
 
-def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:
-    """How many of the newest runs to merge into one (1: none); pure.
+def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | None:
+    """Where to end the next range of a merge, so that it reads about `budget` rows; None takes everything; pure.
 
-    Tiered: nothing while there are at most `runs_max` runs. Then the newer half is merged, and as long as the next older
-    run is not larger than twice what is merged already, it is taken along: so from 4 runs
-    on each row is rewritten about log2(state / epoch) times over its life (twice that at worst), and small states stay in one or two runs.
+    The hash is exclusive, and above `low`, so that every range makes progress. Found from evenly spaced samples.
     """
-    if len(rows_newest_first) <= runs_max:
-        return 1
-    count = max(2, len(rows_newest_first) // 2)
-    total = sum(rows_newest_first[:count])
-    while count < len(rows_newest_first) and rows_newest_first[count] <= 2 * total:
-        total += rows_newest_first[count]
-        count += 1
-    return count
+    total = sum(batch.num_rows for batch in inputs)
+    if total <= budget:
+        return None
+    samples: list[Hashes] = []
+    weights: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+    for batch in inputs:
+        if batch.num_rows:
+            picked = min(batch.num_rows, _SAMPLES)
+            at = np.linspace(0, batch.num_rows - 1, picked).astype(np.int64)
+            samples.append(hashes_of(batch)[at])
+            weights.append(np.full(picked, batch.num_rows / picked))
+    hashes = np.concatenate(samples)
+    order = np.argsort(hashes)
+    reached = np.searchsorted(np.cumsum(np.concatenate(weights)[order]), budget)
+    later = hashes[order][int(reached) :]
+    above = later[later > np.uint64(low)]
+    return int(above[0]) if len(above) else None
+
+
+def _parse_layout(stored: Any) -> Layout:
+    runs = tuple(
+        Run(
+            tuple(RunFile(str(p["file"]), int(p["rows"]), int(p["bytes"]), str(p["digest"])) for p in run["pieces"]),
+            int(run["low"]),
+        )
+        for run in stored["runs"]
+    )
+    merges = tuple(Merge(int(m["start"]), int(m["count"])) for m in stored["merges"])
+    if any(not (m.start >= 0 and m.count > 0 and m.start + m.count < len(runs)) for m in merges):
+        raise ValueError("a merge names runs that are not there")
+    return Layout(runs, merges)
 
 
 def _read_no_follow(path: Path, bytes_max: int) -> bytes:

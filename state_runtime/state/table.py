@@ -29,17 +29,20 @@ from state_runtime.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 __all__ = [
     "DELETED",
     "HASH",
+    "HASH_MAX",
     "StateSchema",
     "concat",
     "first_of_groups",
     "fold",
     "hash_range_of_shard",
+    "hashes_of",
     "lookup",
     "same_keys",
     "slice_hash_range",
 ]
 
 HASH = "key_hash"
+HASH_MAX = (1 << 64) - 1
 DELETED = "deleted"
 
 Hashes = npt.NDArray[np.uint64]
@@ -256,11 +259,20 @@ def fold(newest_first: Sequence[pa.RecordBatch], schema: StateSchema, *, drop_de
         hashes = hashes_of(merged)
         # Stable: of equal hashes the newest stays in front. numpy's stable sort finds the sorted runs and merges them.
         order = np.argsort(hashes, kind="stable")
-        merged = merged.take(pa.array(order))
-        regroup, starts = first_of_groups(hashes_of(merged), schema.keys_of(merged))
-        if regroup is not None:
-            merged = merged.take(pa.array(regroup))
-        if not bool(starts.all()):
+        ordered = hashes[order]
+        tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+        at, after = pa.array(order[tied]), pa.array(order[tied + 1])
+        keys = schema.keys_of(merged)
+        same = same_keys([k.take(at) for k in keys], [k.take(after) for k in keys])
+        if bool(same.all()):
+            # Only rows that stay are moved: the first of each key.
+            keep = np.ones(len(order), dtype=np.bool_)
+            keep[tied + 1] = False
+            merged = merged.take(pa.array(order[keep]))
+        else:
+            merged = merged.take(pa.array(order))
+            regroup, starts = first_of_groups(hashes_of(merged), schema.keys_of(merged))
+            merged = merged.take(pa.array(regroup)) if regroup is not None else merged
             merged = merged.filter(pa.array(starts))
     if drop_deleted:
         deleted = merged.column(1)

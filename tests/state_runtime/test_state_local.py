@@ -37,7 +37,19 @@ from model import (
 )
 
 from state_runtime.state import local
-from state_runtime.state.local import LocalCopyUnusable, LocalShard, OpenVersion, Version, plan_merge
+from state_runtime.state.local import LocalCopyUnusable, LocalShard, OpenVersion, Version, cut_hash
+from state_runtime.state.runs import (
+    BUDGET_ROWS_MIN,
+    Layout,
+    Run,
+    RunFile,
+    add_run,
+    budget_rows,
+    plan_merge,
+    record_piece,
+    start_merge,
+)
+from state_runtime.state.table import hashes_of
 
 SCHEMAS = {STATE: SCHEMA, "other": SCHEMA}
 
@@ -54,19 +66,22 @@ def found_in(version: OpenVersion, hash_of: HashOf, state: str = STATE) -> dict[
     return {key: row for key, there, row in zip(wanted, found, rows, strict=True) if there}
 
 
+EMPTY = OpenVersion.of_batches("", {s: schema.empty() for s, schema in SCHEMAS.items()}, SCHEMAS)
+
+
 class Chain:
     """A shard's folder and a sequence of epochs written to it."""
 
-    def __init__(self, folder: Path, hash_of: HashOf = spread, runs_max: int = 4) -> None:
+    def __init__(
+        self, folder: Path, hash_of: HashOf = spread, runs_max: int = 4, merge_rows_min: int = BUDGET_ROWS_MIN
+    ) -> None:
         self.folder = folder
         self.clock = FakeClock()
         self.ids = CountingIds()
-        self.shard = LocalShard(folder, SCHEMAS, self.clock)
+        self.shard = LocalShard(folder, SCHEMAS, self.clock, merge_rows_min=merge_rows_min)
         self.hash_of = hash_of
         self.runs_max = runs_max
-        self.version = self.shard.write_restored(
-            self.ids.short(), {s: schema.empty() for s, schema in SCHEMAS.items()}
-        ).version
+        self.version = self.shard.write_restored(self.ids.short(), EMPTY).version.version
 
     def open(self, version: str = "", *, verify: bool = True) -> OpenVersion:
         return self.shard.open(version or self.version, verify=verify)
@@ -83,16 +98,15 @@ class Chain:
         return described
 
 
-@given(epochs, hash_functions, st.integers(2, 6))
-@examples(60)
+@given(epochs, hash_functions, st.integers(2, 6), st.sampled_from([1, 3, 10, BUDGET_ROWS_MIN]))
+@examples(120)
 def test_a_chain_of_versions_is_the_dictionary(
-    tmp_path_factory: pytest.TempPathFactory, all_epochs: list[Changes], hash_of: HashOf, runs_max: int
+    tmp_path_factory: pytest.TempPathFactory, all_epochs: list[Changes], hash_of: HashOf, runs_max: int, budget: int
 ) -> None:
-    """After every epoch, for any fan-in, with merges on the way."""
-    chain = Chain(tmp_path_factory.mktemp("local"), hash_of, runs_max)
+    """After every epoch, for any fan-in and any budget, with merges under way and finished."""
+    chain = Chain(tmp_path_factory.mktemp("local"), hash_of, runs_max, budget)
     for count, changed in enumerate(all_epochs, 1):
-        described = chain.epoch(changed)
-        assert len(described.runs.get(STATE, ())) <= runs_max
+        chain.epoch(changed)
         assert found_in(chain.open(), hash_of) == after(all_epochs[:count])
 
 
@@ -115,7 +129,7 @@ def test_an_epoch_that_is_run_again_gives_the_same_state(
     tmp_path_factory: pytest.TempPathFactory, before: list[Changes], failed: Changes, again: Changes
 ) -> None:
     """A retry, a speculative twin or a re-run batch starts from the committed version, whatever lies beside it."""
-    chain = Chain(tmp_path_factory.mktemp("local"), colliding, runs_max=2)
+    chain = Chain(tmp_path_factory.mktemp("local"), colliding, runs_max=2, merge_rows_min=4)
     for changed in before:
         chain.epoch(changed)
     committed = chain.version
@@ -145,12 +159,12 @@ def test_prune_keeps_the_committed_version_and_concurrent_attempts(
 
 def test_pruned_versions_are_gone_and_so_are_their_files(tmp_path: Path) -> None:
     """Disk space follows the state, not the number of epochs: merged runs must not pile up for an hour."""
-    chain = Chain(tmp_path, runs_max=3)
+    chain = Chain(tmp_path, runs_max=3, merge_rows_min=7)
     for number in range(60):
         described = chain.epoch(dict.fromkeys(ALL_KEYS[number % 5 :: 5], (number, "x")))
         parent = chain.open(described.parent).version
         chain.shard.prune(described.parent)
-        named = {run.file for version in (described, parent) for runs in version.runs.values() for run in runs}
+        named = {file.file for version in (described, parent) for file in version.files}
         named |= {f"{described.version}.json", f"{described.parent}.json"}
         assert set(os.listdir(tmp_path)) == named, f"after epoch {number}"
 
@@ -199,11 +213,11 @@ def stored(chain: Chain) -> dict[str, list[list[dict[str, Any]]]] | None:
         opened = chain.open()
     except LocalCopyUnusable:
         return None
-    return {state: [run.to_pylist() for run in runs] for state, runs in opened.mapped.items()}
+    return {state: [batch.to_pylist() for batch in opened.batches(state)] for state in opened.mapped}
 
 
 def newest_run(chain: Chain) -> Path:
-    return chain.folder / chain.open().version.runs[STATE][0].file
+    return chain.folder / chain.open().version.states[STATE].files[0].file
 
 
 def test_a_flipped_bit_anywhere_in_a_run_is_found(chain: Chain) -> None:
@@ -394,7 +408,7 @@ def test_a_folder_that_others_may_read_is_not_written_to(tmp_path: Path) -> None
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
     with pytest.raises(PermissionError, match="not a private folder of this user"):
-        LocalShard(folder, SCHEMAS, FakeClock()).write_restored("0" * 16, {STATE: SCHEMA.empty()})
+        LocalShard(folder, SCHEMAS, FakeClock()).write_restored("0" * 16, EMPTY)
     assert os.listdir(folder) == []
 
 
@@ -450,3 +464,60 @@ def test_a_large_old_run_is_left_alone_by_small_epochs() -> None:
         written += runs[0]
     assert runs[-1] == 1_000_000
     assert written < 200 * 10 * 20
+
+
+def merged(runs: Layout, changed: int, runs_max: int, epoch: int) -> tuple[Layout, int]:
+    """One epoch's merging on a layout, with hashes as fractions and keys that never repeat; also the rows read."""
+    layout = start_merge(add_run(runs, RunFile(f"{epoch}", changed, 0, "")), runs_max)
+    budget = budget_rows(layout, changed, runs_max)
+    read = 0
+    for older in range(len(layout.merges) - 1, -1, -1):
+        merge = layout.merges[len(layout.merges) - 1 - older]
+        inputs = layout.inputs(merge)
+        rows, done = sum(run.rows for run in inputs), inputs[0].low / 2**64
+        share = min(1.0, done + budget / rows)
+        piece = RunFile("p", round(rows * (share - done)), 0, "")
+        layout = record_piece(layout, merge, piece, None if share == 1.0 else int(share * 2**64))
+        read += piece.rows
+        budget -= piece.rows
+        if budget <= 0:
+            break
+    return layout, read
+
+
+@pytest.mark.parametrize(
+    ("state", "changed"), [(1_000_000, 95_000), (5_000_000, 25_000), (5_000_000, 500), (100_000, 50_000), (0, 20_000)]
+)
+def test_no_epoch_pays_for_a_full_rewrite_and_runs_stay_few(state: int, changed: int) -> None:
+    """Merging is spread over epochs: what one reads is bounded by its changes and a small share of the state."""
+    layout = Layout((Run((RunFile("base", state, 0, ""),)),) if state else ())
+    for epoch in range(400):
+        layout, read = merged(layout, changed, 8, epoch)
+        total = sum(run.rows for run in layout.runs)
+        rewrites = 2 + math.log2(1 + total / changed) / 2
+        assert read <= 2 * max(BUDGET_ROWS_MIN, rewrites * changed, total / 64) + 1
+        assert len(layout.runs) <= 4 * 8
+        assert len(layout.files) <= 3 * 64
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=300), min_size=1, max_size=5), st.integers(1, 400))
+@examples(100)
+def test_a_merge_range_makes_progress_and_reads_about_its_budget(lists: list[list[int]], budget: int) -> None:
+    """A range that read nothing would never end; one that read everything would not be bounded."""
+    inputs = [batch_of_hashes(sorted(set(hashes))) for hashes in lists]
+    total = sum(batch.num_rows for batch in inputs)
+    low = min((int(h) for batch in inputs for h in hashes_of(batch)[:1]), default=0)
+    end = cut_hash(inputs, low, budget)
+    if end is None:
+        assert total <= budget or len({int(h) for batch in inputs for h in hashes_of(batch)}) <= 128 * len(inputs)
+        return
+    read = sum(int(np.count_nonzero(hashes_of(batch) < np.uint64(end))) for batch in inputs)
+    assert 0 < read <= 2 * budget + 2 * len(inputs) * (1 + total // 128)
+
+
+def batch_of_hashes(hashes: list[int]) -> pa.RecordBatch:
+    """Rows that differ in their hash only."""
+    count = len(hashes)
+    columns = [pa.nulls(count, f.type) for f in SCHEMA.values]
+    keys = [pa.nulls(count, f.type) for f in SCHEMA.keys]
+    return SCHEMA.batch(np.array(hashes, dtype=np.uint64), None, keys, columns)

@@ -1,0 +1,155 @@
+"""How the local runs of one state are laid out and merged a bounded piece at a time; pure.
+
+A *run* is sorted by key hash; newer runs hide older ones. It consists of one or more files (*pieces*) with ascending,
+disjoint hash ranges. A *merge* turns several neighbouring runs into one, over several epochs: each epoch takes the next hash
+range of all inputs, writes one more piece of the output, and raises the inputs' lower bound. So at any moment the output
+holds the hashes below the bound, the inputs those above it, a look-up needs no special case, and no epoch pays for a full
+rewrite, however large the state is.
+
+Several merges may be under way, over different runs: the newest (smallest) is served first, so that small ones need not wait
+for a large one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+__all__ = [
+    "BUDGET_ROWS_MIN",
+    "Layout",
+    "Merge",
+    "Run",
+    "RunFile",
+    "add_run",
+    "budget_rows",
+    "plan_merge",
+    "record_piece",
+    "start_merge",
+]
+
+# An epoch may always rewrite this much: a few tens of milliseconds, so that small epochs get through large merges.
+BUDGET_ROWS_MIN = 65_536
+# Bounds the pieces of a run, and so the files that a look-up opens.
+_PIECES_PER_RUN_MAX = 64
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """One sorted file on disk."""
+
+    file: str
+    rows: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pieces in ascending hash order; rows with a hash below `low` have moved to the output of a merge."""
+
+    pieces: tuple[RunFile, ...] = ()
+    low: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge under way: `runs[start]` is its output so far, the `count` runs after it are its inputs."""
+
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The runs of one state, newest first, and the merges among them, newest first."""
+
+    runs: tuple[Run, ...] = ()
+    merges: tuple[Merge, ...] = ()
+
+    @property
+    def files(self) -> tuple[RunFile, ...]:
+        return tuple(piece for run in self.runs for piece in run.pieces)
+
+    def with_file(self, old: RunFile, new: RunFile) -> Layout:
+        """The layout with one file in the place of another."""
+        runs = tuple(replace(r, pieces=tuple(new if p == old else p for p in r.pieces)) for r in self.runs)
+        return replace(self, runs=runs)
+
+    def inputs(self, merge: Merge) -> tuple[Run, ...]:
+        """The runs that a merge reads, newest first."""
+        return self.runs[merge.start + 1 : merge.start + 1 + merge.count]
+
+    def reaches_bottom(self, merge: Merge) -> bool:
+        """Whether nothing older lies below a merge: its output needs no tombstones."""
+        return merge.start + 1 + merge.count == len(self.runs)
+
+
+def add_run(layout: Layout, file: RunFile) -> Layout:
+    """The layout with a new run on top."""
+    merges = tuple(replace(m, start=m.start + 1) for m in layout.merges)
+    return Layout((Run((file,)), *layout.runs), merges)
+
+
+def start_merge(layout: Layout, runs_max: int) -> Layout:
+    """Begin merging the newest runs if there are too many that no merge takes yet."""
+    free = layout.merges[0].start if layout.merges else len(layout.runs)
+    count = plan_merge([run.rows for run in layout.runs[:free]], max(2, runs_max // 2))
+    if count == 1:
+        return layout
+    merges = (Merge(0, count), *(replace(m, start=m.start + 1) for m in layout.merges))
+    return Layout((Run(), *layout.runs), merges)
+
+
+def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:
+    """How many of the newest runs to merge into one (1: none).
+
+    Tiered: nothing while there are at most `runs_max` runs. Then the newer half is merged, and as long as the next older
+    run is not larger than twice what is merged already, it is taken along: so from 4 runs on each row is rewritten about
+    log2(state / epoch) times over its life (twice that at worst), and small states stay in one or two runs.
+    """
+    if len(rows_newest_first) <= runs_max:
+        return 1
+    count = max(2, len(rows_newest_first) // 2)
+    total = sum(rows_newest_first[:count])
+    while count < len(rows_newest_first) and rows_newest_first[count] <= 2 * total:
+        total += rows_newest_first[count]
+        count += 1
+    return count
+
+
+def budget_rows(layout: Layout, changed_rows: int, runs_max: int, rows_min: int = BUDGET_ROWS_MIN) -> int:
+    """How many rows this epoch may read for merges."""
+    total = sum(run.rows for run in layout.runs)
+    # Tiered merging rewrites a row about log2(state / epoch) times over its life, at most; half of it is the usual case.
+    rewrites = 2 + math.log2(1 + total / max(1, changed_rows)) / 2
+    budget = max(rows_min, rewrites * changed_rows, total / _PIECES_PER_RUN_MAX)
+    # Merges that fall behind are caught up with, rather than runs piling up without end.
+    return int(budget * max(1.0, len(layout.runs) / (2 * runs_max)))
+
+
+def record_piece(layout: Layout, merge: Merge, piece: RunFile | None, next_low: int | None) -> Layout:
+    """The layout after one more range of a merge.
+
+    Args:
+        piece: what was written for the range; None if every row of it was dropped.
+        next_low: the inputs' new lower bound; None if the merge is finished.
+    """
+    output = layout.runs[merge.start]
+    if piece is not None:
+        output = replace(output, pieces=(*output.pieces, piece))
+    end = merge.start + 1 + merge.count
+    if next_low is not None:
+        inputs = tuple(replace(run, low=next_low) for run in layout.inputs(merge))
+        return replace(layout, runs=(*layout.runs[: merge.start], output, *inputs, *layout.runs[end:]))
+    kept = (output,) if output.pieces else ()
+    gone = merge.count + 1 - len(kept)
+    merges = tuple(
+        replace(m, start=m.start - gone) if m.start > merge.start else m for m in layout.merges if m != merge
+    )
+    return Layout((*layout.runs[: merge.start], *kept, *layout.runs[end:]), merges)
