@@ -14,11 +14,10 @@ help: ## Show this help
 	  /^[a-zA-Z_-]+:.*?##/ { printf "  \033[36m%-14s\033[0m %s\n", $$1, $$2 } \
 	  /^##@/ { printf "\n\033[1m%s\033[0m\n", substr($$0, 5) }' $(MAKEFILE_LIST)
 
-$(SETUP): setup.cfg pyproject.toml
+$(SETUP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[spark,s3,demo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[spark,s3,demo,dev]'
 	@touch $(SETUP)
 
 .PHONY: setup
@@ -59,6 +58,11 @@ typecheck: setup ## mypy --strict on our three packages
 format: setup ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+.PHONY: lock
+lock: ## Write the installed versions to constraints.txt (after changing dependencies in setup.cfg)
+	@echo '# Versions that the tests ran with; `make setup` installs exactly these. Made by `make lock`.' > constraints.txt
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -viE '^(stillstate|pip|setuptools)\b' >> constraints.txt
 
 ##@ Measure
 

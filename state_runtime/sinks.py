@@ -6,6 +6,7 @@ publishes what the newest manifest names before it does anything else. So output
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -117,18 +118,18 @@ class _Staging:
         self._buffer, self._writer, self._rows = None, None, 0
 
 
-class Sink:
+class Sink(ABC):
     """What `Stream.write` takes. Made by users; bound to a job and a name when the job is built."""
 
+    @abstractmethod
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """How tasks stage for this sink; `root` is the URL and options of the job root."""
-        raise NotImplementedError
 
+    @abstractmethod
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Make an epoch's output visible; repeated after a crash it ends in the same state."""
-        raise NotImplementedError
 
-    def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
+    def settle(self, spec: SinkSpec, output: StagedOutput) -> None:  # noqa: B027 - most sinks have nothing to settle
         """Called when a later manifest no longer names `output`: what only a repetition needed can go."""
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 
@@ -136,6 +135,5 @@ def _unscaled(value: Decimal, scale: int) -> int:
     # By digits: arithmetic on Decimal would round to the context's 28.
     sign, digits, exponent = value.as_tuple()
     check(isinstance(exponent, int), "a decimal column holds a number")
-    shift: Any = exponent
-    number = int("".join(map(str, digits)) or "0") * 10 ** (shift + scale)
+    number = int("".join(map(str, digits)) or "0") * int(10 ** (int(exponent) + scale))
     return -number if sign else number
