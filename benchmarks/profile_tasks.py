@@ -1,4 +1,4 @@
-"""`python -m benchmarks.profile_tasks row|pandas|aggregate`: where the time of our tasks goes, without Spark.
+"""`python -m benchmarks.profile_tasks row|pandas|vectorized|aggregate|latest|deduplicate`: where the time of our tasks goes, without Spark.
 
 Runs what one shard does in an epoch (map the local runs, group the rows, look the state up and call the operator,
 make the changelog, write the local runs) in this process, over generated rows, and prints the time of each step and
@@ -24,16 +24,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processors import OUTPUT_SCHEMA, STATE_SCHEMA, RunningTotals, RunningTotalsInPandas
+from benchmarks.processors import (
+    OUTPUT_SCHEMA,
+    STATE_SCHEMA,
+    RunningTotals,
+    RunningTotalsInPandas,
+    RunningTotalsVectorized,
+)
 from benchmarks.report import median
 from state_runtime import aggregates
 from state_runtime.changelog.writer import write_task_changes
 from state_runtime.clock import SYSTEM_CLOCK
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.grouping import group_rows
+from state_runtime.processors.latest import LATEST, LatestBy
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.processors.stateful import StatefulProcessorOperator
+from state_runtime.processors.vectorized import VectorizedOperator
 from state_runtime.settings import JobSettings
 from state_runtime.state.local import LocalShard, OpenVersion
 from state_runtime.state.table import StateSchema, hash_range_of_shard
@@ -52,7 +61,10 @@ class Flavour(StrEnum):
 
     ROW = "row"
     PANDAS = "pandas"
+    VECTORIZED = "vectorized"
     AGGREGATE = "aggregate"
+    LATEST = "latest"
+    DEDUPLICATE = "deduplicate"
 
 
 @app.command()
@@ -163,16 +175,42 @@ def _operator(flavour: Flavour) -> Operator:
         }
         source = pa.schema([*key, ("amount", integer)])
         return AggregateOperator("totals", ("key",), "key long", key, plan_aggregates(functions, source, "totals"), "")
+    totals = pa.schema([(name, integer) for name in _names(STATE_SCHEMA)])
+    output = pa.schema([(name, integer) for name in _names(OUTPUT_SCHEMA)])
+    row = pa.schema([*key, ("amount", integer)])
+    if flavour is Flavour.VECTORIZED:
+        return _vectorized(flavour, RunningTotalsVectorized(), "totals", totals, output)
+    if flavour is Flavour.LATEST:
+        return _vectorized(flavour, LatestBy(("amount",)), LATEST, pa.schema([("amount", integer)]), row)
+    if flavour is Flavour.DEDUPLICATE:
+        return _vectorized(flavour, Deduplicate(), SEEN, pa.schema([]), row)
     return StatefulProcessorOperator(
         uid="totals",
         key_columns=("key",),
         key_ddl="key long",
         key_schema=key,
-        output_schema=pa.schema([(name, integer) for name in _names(OUTPUT_SCHEMA)]),
-        state_schemas={"totals": StateSchema(key, pa.schema([(name, integer) for name in _names(STATE_SCHEMA)]))},
+        output_schema=output,
+        state_schemas={"totals": StateSchema(key, totals)},
         state_ddl={"totals": STATE_SCHEMA},
         processor=RunningTotalsInPandas() if flavour is Flavour.PANDAS else RunningTotals(),
         pandas=flavour is Flavour.PANDAS,
+        output_rows_per_batch=65_536,
+    )
+
+
+def _vectorized(flavour: Flavour, processor: Any, state: str, values: pa.Schema, output: pa.Schema) -> Operator:
+    key = pa.schema([("key", pa.int64())])
+    kinds: dict[Flavour, Any] = {Flavour.LATEST: "latest-by", Flavour.DEDUPLICATE: "deduplicate"}
+    return VectorizedOperator(
+        uid="totals",
+        key_columns=("key",),
+        key_ddl="key long",
+        key_schema=key,
+        output_schema=output,
+        state_schemas={state: StateSchema(key, values)},
+        state_ddl={state: ""},
+        kind=kinds.get(flavour, "vectorized"),
+        processor=processor,
         output_rows_per_batch=65_536,
     )
 

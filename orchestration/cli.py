@@ -1,6 +1,6 @@
 """The command line, `stillstate`.
 
-Reading commands (`jobs`, `snapshots`, `describe`) look at the store and nothing else, so they work from any machine
+Reading commands (`jobs`, `snapshots`, `describe`, `query`) look at the store and nothing else, so they work from any machine
 and start quickly: neither Spark nor Dagster is imported for them.
 """
 
@@ -232,22 +232,105 @@ def describe(
     job_spec = _job_or_only(load_spec(config), job)
     catalog = _catalog(job_spec)
     catalog.job_info()
-    if snapshot == "latest":
-        manifest = catalog.latest()
-        if manifest is None:
-            raise MissingSnapshot(f"job {job_spec.name!r} has no snapshot yet; the first epoch makes one")
-    elif snapshot.isascii() and snapshot.isdigit() and len(snapshot) <= 20:
-        manifest = catalog.manifest(int(snapshot))
-    else:
-        raise MissingSnapshot(
-            f"{snapshot[:40]!r} is not a snapshot; give a number as `snapshots` lists it, or `latest`"
-        )
+    snapshot_id = _snapshot_id(snapshot)
+    manifest = catalog.latest() if snapshot_id is None else catalog.manifest(snapshot_id)
+    if manifest is None:
+        raise MissingSnapshot(f"job {job_spec.name!r} has no snapshot yet; the first epoch makes one")
     if as_json:
         _print_json(views.manifest_json(manifest))
     else:
         console = _console()
         for part in views.manifest_parts(job_spec.name, manifest):
             console.print(part)
+
+
+@app.command(epilog="Example: stillstate query flights seen --operator legs --key tailnum=N14228")
+@_guarded
+def query(
+    job: JobArgument,
+    state: Annotated[str, typer.Argument(metavar="STATE", help="Name of the state, as `describe` lists it.")],
+    operator: Annotated[
+        str | None,
+        typer.Option(
+            "--operator",
+            "-o",
+            metavar="UID",
+            help="The state's operator; may be left out if only one has a state of that name.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            "-k",
+            metavar="COLUMN=VALUE",
+            help="Read one key only; once per key column. Without `=VALUE` it is null.",
+            show_default=False,
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            "-w",
+            metavar="COLUMN=VALUE",
+            help="Only rows with this value, in any column; reads the whole state.",
+            show_default=False,
+        ),
+    ] = None,
+    snapshot: Annotated[
+        str, typer.Option("--snapshot", "-s", metavar="ID", help="A snapshot id, or `latest`.")
+    ] = "latest",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="Rows at most.")] = 20,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", metavar="A,B", help="Which columns to show, in this order.", show_default=False),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header instead of a table.")] = False,
+) -> None:
+    """Look into a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
+
+    Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC. A key that is not there is no
+    error: the result is empty, and the exit code 0.
+    """
+    from orchestration import views
+    from state_runtime.query import open_state
+    from state_runtime.store import open_store
+
+    if as_json and as_csv:
+        raise InvalidConfiguration("--json and --csv are two forms of the same output; give one of them")
+    spec = load_spec(config).job(job)
+    store = open_store(spec.store, spec.storage_options)
+    view = open_state(store, spec.name, state, operator=operator, snapshot=_snapshot_id(snapshot))
+    rows = view.read(
+        key=view.parse_key(key) if key else None,
+        where=view.parse_where(where) if where else None,
+        columns=columns.split(",") if columns is not None else None,
+        limit=limit + 1,  # one more, to know whether there is more
+    )
+    found = views.StateRows.of(spec.name, view.manifest.snapshot_id, view.operator.uid, state, rows, limit)
+    if as_json:
+        _print_json(found.to_json_dict())
+    elif as_csv:
+        print(views.state_csv(found), end="")
+        if found.more:
+            print(f"only the first {limit} rows; --limit gives more", file=sys.stderr)
+    elif found.rows:
+        _print_table(views.state_table(found))
+    else:
+        print(f"{found.title}: no row{' of this key' if key else ''}{' with these values' if where else ''}")
+
+
+def _snapshot_id(text: str) -> int | None:
+    """The id behind a SNAPSHOT argument; None is the newest."""
+    if text == "latest":
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= 20:
+        return int(text)
+    raise MissingSnapshot(f"{text[:40]!r} is not a snapshot; give a number as `snapshots` lists it, or `latest`")
 
 
 def _job_row(spec: Spec, job: JobSpec) -> Any:

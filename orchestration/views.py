@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +21,19 @@ from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.errors import StillstateError
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["JobRow", "SnapshotRow", "jobs_table", "manifest_json", "manifest_parts", "snapshots_table"]
+__all__ = [
+    "JobRow",
+    "SnapshotRow",
+    "StateRows",
+    "jobs_table",
+    "manifest_json",
+    "manifest_parts",
+    "snapshots_table",
+    "state_csv",
+    "state_table",
+]
+
+_CELL_CHARS_MAX = 500
 
 _COLOURS: dict[Verdict | str, str] = {
     "healthy": "green",
@@ -119,6 +135,70 @@ class SnapshotRow:
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """What `stillstate query` found. `more`: there are rows beyond the limit."""
+
+    job: str
+    snapshot_id: int
+    operator: str
+    state: str
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    more: bool
+
+    @staticmethod
+    def of(job: str, snapshot_id: int, operator: str, state: str, rows: Any, limit: int) -> StateRows:
+        """From an Arrow table with at most one row more than the limit; values become those that JSON has.
+
+        Binary becomes hexadecimal, decimals and times become text, and so do NaN and the infinities: as `--key` reads
+        them.
+        """
+        shown = rows.slice(0, limit)
+        columns = {name: _values(shown.column(name)) for name in shown.column_names}
+        return StateRows(
+            job=job,
+            snapshot_id=snapshot_id,
+            operator=operator,
+            state=state,
+            columns=list(columns),
+            rows=[dict(zip(columns, row)) for row in zip(*columns.values())],
+            more=rows.num_rows > limit,
+        )
+
+    @property
+    def title(self) -> str:
+        return f"{self.operator}/{self.state} of {self.job}, snapshot {self.snapshot_id}"
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def state_table(found: StateRows) -> Table:
+    """Rows of a state for people."""
+    table = _table(found.title)
+    table.show_header = True
+    for column in found.columns:
+        numbers = all(isinstance(row[column], int | float) for row in found.rows)
+        table.add_column(Text(_printable(column)), justify="right" if numbers else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(_cell(row[column]) for column in found.columns))
+    if found.more:
+        table.caption = f"only the first {len(found.rows):,} rows; --limit gives more"
+        table.caption_justify = "left"
+    return table
+
+
+def state_csv(found: StateRows) -> str:
+    """Rows of a state as CSV; null is an empty field, nested values are JSON."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(found.columns)
+    for row in found.rows:
+        writer.writerow([json.dumps(v) if isinstance(v, list | dict | bool) else v for v in row.values()])
+    return text.getvalue()
 
 
 def jobs_table(rows: list[JobRow]) -> Table:
@@ -294,6 +374,52 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
     return table
+
+
+def _values(column: Any) -> list[Any]:
+    """An Arrow column as values of JSON."""
+    import pyarrow as pa
+
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        return [_time(cell) for cell in column]
+    return [_plain_or_text(cell) for cell in column]
+
+
+def _plain_or_text(cell: Any) -> Any:
+    try:
+        return _plain(cell.as_py())
+    except (OverflowError, ValueError):
+        return str(cell)  # a time inside of a nested value: Arrow has a year 20000, Python has none
+
+
+def _time(cell: Any) -> str | None:
+    import pyarrow as pa
+
+    return None if not cell.is_valid else str(cell.cast(pa.string()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _cell(value: Any) -> Text:
+    """A value in a table; control characters are shown, never sent to the terminal."""
+    if value is None:
+        return Text("null", style="dim")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Text(_printable(text if len(text) <= _CELL_CHARS_MAX else f"{text[:_CELL_CHARS_MAX]} …"))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _number(value: float | None) -> str:

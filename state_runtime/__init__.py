@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from state_runtime import aggregates
     from state_runtime.job import JobContext, RunResult, StreamingJob
+    from state_runtime.processors.vectorized import KeyedBatch, VectorizedProcessor
     from state_runtime.progress import Progress
+    from state_runtime.query import query_state
     from state_runtime.session import build_session
     from state_runtime.settings import JobSettings
     from state_runtime.sinks import ParquetSink, foreach_epoch
@@ -20,24 +22,30 @@ if TYPE_CHECKING:
 __all__ = [
     "JobContext",
     "JobSettings",
+    "KeyedBatch",
     "ParquetSink",
     "Progress",
     "RunResult",
     "StreamingJob",
+    "VectorizedProcessor",
     "aggregates",
     "build_session",
     "foreach_epoch",
+    "query_state",
 ]
 
 _HOMES = {
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.settings",
+    "KeyedBatch": "state_runtime.processors.vectorized",
     "ParquetSink": "state_runtime.sinks",
     "Progress": "state_runtime.progress",
     "RunResult": "state_runtime.job",
     "StreamingJob": "state_runtime.job",
+    "VectorizedProcessor": "state_runtime.processors.vectorized",
     "build_session": "state_runtime.session",
     "foreach_epoch": "state_runtime.sinks",
+    "query_state": "state_runtime.query",
 }
 
 

@@ -33,12 +33,16 @@ from state_runtime.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
 from state_runtime.pipeline import (
     AggregateStep,
     CompiledPipeline,
+    DeduplicateStep,
+    LatestByStep,
     ProcessorStep,
     Step,
     TransformStep,
+    VectorizedStep,
     WriteStep,
     compile_pipeline,
 )
+from state_runtime.processors.vectorized import VectorizedProcessor
 from state_runtime.progress import Progress
 from state_runtime.settings import JobSettings
 from state_runtime.sinks import Sink
@@ -269,6 +273,51 @@ class KeyedStream:
                     f"operator {uid!r}: {name} must be one of state_runtime.aggregates, e.g. aggregates.count()"
                 )
         return Stream(self._job, self._job._extend(self._steps, AggregateStep(uid, self._keys, dict(aggregates))))
+
+    def process(self, processor: VectorizedProcessor, output_schema: T.StructType | str, *, uid: str) -> Stream:
+        """Run a `VectorizedProcessor`: the rows and the state of all keys at once, in Arrow and numpy.
+
+        Args:
+            processor: an instance; every task gets a fresh copy.
+            output_schema: StructType or DDL.
+            uid: stable name of the operator: its state belongs to it.
+        """
+        check_uid(uid, "operator uid")
+        if not isinstance(processor, VectorizedProcessor):
+            raise InvalidPipeline(
+                f"operator {uid!r}: process() needs an instance of a VectorizedProcessor, not "
+                f"{getattr(processor, '__name__', type(processor).__name__)}; a StatefulProcessor goes to transform_with_state()"
+            )
+        step = VectorizedStep(uid, self._keys, processor, output_schema)
+        return Stream(self._job, self._job._extend(self._steps, step))
+
+    def latest_by(self, order: str, *columns: str, uid: str) -> Stream:
+        """Keep of each key the row with the greatest value of a column; vectorised.
+
+        Emits the row of every key for which another row took the place (update mode): the key columns, the order column and
+        `columns`. Of equal values the later row in source order wins; null is below everything.
+
+        Args:
+            order: a column of numbers, text, binary, booleans, dates or timestamps.
+            columns: what else to keep; none named means all columns.
+
+        Example:
+            .key_by("order_id").latest_by("changed_at", "status", "amount", uid="current")
+        """
+        check_uid(uid, "operator uid")
+        return Stream(self._job, self._job._extend(self._steps, LatestByStep(uid, self._keys, order, columns)))
+
+    def deduplicate(self, *, uid: str) -> Stream:
+        """Pass the first row of each key and drop all later ones (append mode); vectorised. Rows keep all their columns.
+
+        There is no watermark in this version: the state holds every key that was ever seen (the key columns and eight bytes
+        each), and never shrinks.
+
+        Example:
+            .key_by("event_id").deduplicate(uid="once")
+        """
+        check_uid(uid, "operator uid")
+        return Stream(self._job, self._job._extend(self._steps, DeduplicateStep(uid, self._keys)))
 
     def _processor(
         self,
@@ -582,7 +631,12 @@ def _check_compatible(before: Manifest, pipeline: CompiledPipeline) -> None:
                 f"snapshot {before.snapshot_id} holds state of operator {old.uid!r}, which the pipeline no longer has. Put it "
                 "back (operators match by uid), or start a job with another name"
             )
-        if new.kind != old.kind or new.key_schema != old.key_schema:
+        if new.kind != old.kind:
+            raise InvalidPipeline(
+                f"operator {old.uid!r}: it is a {new.kind} now, and a {old.kind} in snapshot {before.snapshot_id}, whose state "
+                "it cannot read. Give the changed operator a new uid"
+            )
+        if new.key_schema != old.key_schema:
             raise InvalidPipeline(
                 f"operator {old.uid!r}: its keys are ({new.key_schema}) now, and ({old.key_schema}) in snapshot "
                 f"{before.snapshot_id}; state cannot be found under other keys. Give the changed operator a new uid"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,9 +16,12 @@ from state_runtime.aggregates import Aggregate
 from state_runtime.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
-from state_runtime.processors.handle import DeclaringHandle
+from state_runtime.processors.deduplicate import SEEN, Deduplicate
+from state_runtime.processors.handle import DeclaringHandle, check_state_name
+from state_runtime.processors.latest import LATEST, plan_latest
 from state_runtime.processors.operator import Operator
 from state_runtime.processors.stateful import StatefulProcessorOperator
+from state_runtime.processors.vectorized import VectorizedOperator, VectorizedProcessor
 from state_runtime.settings import JobSettings
 from state_runtime.sinks import Sink
 from state_runtime.state.table import StateSchema
@@ -27,10 +30,13 @@ from state_runtime.task import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
 __all__ = [
     "AggregateStep",
     "CompiledPipeline",
+    "DeduplicateStep",
+    "LatestByStep",
     "ProcessorStep",
     "Stage",
     "Step",
     "TransformStep",
+    "VectorizedStep",
     "WriteStep",
     "compile_pipeline",
     "shard_columns",
@@ -65,6 +71,34 @@ class AggregateStep:
 
 
 @dataclass(frozen=True)
+class VectorizedStep:
+    """A `VectorizedProcessor` behind a key."""
+
+    uid: str
+    keys: tuple[str, ...]
+    processor: VectorizedProcessor
+    output_schema: T.StructType | str
+
+
+@dataclass(frozen=True)
+class LatestByStep:
+    """Of each key the row with the greatest value of `order`; no `columns` means all."""
+
+    uid: str
+    keys: tuple[str, ...]
+    order: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeduplicateStep:
+    """The first row of each key."""
+
+    uid: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class WriteStep:
     """A sink that hangs on the stream at this point."""
 
@@ -72,7 +106,8 @@ class WriteStep:
     sink: Sink
 
 
-Step: TypeAlias = TransformStep | ProcessorStep | AggregateStep | WriteStep
+OperatorStep: TypeAlias = ProcessorStep | AggregateStep | VectorizedStep | LatestByStep | DeduplicateStep
+Step: TypeAlias = TransformStep | OperatorStep | WriteStep
 
 
 @dataclass(frozen=True)
@@ -195,33 +230,88 @@ def _transformed(spark: SparkSession, schema: T.StructType, step: TransformStep)
     return result.schema
 
 
-def _operator(step: ProcessorStep | AggregateStep, schema: T.StructType, settings: JobSettings) -> Operator:
+def _operator(step: OperatorStep, schema: T.StructType, settings: JobSettings) -> Operator:
     keys = T.StructType([_key_field(schema, name, step.uid) for name in step.keys])
-    key_schema = _arrow(keys)
-    key_ddl = ddl(keys)
     if isinstance(step, AggregateStep):
-        plan = plan_aggregates(step.aggregates, _arrow(schema), step.uid)
-        taken = set(step.keys) & set(step.aggregates)
-        if taken:
-            raise InvalidPipeline(
-                f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
-            )
-        slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
-        return AggregateOperator(step.uid, step.keys, key_ddl, key_schema, plan, ddl(from_arrow_schema(slots)))
-    declared = _declared_states(step)
-    return StatefulProcessorOperator(
+        return _aggregate(step, keys, schema)
+    if isinstance(step, ProcessorStep):
+        declared = _declared_states(step)
+        return StatefulProcessorOperator(
+            uid=step.uid,
+            key_columns=step.keys,
+            key_ddl=ddl(keys),
+            key_schema=_arrow(keys),
+            # Spark parses DDL, so this cannot happen before there is a session.
+            output_schema=_arrow(parse_schema(step.output_schema, f"the output of operator {step.uid!r}")),
+            state_schemas={name: StateSchema(_arrow(keys), _arrow(value)) for name, value in declared.items()},
+            state_ddl={name: ddl(value) for name, value in declared.items()},
+            processor=step.processor,
+            pandas=step.pandas,
+            output_rows_per_batch=settings.output_rows_per_batch,
+        )
+    return _vectorized(step, keys, schema, settings)
+
+
+def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) -> AggregateOperator:
+    plan = plan_aggregates(step.aggregates, _arrow(schema), step.uid)
+    taken = set(step.keys) & set(step.aggregates)
+    if taken:
+        raise InvalidPipeline(
+            f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
+        )
+    slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
+    return AggregateOperator(step.uid, step.keys, ddl(keys), _arrow(keys), plan, ddl(from_arrow_schema(slots)))
+
+
+def _vectorized(
+    step: VectorizedStep | LatestByStep | DeduplicateStep,
+    keys: T.StructType,
+    schema: T.StructType,
+    settings: JobSettings,
+) -> VectorizedOperator:
+    processor: Any
+    kind: Literal["vectorized", "latest-by", "deduplicate"]
+    if isinstance(step, VectorizedStep):
+        kind, processor, states = "vectorized", step.processor, _states_of(step)
+        output = parse_schema(step.output_schema, f"the output of operator {step.uid!r}")
+    elif isinstance(step, LatestByStep):
+        kind, processor = "latest-by", plan_latest(step.keys, step.order, step.columns, _arrow(schema), step.uid)
+        states = {LATEST: T.StructType([schema[name] for name in processor.kept])}
+        output = T.StructType([*keys.fields, *states[LATEST].fields])
+    else:
+        kind, processor, states = "deduplicate", Deduplicate(), {SEEN: T.StructType([])}
+        output = schema
+    return VectorizedOperator(
         uid=step.uid,
         key_columns=step.keys,
-        key_ddl=key_ddl,
-        key_schema=key_schema,
-        # Spark parses DDL, so this cannot happen before there is a session.
-        output_schema=_arrow(parse_schema(step.output_schema, f"the output of operator {step.uid!r}")),
-        state_schemas={name: StateSchema(key_schema, _arrow(value)) for name, value in declared.items()},
-        state_ddl={name: ddl(value) for name, value in declared.items()},
-        processor=step.processor,
-        pandas=step.pandas,
+        key_ddl=ddl(keys),
+        key_schema=_arrow(keys),
+        output_schema=_arrow(output),
+        state_schemas={name: StateSchema(_arrow(keys), _arrow(value)) for name, value in states.items()},
+        state_ddl={name: ddl(value) for name, value in states.items()},
+        kind=kind,
+        processor=processor,
         output_rows_per_batch=settings.output_rows_per_batch,
     )
+
+
+def _states_of(step: VectorizedStep) -> dict[str, T.StructType]:
+    """The states that a vectorised processor names."""
+    where = f"operator {step.uid!r}: states() of {type(step.processor).__name__}"
+    try:
+        declared = copy.deepcopy(step.processor).states()
+    except StillstateError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(declared, Mapping) or not all(isinstance(name, str) for name in declared):
+        raise InvalidPipeline(f'{where} must return a mapping of names to schemas, as in {{"totals": "n long"}}')
+    if not declared:
+        raise InvalidPipeline(f"{where} names no state; stateless code needs no key and belongs into transform()")
+    return {
+        check_state_name(step.uid, name): parse_schema(value, f"state {name!r} of operator {step.uid!r}")
+        for name, value in declared.items()
+    }
 
 
 def _declared_states(step: ProcessorStep) -> dict[str, T.StructType]:

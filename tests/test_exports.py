@@ -89,6 +89,7 @@ def test_errors_are_a_tree_with_one_reaction_each() -> None:
         "state_runtime.store",
         "state_runtime.settings",
         "state_runtime.aggregates",
+        "state_runtime.processors.vectorized",
         "state_runtime.progress",
         "state_runtime.snapshot.catalog",
         "state_runtime.snapshot.commit",
@@ -96,6 +97,7 @@ def test_errors_are_a_tree_with_one_reaction_each() -> None:
         "state_runtime.snapshot.manifest",
         "state_runtime.changelog.reader",
         "state_runtime.materialize",
+        "state_runtime.query",
         "state_runtime.state.local",
     ],
 )

@@ -136,6 +136,8 @@ PURE = {
     "state_runtime/snapshot/paths.py",
     "state_runtime/changelog/segment.py",
     "state_runtime/state/table.py",
+    "state_runtime/state/ddl.py",
+    "state_runtime/state/keyhash.py",
     "state_runtime/settings.py",
     "state_runtime/progress.py",
     "state_runtime/limits.py",
@@ -143,6 +145,9 @@ PURE = {
     "state_runtime/processors/grouping.py",
     "state_runtime/processors/columns.py",
     "state_runtime/processors/aggregate.py",
+    "state_runtime/processors/vectorized.py",
+    "state_runtime/processors/latest.py",
+    "state_runtime/processors/deduplicate.py",
 }
 
 

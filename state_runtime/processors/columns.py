@@ -1,4 +1,4 @@
-"""Between Arrow columns and Python values, a column at a time."""
+"""Between Arrow columns and Python values, and from one Arrow type to another; a column at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from state_runtime.errors import InvalidData
 
-__all__ = ["from_python", "to_python"]
+__all__ = ["fit_column", "from_python", "to_python"]
 
 
 def to_python(column: pa.Array) -> list[Any]:
@@ -46,6 +46,76 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
             f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of {len(values)} "
             f"is a {type(culprit).__name__} that does not fit. Change the declared schema or convert the value"
         ) from None  # Arrow's own message holds the value
+
+
+def fit_column(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -> pa.Array:
+    """A column in the field's type, if every value keeps its meaning.
+
+    Numbers change their width where they fit, times their unit and zone, texts and binaries their offsets. What Arrow would
+    also do (parse a text, round to a decimal, overflow to infinity, make nulls of a struct with other fields) is refused.
+
+    Args:
+        describe: what the column is, for the message (operator, state or output).
+
+    Raises:
+        InvalidData: the type or a value does not fit. The message holds no value.
+    """
+    if column.type == field.type:
+        return column
+    try:
+        if not _converts(column.type, field.type):
+            raise ValueError("another kind of type")
+        if pa.types.is_decimal(field.type) and pa.types.is_integer(column.type):
+            column = column.cast(pa.decimal128(19, 0))  # else Arrow looks at the widest long instead of at the values
+        fitted = column.cast(field.type)
+        if pa.types.is_float32(field.type) and pc.sum(pc.is_inf(fitted)).as_py() != pc.sum(pc.is_inf(column)).as_py():
+            raise ValueError("beyond the range")
+    except (pa.ArrowException, ValueError):
+        raise InvalidData(
+            f"{describe()}: column {field.name!r} is declared as {field.type} but holds {column.type} values that do not fit. "
+            "Change the declared schema or convert the column"
+        ) from None  # Arrow's own message holds the value
+    return fitted
+
+
+def _converts(have: pa.DataType, want: pa.DataType) -> bool:
+    """Whether values of one type can be meant as values of another."""
+    types = pa.types
+    if have == want or types.is_null(have):
+        return True
+    if types.is_dictionary(have):
+        return _converts(have.value_type, want)
+    if types.is_struct(have) and types.is_struct(want):
+        inner = zip(have, want)
+        return [f.name for f in have] == [f.name for f in want] and all(_converts(a.type, b.type) for a, b in inner)
+    if types.is_map(have) and types.is_map(want):
+        return _converts(have.key_type, want.key_type) and _converts(have.item_type, want.item_type)
+    if _is_list(have) and _is_list(want):
+        return _converts(have.value_type, want.value_type)
+    if types.is_decimal(want) and types.is_integer(have):
+        return True
+    return any(kind(have) and kind(want) for kind in _KINDS)
+
+
+def _is_list(data_type: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(data_type) or types.is_large_list(data_type) or types.is_fixed_size_list(data_type))
+
+
+_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    lambda t: bool(pa.types.is_integer(t) or pa.types.is_floating(t)),
+    lambda t: bool(pa.types.is_decimal(t)),
+    lambda t: bool(pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)),
+    lambda t: bool(
+        pa.types.is_binary(t)
+        or pa.types.is_large_binary(t)
+        or pa.types.is_fixed_size_binary(t)
+        or pa.types.is_binary_view(t)
+    ),
+    lambda t: bool(pa.types.is_date(t)),
+    lambda t: bool(pa.types.is_timestamp(t)),
+    lambda t: bool(pa.types.is_duration(t)),
+)
 
 
 def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:

@@ -23,6 +23,7 @@ class GroupedRows:
         stops: position after each group's last row.
         hashes: one per group, sorted.
         keys: the key columns, one row per group.
+        sequence: of each row its place in the epoch's input; orders rows of different keys as the source had them.
     """
 
     rows: pa.RecordBatch
@@ -30,6 +31,7 @@ class GroupedRows:
     stops: Positions
     hashes: Hashes
     keys: list[pa.Array]
+    sequence: Positions
 
     @property
     def groups(self) -> int:
@@ -51,16 +53,18 @@ def group_rows(
     """
     order = stable_order(hashes, sequence)
     sorted_hashes = hashes[order]
+    sorted_sequence = sequence[order]
     rows = rows.take(pa.array(order))
     keys = [_as(rows.column(name), field.type) for name, field in zip(key_columns, key_schema)]
     regroup, first = first_of_groups(sorted_hashes, keys)
     if regroup is not None:
         rows = rows.take(pa.array(regroup))
+        sorted_sequence = sorted_sequence[regroup]
         keys = [_as(rows.column(name), field.type) for name, field in zip(key_columns, key_schema)]
     starts = np.flatnonzero(first)
     stops = np.append(starts[1:], len(sorted_hashes))
     at = pa.array(starts)
-    return GroupedRows(rows, starts, stops, sorted_hashes[starts], [k.take(at) for k in keys])
+    return GroupedRows(rows, starts, stops, sorted_hashes[starts], [k.take(at) for k in keys], sorted_sequence)
 
 
 def stable_order(hashes: Hashes, sequence: Positions) -> Positions:

@@ -17,7 +17,7 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.state.local import OpenVersion
 from state_runtime.state.table import StateSchema
 
-__all__ = ["DeclaringHandle", "Handle", "ValueState"]
+__all__ = ["DeclaringHandle", "Handle", "ValueState", "check_state_name"]
 
 
 class _Cursor:
@@ -173,13 +173,22 @@ class DeclaringHandle(_NotYet):
             raise InvalidPipeline(
                 f"operator {self._operator!r} asks for state {stateName!r} twice; give each its own name"
             )
-        if not stateName or stateName != stateName.strip() or stateName == "default" or stateName.startswith("$"):
-            raise InvalidPipeline(
-                f"operator {self._operator!r}: {stateName!r} cannot name a state (Spark's rule: not empty, no blanks around "
-                'it, not "default", not starting with $)'
-            )
-        self.declared[stateName] = schema
+        self.declared[check_state_name(self._operator, stateName)] = schema
         return _Unusable(self._operator)
+
+
+def check_state_name(operator: str, name: str) -> str:
+    """Return `name` if Spark would take it for a state too.
+
+    Raises:
+        InvalidPipeline: it would not.
+    """
+    if not name or name != name.strip() or name == "default" or name.startswith("$"):
+        raise InvalidPipeline(
+            f"operator {operator!r}: {name!r} cannot name a state (Spark's rule: not empty, no blanks around "
+            'it, not "default", not starting with $)'
+        )
+    return name
 
 
 class _Unusable:

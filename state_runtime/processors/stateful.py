@@ -7,7 +7,7 @@ the first call, user code works on Python values, and what it changed is written
 from __future__ import annotations
 
 from collections import _tuplegetter  # type: ignore[attr-defined]  # what namedtuple is made of
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +16,11 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
-from state_runtime.errors import InvalidData, StillstateError, UserCodeError
+from state_runtime.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
 from state_runtime.processors.frames import frames_to_batches, split_frame, table_to_frame
 from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.guard import guarded, guarded_iterator
 from state_runtime.processors.handle import Handle
 from state_runtime.processors.operator import EpochClock, ShardResult
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
@@ -67,7 +68,7 @@ class StatefulProcessorOperator:
     ) -> Iterator[pa.RecordBatch]:
         handle = Handle(self.uid, self.state_schemas, rows, version)
         timer_values = TimerValues(-1, -1)
-        guard = partial(_guarded, self.uid, shard)
+        guard = partial(guarded, self.uid, shard)
         guard(lambda: self.processor.init(handle))
         handle.initialized()
         try:
@@ -101,7 +102,7 @@ class StatefulProcessorOperator:
                     yield full
             yield pending
 
-        yield from (self._batch_of_rows(p) for p in _guarded_iterator(call(), self.uid, guard) if p)
+        yield from (self._batch_of_rows(p) for p in guarded_iterator(call(), guard) if p)
 
     def _batch_of_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """User rows as a batch: matched by name, missing columns are null, others are ignored (Spark's rule)."""
@@ -137,7 +138,7 @@ class StatefulProcessorOperator:
                     pending = []
             yield pending
 
-        for pending in _guarded_iterator(call(), self.uid, guard):
+        for pending in guarded_iterator(call(), guard):
             yield from frames_to_batches(pending, self.output_schema, where)
 
 
@@ -162,28 +163,3 @@ def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
         )
     fields = row.asDict()
     return tuple(fields.get(name) for name in wanted)
-
-
-def _guarded(uid: str, shard: int, call: Callable[[], Any]) -> Any:
-    """Run user code; its exceptions say where they come from."""
-    try:
-        return call()
-    except StillstateError:
-        raise
-    except Exception as error:
-        raise UserCodeError(
-            f"operator {uid!r}, shard {shard}: the processor raised {type(error).__name__}: {error}. "
-            "The epoch was not committed; fix the processor and start the job again"
-        ) from error
-
-
-def _guarded_iterator(
-    pieces: Iterable[list[Any]], uid: str, guard: Callable[[Callable[[], Any]], Any]
-) -> Iterator[list[Any]]:
-    iterator = iter(pieces)
-    done: list[Any] = []
-    while True:
-        piece = guard(lambda: next(iterator, done))
-        if piece is done:
-            return
-        yield piece

@@ -18,7 +18,7 @@ from orchestration.cli import app
 from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
 from state_runtime.errors import JobAlreadyRunning
 
-COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe"]
+COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query"]
 
 
 def call(*arguments: str) -> Result:
