@@ -33,7 +33,7 @@ demo: setup ## A year of real flights, live: starts Dagster and the job, prints 
 
 .PHONY: demo-check
 demo-check: setup ## The same demo without a person: kills the driver three times and proves the result
-	$(BIN)/python -m examples.flights.demo_check --work .demo-check
+	$(BIN)/python -m examples.flights.demo_check --work .demo-check $(DEMO_ARGS)
 
 ##@ Check
 
