@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -105,6 +107,26 @@ def test_a_damaged_local_copy_never_changes_the_result(spark: SparkSession, tmp_
     _, progress = run(spark, two_step_job(tmp_path))
     assert sum(p.local_failures for p in progress) > 0
     assert sum(p.primary_restores for p in progress) > 0
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_local_copy_with_other_values_is_never_used(spark: SparkSession, tmp_path: Path) -> None:
+    """A disk that lies without any error: files of the right size and form, whose totals are wrong. Only the digest tells."""
+    write_input(tmp_path / "in", 0, 4)
+    run(spark, two_step_job(tmp_path))
+    for path in (tmp_path / "local" / "state").rglob("*/steps/*/*.arrow"):
+        with pa.memory_map(str(path)) as source:
+            batch = pa.ipc.open_file(source).get_batch(0)
+            at = batch.schema.get_field_index("value.total")
+            wrong = batch.set_column(at, batch.schema.field(at), pc.add(batch.column(at), 1))
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_file(sink, wrong.schema) as writer:
+                writer.write_batch(wrong)
+            assert sink.tell() == path.stat().st_size
+        path.write_bytes(sink.getvalue())
+    write_input(tmp_path / "in", 4, 2)
+    _, progress = run(spark, two_step_job(tmp_path))
+    assert sum(p.local_failures for p in progress) == 2
     assert_equals_batch(spark, tmp_path)
 
 
