@@ -47,8 +47,8 @@ test-quick: setup ## Tests that start no Spark
 
 .PHONY: lint
 lint: setup ## ruff and its formatter
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --check --no-cache .
 
 .PHONY: typecheck
 typecheck: setup ## mypy --strict on our three packages

@@ -321,7 +321,6 @@ def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | N
 def to_context(spec: JobSpec) -> JobContext:
     """What the job's entry point is called with. Imports pyspark, so only a driver calls it."""
     from state_runtime.job import JobContext
-
     from state_runtime.settings import JobSettings
 
     settings = JobSettings(
