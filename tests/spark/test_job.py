@@ -91,6 +91,18 @@ def test_direct_objects_hold_large_changes(spark: SparkSession, tmp_path: Path) 
     assert_equals_batch(spark, tmp_path)
 
 
+@pytest.mark.parametrize("parallelism", [1, 5])
+def test_a_checkpoint_writes_one_segment_and_one_manifest(
+    spark: SparkSession, tmp_path: Path, parallelism: int
+) -> None:
+    """Invariant 6: whatever the parallelism and the number of operators, while changes are small enough to ride along."""
+    write_input(tmp_path / "in", 0, 3)
+    run(spark, two_step_job(tmp_path, parallelism=parallelism, materialize=False))
+    root = tmp_path / "store" / "steps"
+    assert len(list((root / "changelog").rglob("*.seg"))) == 3
+    assert len(list((root / "snapshots").rglob("manifest.json"))) == 1 + 3  # the fencing snapshot, and one per epoch
+
+
 def test_a_damaged_local_copy_never_changes_the_result(spark: SparkSession, tmp_path: Path) -> None:
     """Invariant 5: bit flips and missing files on the local side fall back to the primary, with a metric."""
     write_input(tmp_path / "in", 0, 4)
