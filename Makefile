@@ -70,6 +70,10 @@ lock: ## Write the installed versions to constraints.txt (after changing depende
 bench: setup ## First table: Stillstate against Spark 4.3 on this machine (about 15 minutes)
 	$(BIN)/python -m benchmarks.main
 
+.PHONY: bench-engine
+bench-engine: setup ## Second table: every kind of state and operator against Spark 4.3, growth, tail, memory (about an hour)
+	$(BIN)/python -m benchmarks.engine
+
 ##@ Tidy up
 
 .PHONY: clean

@@ -51,6 +51,10 @@ def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) ->
         "parallelism": dg.IntMetadataValue(manifest.parallelism),
         "local_restores": dg.IntMetadataValue(progress.local_restores),
         "primary_restores": dg.IntMetadataValue(progress.primary_restores),
+        "late_rows": dg.IntMetadataValue(progress.late_rows),
+        "watermark_lag_s": _seconds(
+            max(0, progress.timestamp_ms - progress.watermark_ms) if progress.watermark_ms else 0
+        ),
         **phases,
     }
 

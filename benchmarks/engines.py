@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from benchmarks.workloads import Side, Workload
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from state_runtime.progress import Progress
@@ -79,6 +79,7 @@ class Sample:
     """What one trigger cost.
 
     Attributes:
+        batch_id: Which file of the input it was, from 0. Not Spark's number: some of its triggers have no input.
         trigger_ms: Spark's `durationMs.triggerExecution` in both engines: from the look for new input to the
             commit log, the durable checkpoint included.
         checkpoint_ms: Ours: `Progress.checkpoint_ms`. Peer: the state stores' commit time divided by the tasks
@@ -153,10 +154,12 @@ class _Peer:
             builder = builder.config(key, value)
         self._spark = builder.getOrCreate()
         self._spark.sparkContext.setLogLevel("WARN")
+        from benchmarks.operators import peer_operator
+
+        output, output_mode = peer_operator(plan.workload.operator, self._spark, plan.workload.schema, plan.inbox)
         self._query: StreamingQuery = (
-            _peer_operator(plan.workload, _read(self._spark, plan.inbox))
-            .writeStream.format("noop")
-            .outputMode("update")
+            output.writeStream.format("noop")
+            .outputMode(output_mode)
             .option("checkpointLocation", str(plan.folder / "checkpoint"))
             .start()
         )
@@ -165,20 +168,20 @@ class _Peer:
         first = self._inbox.released
         self._inbox.release(batches)
         progress = _await_batches(self._query, first, batches, timeout_s)
-        return [self._sample(one) for one in progress]
+        return [self._sample(first + number, one) for number, one in enumerate(progress)]
 
     def stop(self) -> None:
         self._query.stop()
         self._spark.stop()
 
-    def _sample(self, progress: Mapping[str, Any]) -> Sample:
+    def _sample(self, batch: int, progress: Mapping[str, Any]) -> Sample:
         operator = progress["stateOperators"][0]
         durations = progress["durationMs"]
         # commitTimeMs is the sum over the partitions, which run `cores` at a time.
         at_once = min(self._plan.cores, self._plan.partitions)
         return Sample(
-            batch_id=progress["batchId"],
-            input_rows=progress["numInputRows"],
+            batch_id=batch,
+            input_rows=progress["numInputRows"] // self._plan.workload.peer_reads,
             trigger_ms=durations["triggerExecution"],
             checkpoint_ms=operator["commitTimeMs"] / at_once + durations.get("commitOffsets", 0),
             state_rows=operator["numRowsTotal"],
@@ -222,7 +225,9 @@ class _Ours:
             self._failure = error
 
     def _note(self, progress: Progress) -> None:
-        self._epochs[progress.batch_id] = progress
+        # An epoch without input belongs to no batch; it has the number of the last one.
+        if progress.input_rows:
+            self._epochs[progress.batch_id] = progress
 
     def _await_query(self) -> StreamingQuery:
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -258,35 +263,9 @@ def peer_conf(plan: WorkerPlan) -> dict[str, str]:
     }
 
 
-def _read(spark: SparkSession, inbox: Path) -> DataFrame:
-    from benchmarks.processors import INPUT_SCHEMA
-
-    return spark.readStream.schema(INPUT_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(inbox))
-
-
-def _peer_operator(workload: Workload, source: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    from benchmarks import processors
-
-    grouped = source.groupBy("key")
-    schema = processors.OUTPUT_SCHEMA
-    if workload.operator == "row":
-        return grouped.transformWithState(processors.RunningTotals(), schema, "Update", "None")
-    if workload.operator == "pandas":
-        return grouped.transformWithStateInPandas(processors.RunningTotalsInPandas(), schema, "Update", "None")
-    return grouped.agg(
-        F.count("*").alias("n"),
-        F.sum("amount").alias("total"),
-        F.min("amount").alias("lowest"),
-        F.max("amount").alias("highest"),
-        F.avg("amount").alias("mean"),
-    )
-
-
 def _our_job(plan: WorkerPlan) -> Any:
-    from benchmarks import processors
-    from state_runtime import JobContext, aggregates
+    from benchmarks.operators import our_operator
+    from state_runtime import JobContext
     from state_runtime.settings import JobSettings
 
     context = JobContext(
@@ -297,25 +276,8 @@ def _our_job(plan: WorkerPlan) -> Any:
         storage_options={},
     )
     job = context.job()
-    keyed = job.read(lambda spark: _read(spark, plan.inbox)).key_by("key")
-    schema = processors.OUTPUT_SCHEMA
-    if plan.workload.operator == "row":
-        output = keyed.transform_with_state(processors.RunningTotals(), output_schema=schema, uid="totals")
-    elif plan.workload.operator == "pandas":
-        output = keyed.transform_with_state_in_pandas(
-            processors.RunningTotalsInPandas(), output_schema=schema, uid="totals"
-        )
-    else:
-        output = keyed.aggregate(
-            uid="totals",
-            n=aggregates.count(),
-            total=aggregates.sum("amount"),
-            lowest=aggregates.min("amount"),
-            highest=aggregates.max("amount"),
-            mean=aggregates.avg("amount"),
-        )
     # Without a reader our output would never leave the Python task, while the peer's ends in the JVM.
-    output.transform(_unchanged)
+    our_operator(plan.workload.operator, job, plan.workload.schema, plan.inbox).transform(_unchanged)
     return job
 
 
@@ -330,10 +292,10 @@ def _await_batches(
     timeout_s: float,
     failure: Any = lambda: None,
 ) -> list[Mapping[str, Any]]:
-    """Wait until Spark has reported the batches first … first + batches - 1, and return their progress.
+    """Wait until Spark has reported the batches with input number first … first + batches - 1, and return their progress.
 
-    Spark reports a trigger after its commit log entry is written. Polling is slow on purpose: each poll runs in
-    the driver that is being measured.
+    Spark reports a trigger after its commit log entry is written; the peer's triggers without input (a watermark that moved)
+    are passed over. Polling is slow on purpose: each poll runs in the driver that is being measured.
 
     Raises:
         EngineFailed: The query ended, or `timeout_s` passed.
@@ -342,16 +304,13 @@ def _await_batches(
     deadline = time.monotonic() + timeout_s
     while True:
         newest = query.lastProgress
-        if newest is not None and newest["batchId"] >= last and newest["numInputRows"] > 0:
-            break
+        if newest is not None and newest["batchId"] >= last:
+            found = [one for one in query.recentProgress if one["numInputRows"] > 0]
+            if len(found) > last:
+                return found[first : last + 1]
         cause = failure() or (None if query.isActive else query.exception())
         if cause is not None or not query.isActive:
             raise EngineFailed(f"the query ended before batch {last}: {cause}") from cause
         if time.monotonic() > deadline:
             raise EngineFailed(f"batch {last} was not done within {timeout_s:.0f} s")
         time.sleep(POLL_S)
-    found = {one["batchId"]: one for one in query.recentProgress if one["numInputRows"] > 0}
-    missing = [batch for batch in range(first, last + 1) if batch not in found]
-    if missing:
-        raise EngineFailed(f"no progress was reported for the batches {missing}")
-    return [found[batch] for batch in range(first, last + 1)]

@@ -18,11 +18,22 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from state_runtime import KeyedBatch, VectorizedProcessor
 
-__all__ = ["INPUT_SCHEMA", "OUTPUT_SCHEMA", "RunningTotals", "RunningTotalsInPandas", "RunningTotalsVectorized"]
+__all__ = [
+    "COUNTED_SCHEMA",
+    "OUTPUT_SCHEMA",
+    "Appends",
+    "RunningTotals",
+    "RunningTotalsInPandas",
+    "RunningTotalsVectorized",
+    "Timeouts",
+    "TotalsByKind",
+]
 
-INPUT_SCHEMA = "key long, amount long"
 OUTPUT_SCHEMA = "key long, n long, total long, last long"
 STATE_SCHEMA = "n long, total long, last long"
+COUNTED_SCHEMA = "key long, n long, total long"
+TIMEOUT_MS = 3_000
+KINDS = 10
 
 
 class RunningTotals(StatefulProcessor):
@@ -68,6 +79,79 @@ class RunningTotalsInPandas(StatefulProcessor):
             last = int(amounts.iloc[-1])
         self._totals.update((n, total, last))
         yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total], "last": [last]})
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""
+
+
+class Appends(StatefulProcessor):
+    """List state, row flavour: keeps every amount, without looking at what is there."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the one ListState."""
+        self._amounts = handle.getListState("amounts", "amount long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
+        """Append the rows of one key, one by one."""
+        n, total = 0, 0
+        for row in rows:
+            self._amounts.appendValue((row.amount,))
+            n += 1
+            total += row.amount
+        yield Row(key=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""
+
+
+class TotalsByKind(StatefulProcessor):
+    """Map state, row flavour: reads and writes one entry a row."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the one MapState."""
+        self._totals = handle.getMapState("totals", "kind long", "n long, total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
+        """Add the rows of one key to the entries of their kinds; emits the last one's."""
+        n, total = 0, 0
+        for row in rows:
+            kind = (row.amount % KINDS,)
+            n, total = self._totals.getValue(kind) or (0, 0)
+            n, total = n + 1, total + row.amount
+            self._totals.updateValue(kind, (n, total))
+        yield Row(key=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""
+
+
+class Timeouts(StatefulProcessor):
+    """Timers, row flavour: every key has one that its rows push on, and that ends the key's state when it fires."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the one ValueState."""
+        self._handle = handle
+        self._open = handle.getValueState("open", "n long, total long, due_ms long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
+        """Add the rows of one key and set its timer anew; emits nothing."""
+        found = self._open.get()
+        n, total, due_ms = found or (0, 0, 0)
+        if found:
+            self._handle.deleteTimer(due_ms)
+        for row in rows:
+            n += 1
+            total += row.amount
+            due_ms = int(row.ts.timestamp() * 1000) + TIMEOUT_MS
+        self._handle.registerTimer(due_ms)
+        self._open.update((n, total, due_ms))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: TimerValues, expiredTimerInfo: Any) -> Iterator[Row]:
+        """Emit the totals of a key that has been silent, and forget it."""
+        n, total, _ = self._open.get()
+        self._open.clear()
+        yield Row(key=key[0], n=n, total=total)
 
     def close(self) -> None:
         """Hold nothing that needs closing."""

@@ -44,8 +44,9 @@ from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.processors.stateful import StatefulProcessorOperator
 from state_runtime.processors.vectorized import VectorizedOperator
 from state_runtime.settings import JobSettings
-from state_runtime.state.local import LocalShard, OpenVersion
+from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.state.version import OpenVersion
 from state_runtime.store import open_store
 
 __all__ = ["app"]
@@ -139,7 +140,7 @@ class _Shard:
         _timed(took, "log", lambda: self._log(result.changes))
         self._versions += 1
         version = f"{self._versions:016x}"
-        _timed(took, "write", lambda: self._local.write(version, base, result.changes, runs_max=self._runs_max))
+        _timed(took, "write", lambda: self._write(version, base, result.changes))
         self._version = version
         self._local.prune(version)
         return took
@@ -155,11 +156,13 @@ class _Shard:
             ids=SYSTEM_IDS,
         )
 
+    def _write(self, version: str, base: OpenVersion, changes: dict[str, pa.RecordBatch]) -> None:
+        self._local.write(version, base, changes, now_ms=0, due_taken={}, runs_max=self._runs_max)
+
     def _open(self) -> OpenVersion:
         if self._version:
-            return self._local.open(self._version, verify=False)
-        empty = {name: schema.empty() for name, schema in self._operator.state_schemas.items()}
-        return OpenVersion.of_batches("", empty, self._operator.state_schemas)
+            return self._local.open(self._version, 0, verify=False)
+        return OpenVersion.of_batches("", {}, self._operator.state_schemas)
 
 
 def _operator(flavour: Flavour) -> Operator:

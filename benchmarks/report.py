@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Target:
-    """What the ratio ours / peer must be: at least (throughput) or at most (time) a bound."""
+    """What the ratio ours / peer (or ours, without a peer) must be: at least (throughput) or at most (time) a bound."""
 
     sense: Literal[">=", "<="]
     bound: float
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure of both engines.
+    """One measured figure of both engines, or (peer None) one of ours that is judged by itself.
 
     `ratio` is always ours / peer, so a throughput wants it large and a duration small; the target says which.
     A figure without a target is information: `holds` is then None.
@@ -61,25 +61,26 @@ class Figure:
     figure: str
     unit: str
     ours: float
-    peer: float
+    peer: float | None
     target: Target | None = None
 
     def __post_init__(self) -> None:
         for side, value in (("ours", self.ours), ("peer", self.peer)):
-            if not math.isfinite(value) or value < 0:
+            if value is not None and (not math.isfinite(value) or value < 0):
                 raise ValueError(f"figure {self.figure!r}: {side} is {value!r}, not finite or negative")
 
     @property
     def ratio(self) -> float | None:
-        """Ours / peer, or None when the peer measured zero and no ratio exists."""
-        return self.ours / self.peer if self.peer > 0 else None
+        """Ours / peer, or None when there is no peer or it measured zero: no ratio exists."""
+        return self.ours / self.peer if self.peer else None
 
     @property
     def holds(self) -> bool | None:
         """Whether the target is met; None without a target. A missing ratio never meets a target."""
         if self.target is None:
             return None
-        return self.ratio is not None and self.target.holds(self.ratio)
+        judged = self.ours if self.peer is None else self.ratio
+        return judged is not None and self.target.holds(judged)
 
     def to_json_dict(self) -> dict[str, Any]:
         """Return exactly the keys figure, unit, ours, peer, ratio, target, holds."""
@@ -87,7 +88,7 @@ class Figure:
             "figure": self.figure,
             "unit": self.unit,
             "ours": _rounded(self.ours),
-            "peer": _rounded(self.peer),
+            "peer": None if self.peer is None else _rounded(self.peer),
             "ratio": None if self.ratio is None else round(self.ratio, 4),
             "target": None if self.target is None else str(self.target),
             "holds": self.holds,
@@ -159,19 +160,21 @@ def render_table(report: Report) -> Table:
         caption_justify="left",
     )
     table.add_column("figure")
-    table.add_column("unit")
-    for name in ("ours", "peer", "ours / peer", "target"):
+    for name in ("ours / peer", "target"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("holds")
+    for name in ("ours", "peer"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("unit")
     for figure in report.figures:
         table.add_row(
             figure.figure,
-            figure.unit,
-            _human(figure.ours),
-            _human(figure.peer),
             "-" if figure.ratio is None else f"{figure.ratio:.2f}",
             "-" if figure.target is None else str(figure.target),
             {True: "[green]yes[/green]", False: "[red]no[/red]", None: "-"}[figure.holds],
+            _human(figure.ours),
+            "-" if figure.peer is None else _human(figure.peer),
+            figure.unit,
         )
     return table
 

@@ -28,6 +28,7 @@ CLOSE_TIMEOUT_S = 90.0
 LOG_TAIL_LINES = 25
 QUIET_CPU_PERCENT = 15.0
 SETTLE_TIMEOUT_S = 20.0
+MEMORY_POLL_S = 0.05
 
 
 class WorkerFailed(RuntimeError):
@@ -41,10 +42,13 @@ class Turn:
     Attributes:
         cpu_ms: CPU time of its processes (driver, JVM, Python workers) over the whole turn. Unlike the duration it
             hardly depends on what else the machine does.
+        private_mib: The most that one Python worker had of memory of its own while the turn ran (mapped files are not, the
+            system takes them back when it needs them); only if it was watched.
     """
 
     samples: tuple[Sample, ...]
     cpu_ms: float
+    private_mib: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,17 +94,28 @@ class Worker:
         """
         self._receive(START_TIMEOUT_S)
 
-    def run(self, batches: int, timeout_s: float) -> Turn:
+    def run(self, batches: int, timeout_s: float, *, watch_memory: bool = False) -> Turn:
         """Run the next batches and return what they cost.
+
+        Args:
+            watch_memory: Look at the memory of the Python workers all the time; such a turn is not one to be timed.
 
         Raises:
             WorkerFailed: The query failed or took longer than `timeout_s`.
         """
         before_s = _cpu_seconds(self._tree())
         self._connection.send((batches, timeout_s))
+        private_mib = self._watch_memory(timeout_s) if watch_memory else 0.0
         answer = self._receive(timeout_s + 30)
         assert isinstance(answer, list)
-        return Turn(tuple(answer), (_cpu_seconds(self._tree()) - before_s) * 1000)
+        return Turn(tuple(answer), (_cpu_seconds(self._tree()) - before_s) * 1000, private_mib)
+
+    def _watch_memory(self, timeout_s: float) -> float:
+        """The most private memory of a Python worker until the answer is there."""
+        most, deadline = 0.0, time.monotonic() + timeout_s
+        while not self._connection.poll(MEMORY_POLL_S) and time.monotonic() < deadline:
+            most = max([most, *(_private_mib(process) for process in self._tree() if _is_python_worker(process))])
+        return most
 
     def cpu_percent(self, interval_s: float) -> float:
         """Return the CPU use of the worker and its children over `interval_s`; 100 is one core."""
@@ -171,6 +186,28 @@ def _cpu_seconds(tree: list[psutil.Process]) -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def _is_python_worker(process: psutil.Process) -> bool:
+    # Spark's workers are forks of its daemon, so they have its command line.
+    with contextlib.suppress(psutil.Error):
+        return "pyspark.daemon" in process.cmdline()
+    return False
+
+
+def _private_mib(process: psutil.Process) -> float:
+    """Memory that no file backs and nobody shares; 0 for a process that is gone.
+
+    `uss` of other systems than Linux counts the clean pages of mapped files, too.
+    """
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup")
+    with contextlib.suppress(psutil.Error, OSError):
+        if not rollup.exists():
+            return float(process.memory_full_info().uss) / 2**20
+        for line in rollup.read_text().splitlines():
+            if line.startswith("Private_Dirty:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def _serve(connection: Connection, plan: WorkerPlan, log: Path) -> None:

@@ -21,8 +21,18 @@ __all__ = ["WORKLOADS", "Turns", "Workload", "quick", "write_data"]
 
 Side = Literal["ours", "peer"]
 Information = Literal["checkpoint", "cpu"]
+Data = Literal["uniform", "distinct", "events", "repeats", "sides"]
 SEED = 20130101
 FIRST_FILE_S = 1_700_000_000
+SCHEMAS: Mapping[Data, str] = {
+    "uniform": "key long, amount long",
+    "distinct": "key long, amount long",
+    "events": "key long, amount long, ts timestamp",
+    "repeats": "key long, amount long, ts timestamp",
+    "sides": "key long, amount long, ts timestamp, side int",
+}
+REPEATED = 0.1
+"""Share of the rows of the shape `repeats` that come again in the next batch."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Workload:
 
     Attributes:
         key: The name that `--only` takes; variants of a workload share its data.
-        operator: Which operator both engines run.
+        operator: Which operator both engines run: a name in :mod:`benchmarks.operators`.
         rows: Input rows of a batch.
         keys: Size of the key space; a batch draws its keys from it uniformly.
         prefill_batches: Batches that insert every key once, in equal parts, before anything is measured.
@@ -53,11 +63,16 @@ class Workload:
         drop_first: Leave the first trigger of a turn out: it follows an idle time, in both engines.
         partitions: Shuffle partitions of the peer and parallelism of ours; 0 is one per core.
         peer_conf: Extra settings of the peer.
+        data: The shape of the rows, see :func:`write_data`.
+        compare: What must be equal in both engines after every batch. Spark counts the rows of its store, which are
+            other things than ours for lists and timers.
+        peer_reads: How often the peer's plan reads each row; its progress counts every time.
+        peer_from: The workload whose peer this one is judged by, if it has none of its own: same data, same run.
     """
 
     key: str
     title: str
-    operator: Literal["row", "pandas", "aggregate"]
+    operator: str
     rows: int
     keys: int
     prefill_batches: int
@@ -69,6 +84,15 @@ class Workload:
     informs: tuple[Information, ...] = ("cpu",)
     partitions: int = 0
     peer_conf: tuple[tuple[str, str], ...] = ()
+    data: Data = "uniform"
+    compare: tuple[str, ...] = ("input_rows", "state_rows")
+    peer_reads: int = 1
+    peer_from: str = ""
+
+    @property
+    def schema(self) -> str:
+        """DDL of the input."""
+        return SCHEMAS[self.data]
 
     @property
     def batches(self) -> int:
@@ -173,6 +197,7 @@ def quick(workload: Workload) -> Workload:
         workload,
         rows=min(workload.rows, 2_000),
         keys=min(workload.keys, 4_000),
+        prefill_batches=min(workload.prefill_batches, 4),
         rounds=2,
         turns={side: Turns(warm=1, per_round=3 if workload.drop_first else 2) for side in workload.turns},
         target=None,
@@ -182,22 +207,40 @@ def quick(workload: Workload) -> Workload:
 def write_data(workload: Workload, folder: Path) -> list[Path]:
     """Write the input of a workload, one Parquet file a batch, and return the files in batch order.
 
+    The shapes: keys `uniform` over the key space; `distinct` keys of it; `events`, uniform keys with an event time, a batch
+    being one second; `repeats`, new keys with an event time, of which some come again one batch later; `sides`, events of two
+    streams, told apart by `side`.
+
     The same seed gives the same rows on every machine. Each file has two row groups, so that the read
     stage of both engines has two tasks. The file source orders by modification time, hence the files get times
     one second apart.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng([SEED, ord(workload.key[0])])
+    random = np.random.default_rng([SEED, ord((workload.peer_from or workload.key)[0])])
     files: list[Path] = []
     parts = np.array_split(np.arange(workload.keys, dtype=np.int64), max(workload.prefill_batches, 1))
     for index in range(workload.batches):
-        if index < workload.prefill_batches:
-            keys = random.permutation(parts[index])
-        else:
-            keys = random.integers(0, workload.keys, workload.rows, dtype=np.int64)
-        amounts = random.integers(0, 1_000, len(keys), dtype=np.int64)
+        keys = random.permutation(parts[index]) if index < workload.prefill_batches else _keys(workload, index, random)
+        columns = {"key": keys, "amount": random.integers(0, 1_000, len(keys), dtype=np.int64)}
+        if "ts" in workload.schema:
+            micros = (FIRST_FILE_S + index) * 1_000_000 + np.sort(random.integers(0, 1_000_000, len(keys)))
+            columns["ts"] = pa.array(micros, pa.timestamp("us", "UTC"))
+        if "side" in workload.schema:
+            columns["side"] = random.integers(0, 2, len(keys), dtype=np.int32)
         path = folder / f"{index:05d}.parquet"
-        pq.write_table(pa.table({"key": keys, "amount": amounts}), path, row_group_size=(len(keys) + 1) // 2)
+        pq.write_table(pa.table(columns), path, row_group_size=(len(keys) + 1) // 2)
         os.utime(path, (FIRST_FILE_S + index, FIRST_FILE_S + index))
         files.append(path)
     return files
+
+
+def _keys(workload: Workload, index: int, random: np.random.Generator) -> np.ndarray:
+    """The keys of one batch."""
+    if workload.data == "distinct":
+        return random.choice(workload.keys, workload.rows, replace=False).astype(np.int64)
+    if workload.data == "repeats":
+        new = int(workload.rows * (1 - REPEATED))
+        first = index * new
+        again = first - new + random.choice(new, workload.rows - new, replace=False)
+        return random.permutation(np.concatenate([np.arange(first, first + new), again])).astype(np.int64)
+    return random.integers(0, workload.keys, workload.rows, dtype=np.int64)

@@ -66,6 +66,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 TakeoverOption = Annotated[
     bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
 ]
+DroppedOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-dropped-state",
+        help="Start although operators or states of the newest snapshot are gone from the pipeline; theirs is not read again.",
+    ),
+]
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
 ]
@@ -108,6 +115,7 @@ def run(
     config: ConfigOption = None,
     takeover: TakeoverOption = False,
     until_idle: IdleOption = False,
+    allow_dropped_state: DroppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
@@ -121,6 +129,7 @@ def run(
         progress_view(job, as_json=as_json),
         takeover=takeover,
         until_idle=until_idle,
+        allow_dropped_state=allow_dropped_state,
     )
     summary = {
         "job": job,
@@ -141,13 +150,15 @@ def start(
     config: ConfigOption = None,
     takeover: TakeoverOption = False,
     until_idle: IdleOption = False,
+    allow_dropped_state: DroppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a job's driver in the background and wait until it runs."""
     from orchestration.launchers import build_launcher
 
     spec = load_spec(config)
-    launched = build_launcher(spec, spec.job(job)).start(takeover=takeover, until_idle=until_idle)
+    launcher = build_launcher(spec, spec.job(job))
+    launched = launcher.start(takeover=takeover, until_idle=until_idle, allow_dropped_state=allow_dropped_state)
     if as_json:
         _print_json(vars(launched))
     else:
@@ -269,6 +280,16 @@ def query(
             show_default=False,
         ),
     ] = None,
+    entry: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--entry",
+            "-e",
+            metavar="COLUMN=VALUE",
+            help="Of a map only the entry of this map key; once per column of it.",
+            show_default=False,
+        ),
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
@@ -293,8 +314,9 @@ def query(
 ) -> None:
     """Look into a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
 
-    Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC. A key that is not there is no
-    error: the result is empty, and the exit code 0.
+    Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC, structs JSON. A key that is not
+    there is no error: the result is empty, and the exit code 0. Lists show the position of each element, maps their keys,
+    `$timers` when a timer is due. What had expired at the snapshot's batch time is not shown.
     """
     from orchestration import views
     from state_runtime.query import open_state
@@ -307,6 +329,7 @@ def query(
     view = open_state(store, spec.name, state, operator=operator, snapshot=_snapshot_id(snapshot))
     rows = view.read(
         key=view.parse_key(key) if key else None,
+        entry=view.parse_entry(entry) if entry else None,
         where=view.parse_where(where) if where else None,
         columns=columns.split(",") if columns is not None else None,
         limit=limit + 1,  # one more, to know whether there is more

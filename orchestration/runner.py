@@ -29,7 +29,7 @@ from state_runtime.store import open_store
 
 if TYPE_CHECKING:
     from state_runtime import StreamingJob
-    from state_runtime.job import RunResult
+    from state_runtime.run import RunResult
 
 __all__ = ["JsonLines", "LiveLine", "PlainLines", "ProgressView", "progress_line", "progress_view", "run_job"]
 
@@ -140,6 +140,7 @@ def run_job(
     *,
     takeover: bool = False,
     until_idle: bool = False,
+    allow_dropped_state: bool = False,
 ) -> RunResult:
     """Run one job until it is stopped, its input ends, or it fails. Blocks.
 
@@ -172,6 +173,7 @@ def run_job(
                     session,
                     trigger=to_trigger(spec, until_idle=until_idle),
                     takeover=takeover,
+                    allow_dropped_state=allow_dropped_state,
                     on_progress=view.show,
                     stop=stop,
                 )

@@ -225,6 +225,7 @@ class JobSpec(_Strict):
     trigger: Trigger | None = None
     spark: SparkSpec = SparkSpec()
     local_dir: str = ""
+    backend: Literal["arrow", "rocksdb"] = "arrow"
     checkpoint: CheckpointSpec = CheckpointSpec()
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
@@ -326,6 +327,7 @@ def to_context(spec: JobSpec) -> JobContext:
     settings = JobSettings(
         parallelism=spec.parallelism,
         local_dir=spec.local_dir,
+        backend=spec.backend,
         heartbeat_interval_s=spec.checkpoint.heartbeat_interval_s,
         inline_bytes_max=spec.checkpoint.inline_bytes_max,
         materialize=spec.materialization.enabled,

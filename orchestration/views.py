@@ -19,7 +19,7 @@ from orchestration.health import Verdict
 from orchestration.observe import Observation
 from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.errors import StillstateError
-from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.manifest import Manifest, StateEntry
 
 __all__ = [
     "JobRow",
@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 _CELL_CHARS_MAX = 500
+
+_TIMES = {"": "", "expires": "TTL", "due": "due"}
 
 _COLOURS: dict[Verdict | str, str] = {
     "healthy": "green",
@@ -286,6 +288,8 @@ def _facts(job: str, manifest: Manifest) -> Table:
         ("commit id", manifest.commit_id),
         ("job uid", manifest.job_uid),
         ("parallelism", str(manifest.parallelism)),
+        ("batch time", "-" if manifest.time is None else time_text(manifest.time.batch_time_ms)),
+        ("watermark", "-" if manifest.time is None else time_text(manifest.time.watermark_ms)),
         ("source position", "none yet" if source is None else f"after batch {source.batch_id}"),
         ("offsets", "-" if source is None else _offsets(source.offsets)),
         ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),
@@ -296,15 +300,28 @@ def _facts(job: str, manifest: Manifest) -> Table:
 
 
 def _operators(manifest: Manifest) -> Table:
-    table = _table("Operators", "operator", "kind", "key", "state", "state kind", "values")
+    table = _table("Operators", "operator", "kind", "key", "state", "state kind", "time", "map key", "values")
     for operator in manifest.operators:
-        first = (Text(operator.uid), Text(operator.kind), Text(operator.key_schema))
+        kind = f"{operator.kind} ({operator.modes})" if operator.modes else operator.kind
+        first = (Text(operator.uid), Text(kind), Text(operator.key_schema))
         if not operator.states:
-            table.add_row(*first, "-", "-", "-")
+            table.add_row(*first, "-", "-", "", "", "-")
         for index, state in enumerate(operator.states):
             left = first if index == 0 else (Text(""), Text(""), Text(""))
-            table.add_row(*left, Text(state.name), state.kind, Text(state.schema))
+            table.add_row(
+                *left,
+                Text(state.name),
+                state.kind,
+                _TIMES[state.time],
+                Text(state.entry_schema),
+                Text(f"{state.schema}{_history(state)}"),
+            )
     return table
+
+
+def _history(state: StateEntry) -> str:
+    """How often the columns changed since the oldest rows that are stored."""
+    return f" ({len(state.history)} older versions stored)" if state.history else ""
 
 
 def _segments(manifest: Manifest) -> Table:

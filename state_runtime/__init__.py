@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from state_runtime import aggregates
-    from state_runtime.job import JobContext, RunResult, StreamingJob
-    from state_runtime.processors.vectorized import KeyedBatch, VectorizedProcessor
+    from state_runtime import aggregates, windows
+    from state_runtime.job import JobContext, StreamingJob
+    from state_runtime.processors.vectorized import KeyedBatch, TimedState, VectorizedProcessor
     from state_runtime.progress import Progress
     from state_runtime.query import query_state
+    from state_runtime.run import RunResult
     from state_runtime.session import build_session
     from state_runtime.settings import JobSettings
     from state_runtime.sinks import ParquetSink, foreach_epoch
@@ -27,11 +28,13 @@ __all__ = [
     "Progress",
     "RunResult",
     "StreamingJob",
+    "TimedState",
     "VectorizedProcessor",
     "aggregates",
     "build_session",
     "foreach_epoch",
     "query_state",
+    "windows",
 ]
 
 _HOMES = {
@@ -40,8 +43,9 @@ _HOMES = {
     "KeyedBatch": "state_runtime.processors.vectorized",
     "ParquetSink": "state_runtime.sinks",
     "Progress": "state_runtime.progress",
-    "RunResult": "state_runtime.job",
+    "RunResult": "state_runtime.run",
     "StreamingJob": "state_runtime.job",
+    "TimedState": "state_runtime.processors.vectorized",
     "VectorizedProcessor": "state_runtime.processors.vectorized",
     "build_session": "state_runtime.session",
     "foreach_epoch": "state_runtime.sinks",
@@ -50,8 +54,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aggregates":
-        return import_module("state_runtime.aggregates")
+    if name in ("aggregates", "windows"):
+        return import_module(f"state_runtime.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """The epoch loop behind `foreachBatch`.
 
-One call of `EpochDriver.run_batch` is one epoch:
+One call of `EpochDriver.run_batch` is one epoch; so is one of `run_without_batch`, when something is due and no row comes:
 
 1. plan       the batch's frame through all stages: hash → repartitionById → mapInArrow, user code in between
 2. process    one Spark action; tasks restore, process, log and acknowledge
@@ -25,24 +25,26 @@ from typing import Any
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col
 
 from state_runtime import errors, faults
 from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
 from state_runtime.clock import Clock
+from state_runtime.compatibility import usable_versions
+from state_runtime.epoch_plan import plan_epoch
 from state_runtime.errors import CorruptData, InvalidPipeline, StillstateError
 from state_runtime.ids import Ids
 from state_runtime.materialize import BackgroundMaterializer
-from state_runtime.pipeline import CompiledPipeline, Stage, TransformStep, shard_columns
-from state_runtime.processors.operator import EpochClock
+from state_runtime.pipeline import CompiledPipeline, Stage
+from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.progress import Progress
 from state_runtime.settings import JobSettings
 from state_runtime.sinks import SinkSpec, staged_outputs
 from state_runtime.snapshot.commit import Committer
-from state_runtime.snapshot.manifest import Manifest, StagedOutput
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StagedOutput, TimeEntry
 from state_runtime.source import SparkCheckpoint, same_offsets
 from state_runtime.store import Store
-from state_runtime.task import EMPTY_TASK, ERROR_MARK, NO_VERSION, SHARD_COLUMN, Acknowledgement, StageTask, TaskJob
+from state_runtime.task import EMPTY_TASK, ERROR_MARK, NO_VERSION, Acknowledgement, StageTask, TaskJob
+from state_runtime.watermark import Policy, advance, observed
 
 __all__ = ["EpochDriver", "typed_error"]
 
@@ -74,6 +76,8 @@ class DriverContext:
     parallelism: int
     pipeline: CompiledPipeline
     sinks: Mapping[str, SinkSpec]
+    entries: tuple[OperatorEntry, ...]
+    watermark_policy: Policy
     clock: Clock
     ids: Ids
 
@@ -104,6 +108,7 @@ class EpochDriver:
         self._materializer = BackgroundMaterializer(context.root, context.settings, context.ids)
         self._stopping = threading.Event()
         self._versions, self._trusted = self._initial_versions()
+        self._next_due = self._initial_next_due()
         # Held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
         self.lock = threading.Lock()
         self.failure: BaseException | None = None
@@ -138,31 +143,77 @@ class EpochDriver:
                 # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
                 return
             try:
-                self._run_epoch(frame, batch_id)
+                if not self._already_committed(batch_id):
+                    self._run_epoch(frame, batch_id, self._checkpoint.clock(batch_id).batch_time_ms)
             except BaseException as error:
                 self.failure = typed_error(error)
                 raise self.failure from error
 
-    def _run_epoch(self, frame: DataFrame, batch_id: int) -> None:
-        context, last = self._context, self._committer.last
-        if self._already_committed(batch_id):
-            return
-        started_s = context.clock.monotonic_s()
-        times = self._checkpoint.clock(batch_id)
-        job = self._task_job(times.batch_time_ms)
-        final = self._plan(frame, job)
-        planned_s = context.clock.monotonic_s()
+    def is_due(self) -> bool:
+        """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark moved."""
+        with self.lock:
+            return self._is_due(self._context.clock.now_ms())
 
-        self._accumulator.value.clear()
-        final.collect()
+    def run_without_batch(self, empty: DataFrame) -> None:
+        """One epoch that Spark does not start; nothing happens if nothing is due any more.
+
+        As Spark's own batches without data: for event time one whenever the watermark moved, for processing time when a timer is
+        due. If no shard has anything to do, the epoch is a manifest with the new clock, and no Spark job runs.
+
+        Args:
+            empty: a frame of the source's columns without rows.
+
+        Raises:
+            StillstateError: see `run_batch`.
+        """
+        with self.lock:
+            now_ms = self._context.clock.now_ms()
+            last = self._committer.last
+            if self._stopping.is_set() or self.failure is not None or last.source is None or not self._is_due(now_ms):
+                return
+            try:
+                self._run_epoch(empty, None, now_ms)
+            except BaseException as error:
+                self.failure = typed_error(error)
+                raise self.failure from error
+
+    def _is_due(self, now_ms: int) -> bool:
+        last = self._committer.last.time
+        if last is None or self._committer.last.source is None:
+            return False
+        time = self._advanced(now_ms)
+        operators = self._context.pipeline.operators
+        if any(o.time_domain == "event" for o in operators) and time.watermark_ms > last.watermark_ms:
+            return True
+        return any(self._due_shards(o, time) for o in operators if o.time_domain == "processing")
+
+    def _advanced(self, batch_time_ms: int) -> TimeEntry:
+        context = self._context
+        return advance(self._committer.last.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
+
+    def _due_shards(self, operator: Operator, time: TimeEntry) -> list[int]:
+        """The shards that something is due in."""
+        now_ms = {"": None, "processing": time.batch_time_ms, "event": time.watermark_ms}[operator.time_domain]
+        if now_ms is None:
+            return []
+        known = self._next_due[operator.uid]
+        return [shard for shard, due_ms in enumerate(known) if due_ms is not None and due_ms <= now_ms]
+
+    def _run_epoch(self, frame: DataFrame, batch_id: int | None, batch_time_ms: int) -> None:
+        """One epoch, of a batch or (None) without one."""
+        context, last = self._context, self._committer.last
+        started_s = context.clock.monotonic_s()
+        time = self._advanced(batch_time_ms)
+        job = self._task_job(time)
+        acknowledged, time, planned_s = self._process(frame, batch_id is not None, time, job)
         processed_s = context.clock.monotonic_s()
         faults.reach("action-done")
-        acknowledged = self._acknowledged(job)
 
-        position = self._checkpoint.position(batch_id)
+        position = self._checkpoint.position(batch_id) if batch_id is not None else last.source
         changes: list[TaskChanges] = [a.changes for a in acknowledged]
-        for source, lines in self._checkpoint.new_log_lines(last.source, position).items():
-            changes.append(source_log_changes(source, lines))
+        if position is not None and batch_id is not None:
+            for source, lines in self._checkpoint.new_log_lines(last.source, position).items():
+                changes.append(source_log_changes(source, lines))
         segment = write_segment(
             context.root,
             changes,
@@ -177,12 +228,17 @@ class EpochDriver:
         outputs = staged_outputs(
             [s for a in acknowledged for s in a.staged], list(context.sinks.values()), job.snapshot_id
         )
-        versions, trusted = self._advance(acknowledged)
+        versions, trusted, next_due = self._advance(acknowledged)
+        operators = (
+            replace(e, next_due_ms=min((due for due in next_due[e.uid] if due is not None), default=None))
+            for e in context.entries
+        )
         draft = replace(
             self._materializer.take(last),
             kind="checkpoint",
             parallelism=context.parallelism,
-            operators=tuple(o.entry() for o in context.pipeline.operators),
+            operators=tuple(operators),
+            time=time,
             source=position,
             outputs=outputs,
             versions=versions,
@@ -195,14 +251,14 @@ class EpochDriver:
             "process": (processed_s - planned_s) * 1000,
             "segment": (segment_s - processed_s) * 1000,
         }
-        progress = self._progress(acknowledged, draft, job, times.batch_time_ms, batch_id, segment, phases)
+        progress = self._progress(acknowledged, draft, job, position.batch_id if position else -1, segment, phases)
         draft = replace(draft, progress=progress)
         faults.reach("before-manifest")
         committed = self._committer.commit(draft)
         manifest_s = context.clock.monotonic_s()
         faults.reach("manifest-written")
 
-        self._versions, self._trusted = versions, trusted
+        self._versions, self._trusted, self._next_due = versions, trusted, next_due
         self._materializer.settled(committed)
         faults.reach("before-publish")
         for output in outputs:
@@ -227,6 +283,35 @@ class EpochDriver:
             },
         )
         self._report(self.progress)
+
+    def _process(
+        self, frame: DataFrame, has_batch: bool, time: TimeEntry, job: TaskJob
+    ) -> tuple[list[Acknowledgement], TimeEntry, float]:
+        """Plan and run the epoch's one Spark action; none where there is neither a batch nor anything due.
+
+        Returns:
+            The acknowledgements, the clock with the event times that were seen, and when (monotonic seconds) the plan was ready.
+        """
+        context = self._context
+        wake = {o.uid: self._due_shards(o, time) for o in context.pipeline.operators}
+        stored = {o.uid for o in self._committer.last.operators}
+        beginning = frozenset(
+            s.operator.uid for s in context.pipeline.stages if s.operator and s.initial and s.operator.uid not in stored
+        )
+        if not (has_batch or beginning or any(wake.values())):
+            return [], time, context.clock.monotonic_s()
+        plan = plan_epoch(
+            frame,
+            context.pipeline,
+            job.parallelism,
+            task=lambda stage, number: self._stage_task(stage, number, job),
+            wake=wake,
+            beginning=beginning,
+        )
+        planned_s = context.clock.monotonic_s()
+        self._accumulator.value.clear()
+        plan.final.collect()
+        return self._acknowledged(job), observed(time, plan.event_time_ms()), planned_s
 
     def _report(self, progress: Progress) -> None:
         if self._on_progress is None:
@@ -256,8 +341,9 @@ class EpochDriver:
             "which makes a fresh one"
         )
 
-    def _task_job(self, batch_time_ms: int) -> TaskJob:
+    def _task_job(self, time: TimeEntry) -> TaskJob:
         context, last = self._context, self._committer.last
+        late_ms = last.time.watermark_ms if last.time is not None else 0
         return TaskJob(
             name=context.job_name,
             uid=self._committer.info.uid,
@@ -269,24 +355,11 @@ class EpochDriver:
             snapshot_id=last.snapshot_id + 1,
             base_snapshot_id=last.snapshot_id,
             parallelism=context.parallelism,
-            clock=EpochClock(batch_time_ms),
+            clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, last.snapshot_id + 1),
             inline_bytes_max=context.settings.inline_bytes_max,
             runs_max=context.settings.runs_max,
+            backend=context.settings.backend,
         )
-
-    def _plan(self, frame: DataFrame, job: TaskJob) -> DataFrame:
-        """The whole epoch as one frame; its only rows are none."""
-        stage_number = 0
-        for part in self._context.pipeline.parts:
-            if isinstance(part, TransformStep):
-                frame = part.function(frame)
-                continue
-            if part.operator is not None:
-                columns = shard_columns(part.operator.key_columns, job.parallelism)
-                frame = frame.selectExpr(*columns).repartitionById(job.parallelism, col(SHARD_COLUMN))
-            frame = frame.mapInArrow(self._stage_task(part, stage_number, job), part.output)
-            stage_number += 1
-        return frame
 
     def _stage_task(self, stage: Stage, number: int, job: TaskJob) -> Any:
         uid = stage.operator.uid if stage.operator is not None else ""
@@ -294,6 +367,7 @@ class EpochDriver:
             job=job,
             stage=number,
             operator=stage.operator,
+            entry=next((e for e in self._context.entries if e.uid == uid), None),
             sinks=tuple(self._context.sinks[name] for name in stage.sinks),
             versions=self._versions.get(uid, ""),
             trusted=self._trusted.get(uid, ""),
@@ -329,26 +403,39 @@ class EpochDriver:
 
     def _initial_versions(self) -> tuple[dict[str, str], dict[str, str]]:
         last, parallelism = self._committer.last, self._context.parallelism
+        # Local copies have the columns of the run that wrote them; where those changed, the primary brings them to the new ones.
+        serving = usable_versions(last, self._context.entries) if last.parallelism == parallelism else {}
         versions: dict[str, str] = {}
         for operator in self._context.pipeline.operators:
-            known = last.versions.get(operator.uid, "") if last.parallelism == parallelism else ""
+            known = serving.get(operator.uid, "")
             usable = len(known) == parallelism * _VERSION_CHARS
             versions[operator.uid] = known if usable else NO_VERSION * parallelism
         return versions, dict.fromkeys(versions, "0" * parallelism)
 
-    def _advance(self, acknowledged: Sequence[Acknowledgement]) -> tuple[dict[str, str], dict[str, str]]:
-        """Versions after the epoch, and whose were written by this run. A shard without input keeps what it had."""
+    def _initial_next_due(self) -> dict[str, list[int | None]]:
+        """The manifest knows the earliest of all shards; which one it was shows when they are visited."""
+        known = {o.uid: o.next_due_ms for o in self._committer.last.operators}
+        parallelism = self._context.parallelism
+        return {o.uid: [known.get(o.uid)] * parallelism for o in self._context.pipeline.operators}
+
+    def _advance(
+        self, acknowledged: Sequence[Acknowledgement]
+    ) -> tuple[dict[str, str], dict[str, str], dict[str, list[int | None]]]:
+        """Versions after the epoch, whose were written by this run, and what is due next. An unvisited shard keeps what it had."""
         versions = {uid: _split(joined, _VERSION_CHARS) for uid, joined in self._versions.items()}
         trusted = {uid: list(flags) for uid, flags in self._trusted.items()}
+        next_due = {uid: list(times) for uid, times in self._next_due.items()}
         stages = self._context.pipeline.stages
         for acknowledgement in acknowledged:
             operator = stages[acknowledgement.stage].operator
             if operator is not None:
                 versions[operator.uid][acknowledgement.shard] = acknowledgement.version
                 trusted[operator.uid][acknowledgement.shard] = "1"
+                next_due[operator.uid][acknowledgement.shard] = acknowledgement.next_due_ms
         return (
             {uid: "".join(shards) for uid, shards in versions.items()},
             {uid: "".join(flags) for uid, flags in trusted.items()},
+            next_due,
         )
 
     def _publish(self, output: StagedOutput, spark: SparkSession) -> None:
@@ -365,7 +452,6 @@ class EpochDriver:
         acknowledged: Sequence[Acknowledgement],
         draft: Manifest,
         job: TaskJob,
-        batch_time_ms: int,
         batch_id: int,
         segment: Any,
         phases: Mapping[str, float],
@@ -379,7 +465,7 @@ class EpochDriver:
         return Progress(
             snapshot_id=job.snapshot_id,
             batch_id=batch_id,
-            timestamp_ms=batch_time_ms,
+            timestamp_ms=job.clock.batch_time_ms,
             input_rows=input_rows,
             output_rows=sum(f.rows for f in files),
             rows_per_s=input_rows / total_ms * 1000 if total_ms > 0 else 0.0,
@@ -396,6 +482,8 @@ class EpochDriver:
             local_restores=sum(a.restored == "local" for a in acknowledged),
             primary_restores=sum(a.restored == "primary" for a in acknowledged),
             local_failures=sum(a.local_failed for a in acknowledged),
+            late_rows=sum(a.late_rows for a in acknowledged),
+            watermark_ms=job.clock.watermark_ms,
         )
 
 

@@ -5,7 +5,6 @@
     │   ├── InvalidConfiguration
     │   ├── InvalidPipeline
     │   ├── InvalidData
-    │   ├── NotSupportedYet
     │   ├── JobNotFound
     │   ├── JobRootMismatch
     │   ├── MissingSnapshot
@@ -45,7 +44,6 @@ __all__ = [
     "MissingFile",
     "MissingJava",
     "MissingSnapshot",
-    "NotSupportedYet",
     "OutcomeUnknown",
     "StillstateError",
     "StoreNotCapable",
@@ -81,10 +79,6 @@ class InvalidPipeline(Invalid):
 
 class InvalidData(Invalid):
     """A row or a state value does not fit the schema that was declared for it."""
-
-
-class NotSupportedYet(Invalid):
-    """A part of Spark's contract that this version does not have; the message names it."""
 
 
 class JobNotFound(Invalid):

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -22,12 +23,13 @@ import pyarrow.parquet as pq
 
 from state_runtime.changelog.reader import fetch_part, read_index, read_source_log, read_table
 from state_runtime.changelog.segment import PartEntry, sha256
+from state_runtime.changelog.versions import StateVersions, check_dropped
 from state_runtime.ids import Ids
 from state_runtime.limits import MAX_PARALLELISM, MIB
 from state_runtime.settings import JobSettings
-from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest, TableEntry
+from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest, SegmentEntry, TableEntry
 from state_runtime.snapshot.paths import safe_name
-from state_runtime.state.table import StateSchema, fold, hash_range_of_shard, slice_hash_range
+from state_runtime.state.table import hash_range_of_shard, slice_hash_range
 from state_runtime.store import Store
 
 __all__ = ["BackgroundMaterializer", "MaterializationPlan", "Materialized", "apply", "materialize", "plan"]
@@ -89,17 +91,23 @@ def apply(draft: Manifest, result: Materialized) -> Manifest:
 def materialize(root: Store, manifest: Manifest, what: MaterializationPlan, *, ids: Ids) -> Materialized:
     """Fold a snapshot's log (and layers) into a new layer. One hash range is in memory at a time.
 
+    A major fold leaves out what nobody can see any more: tombstones, clear markers, and rows whose TTL has run out by the
+    snapshot's batch time. A minor one keeps them, because they hide rows of the layers below. Rows of older columns are
+    brought to the newest; what is older than its operator or state (`since`) is left out of either.
+
     Raises:
         MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again.
     """
     layers = manifest.layers[what.first_layer :]
     bottom = what.first_layer == 0
+    now_ms = manifest.time.batch_time_ms if bottom and manifest.time is not None else None
     parts = [
-        (segment.path, part)
+        (segment, part)
         for segment in reversed(manifest.segments)
         for part in read_index(root, segment, manifest.job_uid).parts
         if part.kind == "state"
     ]
+    pieces = _pieces(root, manifest, layers, parts)
     read_bytes = sum(layer.total_bytes for layer in layers) + manifest.log_bytes
     raw_bytes = max(read_bytes, sum(part.raw_bytes for _, part in parts))
     ranges = min(max(1, -(-raw_bytes // _RANGE_BYTES)), MAX_PARALLELISM)
@@ -107,45 +115,66 @@ def materialize(root: Store, manifest: Manifest, what: MaterializationPlan, *, i
     tables: list[TableEntry] = []
     for number in range(ranges):
         low, high = hash_range_of_shard(number, ranges)
-        for operator in manifest.operators:
-            for state in operator.states:
-                batch = _fold_range(root, layers, parts, operator.uid, state.name, low, high, drop_deleted=bottom)
-                if batch is not None and batch.num_rows:
-                    path = f"tables/{operator.uid}/{safe_name(state.name)}/{name}-{number:05d}.parquet"
-                    tables.append(_write_table(root, path, batch, operator.uid, state.name, low, high))
+        for (operator, state), (versions, stored) in pieces.items():
+            newest_first = [
+                versions.read(slice_hash_range(piece.load(), low, high), piece.snapshot_id, piece.path)
+                for piece in stored
+                if piece.low <= high and piece.high >= low
+            ]
+            batch = versions.fold(newest_first, drop_deleted=bottom, now_ms=now_ms)
+            if batch.num_rows:
+                path = f"tables/{operator}/{safe_name(state)}/{name}-{number:05d}.parquet"
+                tables.append(_write_table(root, path, batch, operator, state, low, high))
     logs = _write_source_logs(root, manifest, what, name)
     first = layers[0].first_snapshot_id if layers else manifest.segments[0].snapshot_id
     layer = LayerEntry(0 if bottom else first, manifest.snapshot_id, tuple(tables), logs)
     return Materialized(what, layer, read_bytes)
 
 
-def _fold_range(
-    root: Store,
-    layers: Sequence[LayerEntry],
-    parts: Sequence[tuple[str, PartEntry]],
-    operator: str,
-    state: str,
-    low: int,
-    high: int,
-    *,
-    drop_deleted: bool,
-) -> pa.RecordBatch | None:
-    newest_first: list[pa.RecordBatch] = []
-    for segment_path, part in parts:
-        if part.operator == operator and part.state == state and part.hash_low <= high and part.hash_high >= low:
-            newest_first.append(slice_hash_range(fetch_part(root, segment_path, part), low, high))
+@dataclass(frozen=True)
+class _Piece:
+    """A part or a table, and the newest snapshot that it holds."""
+
+    path: str
+    snapshot_id: int
+    low: int
+    high: int
+    load: Callable[[], pa.RecordBatch]
+
+
+def _pieces(
+    root: Store, manifest: Manifest, layers: Sequence[LayerEntry], parts: Sequence[tuple[SegmentEntry, PartEntry]]
+) -> dict[tuple[str, str], tuple[StateVersions, list[_Piece]]]:
+    """Per state of the manifest how it is read, and what is stored of it, newest first.
+
+    Operators that the manifest does not describe were given up, and are left out.
+
+    Raises:
+        CorruptSegment: a state that its operator does not have and did not drop.
+    """
+    operators = {operator.uid: operator for operator in manifest.operators}
+    pieces: dict[tuple[str, str], tuple[StateVersions, list[_Piece]]] = {
+        (o.uid, s.name): (StateVersions(o, s), []) for o in manifest.operators for s in o.states
+    }
+
+    def add(operator: str, state: str, piece: _Piece) -> None:
+        known = pieces.get((operator, state))
+        if known is not None:
+            if piece.snapshot_id >= known[0].since:
+                known[1].append(piece)
+        elif operator in operators:
+            check_dropped(operators[operator], state, piece.snapshot_id, piece.path)
+
+    for segment, part in parts:
+        load = partial(fetch_part, root, segment.path, part)
+        piece = _Piece(part.path or segment.path, segment.snapshot_id, part.hash_low, part.hash_high, load)
+        add(part.operator, part.state, piece)
     for layer in reversed(layers):
         for table in layer.tables:
-            if (
-                table.operator == operator
-                and table.state == state
-                and table.hash_low <= high
-                and table.hash_high >= low
-            ):
-                newest_first.append(slice_hash_range(read_table(root, table), low, high))
-    if not newest_first:
-        return None
-    return fold(newest_first, StateSchema.of(newest_first[0].schema), drop_deleted=drop_deleted)
+            load = partial(read_table, root, table)
+            piece = _Piece(table.path, layer.last_snapshot_id, table.hash_low, table.hash_high, load)
+            add(table.operator, table.state, piece)
+    return pieces
 
 
 def _write_table(

@@ -32,6 +32,8 @@ class Progress:
         output_bytes: bytes of the staged output files.
         local_restores: shards that began this epoch from verified local runs of an earlier run.
         primary_restores: shards that were rebuilt from the primary store.
+        late_rows: input rows that operators dropped as too late for the watermark.
+        watermark_ms: the epoch's watermark; 0 where there is none.
         local_failures: local writes that failed; the shard restores from the primary next time.
     """
 
@@ -54,6 +56,8 @@ class Progress:
     local_restores: int = 0
     primary_restores: int = 0
     local_failures: int = 0
+    late_rows: int = 0
+    watermark_ms: int = 0
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

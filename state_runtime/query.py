@@ -4,20 +4,25 @@ A key's place in the state is its hash, so one key costs the manifest, and newes
 part of it that holds the hash, until the key is found; then the state tables. A table is read one hash range after the
 other, as the stored files are cut, so that a limited read of a large state ends early.
 
+Rows whose TTL had run out by the snapshot's batch time are not shown, whether or not they are still stored.
+
 Nothing is locked and nothing is written; a snapshot is immutable, so the job may run meanwhile.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from state_runtime.changelog.reader import fetch_part, read_index, read_table
+from state_runtime.changelog.versions import StateVersions
 from state_runtime.errors import (
     CorruptManifest,
     CorruptSegment,
@@ -27,15 +32,16 @@ from state_runtime.errors import (
 )
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
-from state_runtime.state.ddl import DdlColumn, parse_ddl
+from state_runtime.state.ddl import DdlColumn, parse_value
 from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import (
-    DELETED,
+    CLEAR_MARKER,
     HASH_MAX,
+    Positions,
     StateSchema,
-    fold,
+    entries_of,
+    first_of_groups,
     hashes_of,
-    lookup,
     same_keys,
     slice_hash_range,
 )
@@ -45,6 +51,8 @@ __all__ = ["StateView", "open_state", "query_state"]
 
 # A scan goes from one stored file's lower bound to the next; more steps than this only cost.
 _RANGES_MAX = 1024
+_TIME = pa.timestamp("ms", "UTC")
+_POSITION = DdlColumn("position", "bigint", pa.int64())
 
 
 def query_state(
@@ -54,6 +62,7 @@ def query_state(
     state: str,
     *,
     key: Mapping[str, Any] | None = None,
+    entry: Mapping[str, Any] | None = None,
     where: Mapping[str, Any] | Any | None = None,
     hash_range: tuple[int, int] | None = None,
     columns: Sequence[str] | None = None,
@@ -68,7 +77,7 @@ def query_state(
         snapshot: id; None for the newest.
     """
     view = open_state(store, job, state, operator=operator, snapshot=snapshot)
-    return view.read(key=key, where=where, hash_range=hash_range, columns=columns, limit=limit)
+    return view.read(key=key, entry=entry, where=where, hash_range=hash_range, columns=columns, limit=limit)
 
 
 def open_state(
@@ -93,55 +102,100 @@ def open_state(
         )
     where = f"snapshot {manifest.snapshot_id} of job {job!r}"
     found = _find_operator(manifest, operator, state, where)
-    entry = next((s for s in found.states if s.name == state), None)
+    entry = found.state(state)
     if entry is None:
         raise InvalidConfiguration(
             f"{where}: operator {found.uid!r} has no state {state!r}; it has: {_listed(s.name for s in found.states)}"
         )
+    view = StateView(catalog.root, manifest, found, entry)
     try:
-        keys = parse_ddl(found.key_schema)
-        # A state may be its keys alone (deduplicate).
-        values = parse_ddl(entry.schema) if entry.schema else ()
-    except ValueError as error:
-        raise CorruptManifest(f"{where}: the columns of {found.uid}/{state} cannot be read: {error}") from error
-    return StateView(catalog.root, manifest, found, entry, keys, values)
+        view.versions  # noqa: B018 - a description that cannot be read is found here
+    except CorruptManifest as error:
+        raise CorruptManifest(f"{where}: {error}") from error
+    return view
 
 
 @dataclass(frozen=True)
 class StateView:
     """One state of one operator as of one snapshot.
 
-    Columns are shown by their own names, keys first; where a key and a value column have the same name, they are
-    `key.<name>` and `value.<name>`.
+    Columns are shown by their own names: keys, then of a map its key, of a list the `position` (from 0), then values, and
+    last `expires` (states with a TTL; null is never) or `due` (timers, windows, buffered rows), as times in UTC. Names that
+    would be there twice get a prefix: `key.`, `entry.` (map keys), `value.`, or `state.` (position, expires, due).
     """
 
     root: Store
     manifest: Manifest
     operator: OperatorEntry
     state: StateEntry
-    keys: tuple[DdlColumn, ...]
-    values: tuple[DdlColumn, ...]
+
+    @cached_property
+    def versions(self) -> StateVersions:
+        """How what is stored is read."""
+        return StateVersions(self.operator, self.state)
+
+    @property
+    def keys(self) -> tuple[DdlColumn, ...]:
+        """The key columns."""
+        return self.versions.keys
+
+    @property
+    def entries(self) -> tuple[DdlColumn, ...]:
+        """Of a map the columns of its key."""
+        return self.versions.entries or ()
+
+    @property
+    def values(self) -> tuple[DdlColumn, ...]:
+        """The value columns."""
+        return self.versions.values
+
+    @cached_property
+    def _shown(self) -> tuple[tuple[str, DdlColumn], ...]:
+        """All columns in order, each with what tells it from another of its name."""
+        position = [_POSITION] if self.state.kind == "list" else []
+        time = [DdlColumn(self.versions.time, "timestamp", _TIME)] if self.versions.time else []
+        return tuple(
+            (prefix, column)
+            for prefix, columns in (
+                ("key", self.keys),
+                ("entry", self.entries),
+                ("state", position),
+                ("value", self.values),
+                ("state", time),
+            )
+            for column in columns
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns, as shown."""
-        keys, values = [c.name for c in self.keys], [c.name for c in self.values]
-        both = set(keys) & set(values)
-        shown = [f"key.{n}" if n in both else n for n in keys] + [f"value.{n}" if n in both else n for n in values]
+        names = Counter(column.name for _, column in self._shown)
+        shown = [
+            column.name if names[column.name] == 1 else f"{prefix}.{column.name}" for prefix, column in self._shown
+        ]
         if len(set(shown)) < len(shown):  # a column's own name begins with such a prefix
-            shown = [f"key.{n}" for n in keys] + [f"value.{n}" for n in values]
+            shown = [f"{prefix}.{column.name}" for prefix, column in self._shown]
         return tuple(shown)
 
     def parse_key(self, texts: Sequence[str]) -> dict[str, Any]:
         """A key for `read` from texts `column=value`; a column without `=` is null.
 
         Values are read by the column's type: numbers, true and false, text as it is, binary as hexadecimal digits, dates
-        2013-01-31, times 2013-01-31 12:00:00 (in UTC, unless they end with an offset).
+        2013-01-31, times 2013-01-31 12:00:00 (in UTC, unless they end with an offset), structs as JSON.
 
         Raises:
             InvalidConfiguration: another column, or one twice. InvalidData: a value that its type cannot have.
         """
         return self._parse(texts, "key column", {c.name: c for c in self.keys})
+
+    def parse_entry(self, texts: Sequence[str]) -> dict[str, Any]:
+        """A map's key for `read` from texts, as `parse_key` reads them.
+
+        Raises:
+            InvalidConfiguration, InvalidData: as `parse_key`; also for a state that is no map.
+        """
+        self._check_map()
+        return self._parse(texts, "map key column", {c.name: c for c in self.entries})
 
     def parse_where(self, texts: Sequence[str]) -> dict[str, Any]:
         """Conditions for `read` from texts, as `parse_key` reads them, on any column."""
@@ -151,16 +205,20 @@ class StateView:
         self,
         *,
         key: Mapping[str, Any] | None = None,
+        entry: Mapping[str, Any] | None = None,
         where: Mapping[str, Any] | Any | None = None,
         hash_range: tuple[int, int] | None = None,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
     ) -> pa.Table:
-        """Rows of the state, ordered by key hash; a key that is not there, or was removed, gives no row.
+        """Rows of the state, ordered by key hash; a key that is not there, was removed or has expired gives no row.
+
+        A key of a list, a map or timers has many rows: those of a list are in its order, timers in that of their time.
 
         Args:
             key: value by key column, all of them: only what overlaps the key's hash is read. Null equals null, NaN equals
                 NaN, 0.0 equals -0.0, as in Spark's grouping.
+            entry: of a map, value by map key column, all of them: only that entry of the key, or of all keys.
             where: only rows with these values, by column as shown, with the same equality; or an Arrow expression
                 (`pyarrow.compute.field("n") > 3`). Does not narrow what is read.
             hash_range: only keys whose unsigned hash lies in this closed range.
@@ -178,34 +236,38 @@ class StateView:
         if limit is not None and limit < 0:
             raise InvalidConfiguration(f"limit is {limit}; give 0 or more")
         self._check_columns([*(columns or ()), *(where if isinstance(where, Mapping) else ())])
-        if key is None:
-            batches = self._scan(low, high)
-        elif hash_range is None:
-            batches = self._one(key)
-        else:
+        if key is not None and hash_range is not None:
             raise InvalidConfiguration("give a key or a hash_range, not both: a key has one hash")
-        rows = self._collect(batches, where, limit)
+        if entry is not None and self.state.kind != "map":
+            raise InvalidConfiguration(
+                f"{self._name} is no map (it is {self.state.kind}), so it has no entries to name"
+            )
+        wanted_entry = None if entry is None else self._columns_of(entry, self.entries, "map key")
+        batches = self._scan(low, high) if key is None else self._one(self._columns_of(key, self.keys, "key"))
+        rows = self._collect(batches, wanted_entry, where, limit)
         return rows if columns is None else rows.select(list(columns))
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
-    def _collect(self, batches: Iterator[pa.RecordBatch], where: Any, limit: int | None) -> pa.Table:
+    def _collect(
+        self, batches: Iterator[pa.RecordBatch], entry: Sequence[pa.Array] | None, where: Any, limit: int | None
+    ) -> pa.Table:
         """Rows under their shown names; stops to read where the limit is reached."""
-        conditions = self._conditions(where) if isinstance(where, Mapping) else []
-        names = list(self.columns)
+        conditions = [(len(self.keys) + i, column) for i, column in enumerate(entry or ())]
+        conditions += self._conditions(where) if isinstance(where, Mapping) else []
         parts: list[pa.Table] = []
         left = limit
         for batch in batches:
+            part = self._as_shown(batch)
             for position, wanted in conditions:
-                column = batch.column(2 + position)
-                batch = batch.filter(pa.array(same_keys([column], [_repeat(wanted, len(column))])))
-            part = pa.Table.from_batches([batch]).select(range(2, 2 + len(names))).rename_columns(names)
+                column = part.column(position).combine_chunks()
+                part = part.filter(pa.array(same_keys([column], [_repeat(wanted, len(column))])))
             if where is not None and not isinstance(where, Mapping):
                 try:
                     part = part.filter(where)
                 except (pa.ArrowException, TypeError) as error:
                     raise InvalidConfiguration(
-                        f"{self._name}: the condition does not fit the columns {_listed(names)}: {error}"
+                        f"{self._name}: the condition does not fit the columns {_listed(self.columns)}: {error}"
                     ) from error
             parts.append(part if left is None else part.slice(0, left))
             if left is not None:
@@ -215,50 +277,61 @@ class StateView:
         # Every read yields at least one batch, of the stored types where anything is stored.
         return pa.concat_tables([p for p in parts if p.num_rows] or parts[:1])
 
-    def _one(self, key: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        """The row of one key; newest first, so older files are not read once it is found."""
-        wanted = self._key_columns(key)
+    def _as_shown(self, batch: pa.RecordBatch) -> pa.Table:
+        """Live rows, whole keys, in the columns that people see."""
+        schema = StateSchema.of(batch.schema)
+        columns = [*schema.keys_of(batch), *schema.entry_columns_of(batch)]
+        values = schema.values_of(batch)
+        times = [schema.times_of(batch).cast(pa.timestamp("ms")).cast(_TIME)] if schema.time else []
+        order: Positions | None = None
+        if self.state.kind == "list":
+            positions, order = _positions(batch, schema)
+            columns.append(positions)
+        table = pa.table([*columns, *values, *times], names=list(self.columns))
+        return table if order is None else table.take(pa.array(order))
+
+    def _one(self, wanted: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
+        """The rows of one key; newest first, so older files are not read once nothing in them can count."""
         if not all(column.binary_equality for column in self.keys):
             # Spark hashes something else than the bytes of a string with a collation: look everywhere.
             for batch in self._scan(0, HASH_MAX):
-                repeated = [_repeat(column, batch.num_rows) for column in wanted]
-                yield batch.filter(pa.array(same_keys(batch.columns[2 : 2 + len(wanted)], repeated)))
+                yield _only_key(batch, wanted)
             return
         hashed = hash_key(wanted)
-        schema = self._declared()
+        newest_first: list[pa.RecordBatch] = []
         for source in self._sources(hashed, hashed):
-            batch = slice_hash_range(self._load(source), hashed, hashed)
-            schema = StateSchema.of(batch.schema)
-            (position,) = lookup(batch, schema, np.array([hashed], dtype=np.uint64), wanted)
-            if position >= 0:
-                row = batch.slice(int(position), 1)
-                yield schema.empty() if row.column(DELETED)[0].as_py() else row
-                return
-        yield schema.empty()
+            batch = _only_key(slice_hash_range(self._load(source), hashed, hashed), wanted)
+            newest_first.append(batch)
+            if batch.num_rows and (self.state.kind == "value" or CLEAR_MARKER in entries_of(batch)):
+                break
+        yield self._fold(newest_first)
 
     def _scan(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
         """Live rows of a hash range, folded one part of the range after the other."""
         sources = list(self._sources(low, high))
         if not sources:
-            yield self._declared().empty()
+            yield self.versions.declared.empty()
             return
         cuts = sorted({low, *(source.low for source in sources if source.low > low)})
         cuts = cuts[:: -(-len(cuts) // _RANGES_MAX)]
         waiting = sorted(range(len(sources)), key=lambda number: sources[number].low, reverse=True)
         open_files: dict[int, pa.RecordBatch] = {}
-        stored: pa.Schema | None = None
         for start, end in zip(cuts, [*(cut - 1 for cut in cuts[1:]), high], strict=True):
             while waiting and sources[waiting[-1]].low <= end:
                 number = waiting.pop()
-                batch = open_files[number] = self._load(sources[number])
-                stored = batch.schema if stored is None else stored
-                if not batch.schema.equals(stored):
-                    raise CorruptSegment(f"{sources[number].path}: {self._name} has other types here than elsewhere")
+                open_files[number] = self._load(sources[number])
             # Sources are numbered newest first, which is the order that folding needs.
             newest_first = [slice_hash_range(open_files[number], start, end) for number in sorted(open_files)]
-            if stored is not None and newest_first:
-                yield fold(newest_first, StateSchema.of(stored), drop_deleted=True)
+            if newest_first:
+                yield self._fold(newest_first)
             open_files = {number: batch for number, batch in open_files.items() if sources[number].high > end}
+
+    def _fold(self, newest_first: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        now_ms = self.manifest.time.batch_time_ms if self.manifest.time is not None else None
+        try:
+            return self.versions.fold(newest_first, drop_deleted=True, now_ms=now_ms)
+        except CorruptSegment as error:
+            raise CorruptSegment(f"{self._name} has other types in one file than in another: {error}") from error
 
     # --- files ---------------------------------------------------------------------------------------------------
 
@@ -266,41 +339,36 @@ class StateView:
         """The parts and tables of this state that overlap a hash range, newest first; indexes are read when asked for."""
         operator, state = self.operator.uid, self.state.name
         for segment in reversed(self.manifest.segments):
+            if segment.snapshot_id < self.versions.since:
+                continue
             for part in read_index(self.root, segment, self.manifest.job_uid).parts:
                 if (part.kind, part.operator, part.state) == ("state", operator, state):
                     load = partial(fetch_part, self.root, segment.path, part)
-                    source = _Source(part.path or segment.path, part.hash_low, part.hash_high, load)
+                    source = _Source(
+                        part.path or segment.path, segment.snapshot_id, part.hash_low, part.hash_high, load
+                    )
                     if source.overlaps(low, high):
                         yield source
         for layer in reversed(self.manifest.layers):
-            for table in layer.tables:
+            for table in layer.tables if layer.last_snapshot_id >= self.versions.since else ():
                 if (table.operator, table.state) == (operator, state):
-                    source = _Source(table.path, table.hash_low, table.hash_high, partial(read_table, self.root, table))
+                    load = partial(read_table, self.root, table)
+                    source = _Source(table.path, layer.last_snapshot_id, table.hash_low, table.hash_high, load)
                     if source.overlaps(low, high):
                         yield source
 
     def _load(self, source: _Source) -> pa.RecordBatch:
-        """A part or table, checked against the manifest's columns and its own range."""
+        """A part or table in the newest columns, checked against the manifest's and its own range."""
         batch = source.load()
         try:
             # Values go to people and into other programs: offsets and text must be what they claim, whoever wrote them.
             batch.validate(full=True)
         except pa.ArrowException as error:
             raise CorruptSegment(f"{source.path}: {self._name} holds values that are none of their type") from error
-        stored = StateSchema.of(batch.schema)
-        for declared, fields in ((self.keys, stored.keys), (self.values, stored.values)):
-            names_differ = [c.name for c in declared] != list(fields.names)
-            if names_differ or any(
-                c.type is not None and not c.is_nested and c.type != field.type for c, field in zip(declared, fields)
-            ):
-                raise CorruptSegment(
-                    f"{source.path}: {self._name} has the columns {_fields(fields)} where the manifest says "
-                    f"{_listed(f'{c.name} {c.type_text}' for c in declared)}"
-                )
         hashes = hashes_of(batch)
         if len(hashes) and not (source.low <= int(hashes[0]) and int(hashes[-1]) <= source.high):
             raise CorruptSegment(f"{source.path}: {self._name} has keys outside of the hash range that it is named for")
-        return batch
+        return self.versions.read(batch, source.snapshot_id, source.path)
 
     # --- columns and values --------------------------------------------------------------------------------------
 
@@ -308,34 +376,33 @@ class StateView:
     def _name(self) -> str:
         return f"operator {self.operator.uid!r}, state {self.state.name!r}"
 
-    def _declared(self) -> StateSchema:
-        """The columns where nothing is stored; types that this reader does not know are null."""
-        keys, values = (
-            pa.schema([pa.field(c.name, pa.null() if c.type is None else c.type) for c in columns])
-            for columns in (self.keys, self.values)
-        )
-        return StateSchema(keys, values)
-
     def _by_shown_name(self) -> dict[str, DdlColumn]:
-        return dict(zip(self.columns, (*self.keys, *self.values), strict=True))
+        return dict(zip(self.columns, (column for _, column in self._shown), strict=True))
+
+    def _check_map(self) -> None:
+        if self.state.kind != "map":
+            raise InvalidConfiguration(
+                f"{self._name} is no map (it is {self.state.kind}), so it has no entries to name"
+            )
 
     def _check_columns(self, names: Sequence[str]) -> None:
         for name in names:
             if name not in self.columns:
                 raise InvalidConfiguration(f"{self._name} has no column {name!r}; it has: {_listed(self.columns)}")
 
-    def _key_columns(self, key: Mapping[str, Any]) -> list[pa.Array]:
-        names = [column.name for column in self.keys]
-        for name in key:
+    def _columns_of(self, given: Mapping[str, Any], columns: Sequence[DdlColumn], what: str) -> list[pa.Array]:
+        """A key or map key as columns of one row."""
+        names = [column.name for column in columns]
+        for name in given:
             if name not in names:
-                raise InvalidConfiguration(f"{self._name} has no key column {name!r}; it has: {_listed(names)}")
-        missing = [name for name in names if name not in key]
+                raise InvalidConfiguration(f"{self._name} has no {what} column {name!r}; it has: {_listed(names)}")
+        missing = [name for name in names if name not in given]
         if missing:
             raise InvalidConfiguration(
-                f"{self._name}: the key lacks {_listed(missing)}; a key has all of {_listed(names)}. "
+                f"{self._name}: the {what} lacks {_listed(missing)}; a {what} has all of {_listed(names)}. "
                 "To find rows by some of them, use `where`, which reads the whole state"
             )
-        return [self._array(column, key[column.name], "key column") for column in self.keys]
+        return [self._array(column, given[column.name], f"{what} column") for column in columns]
 
     def _conditions(self, where: Mapping[str, Any]) -> list[tuple[int, pa.Array]]:
         """Positions and wanted values."""
@@ -373,8 +440,8 @@ class StateView:
             if name in parsed:
                 raise InvalidConfiguration(f"{self._name}: {what} {name!r} was given twice")
             try:
-                parsed[name] = None if text == name else _parse_value(text[len(name) + 1 :], columns[name].type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                parsed[name] = None if text == name else _from_text(text[len(name) + 1 :], columns[name].type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError):
                 raise self._misfit(columns[name], what) from None
         return parsed
 
@@ -388,9 +455,10 @@ class StateView:
 
 @dataclass(frozen=True)
 class _Source:
-    """A part or a table: where it is, the closed range of hashes that it may hold, and how to read it."""
+    """A part or a table: where it is, how new, the closed range of hashes that it may hold, and how to read it."""
 
     path: str
+    snapshot_id: int
     low: int
     high: int
     load: Callable[[], pa.RecordBatch]
@@ -420,17 +488,15 @@ def _find_operator(manifest: Manifest, uid: str | None, state: str, where: str) 
     raise InvalidConfiguration(f"{where} has no state {state!r}; it has: {_listed(known)}")
 
 
-def _parse_value(text: str, kind: pa.DataType | None) -> pa.Scalar:
-    if kind is None or pa.types.is_nested(kind):
-        raise ValueError("no text form")
-    if pa.types.is_binary(kind):
-        return pa.scalar(bytes.fromhex(text.removeprefix("0x")), kind)
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        try:
-            return pa.scalar(text).cast(pa.timestamp(kind.unit)).cast(pa.int64()).cast(kind)
-        except pa.ArrowInvalid:
-            pass  # it has an offset
-    return pa.scalar(text).cast(kind)
+def _from_text(text: str, kind: pa.DataType | None) -> Any:
+    """A value from its text: what is nested as JSON, whatever else as people write it."""
+    if kind is None or not pa.types.is_nested(kind):
+        return parse_value(text, kind)
+    value = json.loads(text)
+    # Arrow passes over fields that a struct does not have; a misspelled one must not be a null.
+    if isinstance(value, dict) and pa.types.is_struct(kind) and not set(value) <= {field.name for field in kind}:
+        raise ValueError("a field that the struct does not have")
+    return pa.scalar(value, kind)
 
 
 def _hint(kind: pa.DataType | None) -> str:
@@ -444,10 +510,29 @@ def _hint(kind: pa.DataType | None) -> str:
         (pa.types.is_binary, "00ff7a"),
         (pa.types.is_date, "2013-01-31"),
         (pa.types.is_timestamp, "2013-01-31 12:00:00"),
+        (pa.types.is_struct, 'JSON, {"field": 1}'),
     ):
         if is_kind(kind):
             return hint
     return ""
+
+
+def _only_key(batch: pa.RecordBatch, wanted: Sequence[pa.Array]) -> pa.RecordBatch:
+    """The rows of one key, clear markers included."""
+    stored = StateSchema.of(batch.schema).keys_of(batch)
+    return batch.filter(pa.array(same_keys(stored, [_repeat(column, batch.num_rows) for column in wanted])))
+
+
+def _positions(batch: pa.RecordBatch, schema: StateSchema) -> tuple[pa.Array, Positions | None]:
+    """The place of each row among those of its key, and the order that brings keys of one hash apart (None: they are)."""
+    order, starts = first_of_groups(hashes_of(batch), schema.keys_of(batch))
+    rows = np.arange(batch.num_rows)
+    positions = rows - np.maximum.accumulate(np.where(starts, rows, 0))
+    if order is not None:
+        unordered = np.empty_like(positions)
+        unordered[order] = positions
+        positions = unordered
+    return pa.array(positions, pa.int64()), order
 
 
 def _repeat(one: pa.Array, count: int) -> pa.Array:

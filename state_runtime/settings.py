@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from state_runtime.errors import InvalidConfiguration
 from state_runtime.limits import KIB, MAX_PARALLELISM, MIB
@@ -29,6 +30,8 @@ class JobSettings:
             manifest and the number of reads at a restart stay bounded.
         runs_max: about how many local runs a look-up searches per shard and state: more make merges rarer, fewer make
             look-ups quicker.
+        backend: what keeps a shard's state on local disk: "arrow" (sorted, memory-mapped runs) or "rocksdb" (needs the package
+            rocksdict). Snapshots do not depend on it.
         output_rows_per_batch: rows of one output Arrow batch.
     """
 
@@ -42,8 +45,11 @@ class JobSettings:
     materialize_max_segments: int = 256
     runs_max: int = 8
     output_rows_per_batch: int = 65_536
+    backend: Literal["arrow", "rocksdb"] = "arrow"
 
     def __post_init__(self) -> None:
+        if self.backend not in ("arrow", "rocksdb"):
+            raise InvalidConfiguration(f"setting backend = {self.backend!r} is neither arrow nor rocksdb")
         bounds: dict[str, tuple[float, float]] = {
             "parallelism": (0, MAX_PARALLELISM),
             "heartbeat_interval_s": (0.05, 3600),

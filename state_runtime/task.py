@@ -35,16 +35,22 @@ from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.sinks import SinkSpec, StagedFiles
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.state.local import LocalCopyUnusable, LocalShard, OpenVersion
+from state_runtime.snapshot.manifest import OperatorEntry
+from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.state.backends import Backend, open_backend
+from state_runtime.state.reader import StateReader
 from state_runtime.state.table import concat, hash_range_of_shard
+from state_runtime.state.version import OpenVersion
 from state_runtime.store import Store, open_store
 
 __all__ = [
     "EMPTY_TASK",
     "HASH_COLUMN",
+    "INITIAL_COLUMN",
     "NO_VERSION",
     "SEQUENCE_COLUMN",
     "SHARD_COLUMN",
+    "WAKE_SEQUENCE",
     "Acknowledgement",
     "StageTask",
     "TaskJob",
@@ -53,7 +59,11 @@ __all__ = [
 HASH_COLUMN = "__stillstate_hash"
 SHARD_COLUMN = "__stillstate_shard"
 SEQUENCE_COLUMN = "__stillstate_sequence"
-_INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN)
+INITIAL_COLUMN = "__stillstate_initial"
+_INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
+
+WAKE_SEQUENCE = -1
+"""Stands in the sequence column of a row that only tells a shard that something is due."""
 
 NO_VERSION = "-" * 16
 """Stands for "no local version" where a version id is expected."""
@@ -83,6 +93,7 @@ class TaskJob:
     clock: EpochClock
     inline_bytes_max: int
     runs_max: int
+    backend: Backend
 
     def __repr__(self) -> str:
         return f"TaskJob({self.name!r}, term={self.term}, snapshot_id={self.snapshot_id})"
@@ -101,6 +112,8 @@ class Acknowledgement:
         epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
         version: local version after the epoch; `NO_VERSION` if it could not be written.
         rows_added: live state rows gained.
+        late_rows: input rows that came too late.
+        next_due_ms: lower bound of what is due next in this shard; None if nothing is.
     """
 
     epoch: str
@@ -113,6 +126,8 @@ class Acknowledgement:
     staged: tuple[StagedFiles, ...]
     restored: str  # "" | "local" | "primary"
     local_failed: bool
+    late_rows: int = 0
+    next_due_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,7 @@ class StageTask:
 
     Attributes:
         operator: None for a stage of sinks only.
+        entry: how its stored state is read: the base snapshot may describe it as it was before a change.
         versions: local version ids of the operator's shards at the epoch's start, 16 characters each, joined.
         trusted: per shard "1" if this run wrote or verified that version, "0" if it comes from an earlier run and
             must be verified before use.
@@ -130,6 +146,7 @@ class StageTask:
     job: TaskJob
     stage: int
     operator: Operator | None
+    entry: OperatorEntry | None
     sinks: tuple[SinkSpec, ...]
     versions: str
     trusted: str
@@ -176,16 +193,29 @@ class StageTask:
         shard = int(rows.column(SHARD_COLUMN)[0].as_py())
         before = self.versions[shard * 16 : shard * 16 + 16] or NO_VERSION
         attempt = SYSTEM_IDS.short()
-        stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
-        access = _ShardAccess(self.job, operator, shard)
+        access = _ShardAccess(self.job, operator, self.entry, shard)
         version, restored, local_failed = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
-        grouped = self._group(operator, rows)
-        result = operator.process(grouped, version, self.job.clock, shard)
-        for batch in result.outputs:
-            for staging in stagings:
-                staging.write(batch)
-            if self.emit:
-                yield batch
+        grouped, initial = _split_rows(operator, rows)
+        emitted = False
+        while True:
+            stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
+            result = operator.process(grouped, version, self.job.clock, shard, initial)
+            try:
+                for batch in result.outputs:
+                    for staging in stagings:
+                        staging.write(batch)
+                    if self.emit:
+                        emitted = True
+                        yield batch
+                break
+            except LocalCopyUnusable:
+                # A block that nobody had looked at turned out damaged. What was handed on cannot be taken back, so then the
+                # task fails, and the next run verifies.
+                if emitted or access.from_primary:
+                    raise
+                attempt = SYSTEM_IDS.short()
+                version, restored = access.restore(before)
+                local_failed = True
         staged = tuple(staging.finish() for staging in stagings)
         faults.reach("task-processed")
         changed = {state: batch for state, batch in result.changes.items() if batch.num_rows}
@@ -199,58 +229,92 @@ class StageTask:
             ids=SYSTEM_IDS,
         )
         faults.reach("task-logged")
-        after, write_failed = access.write(attempt, version, changed, before, restored == "primary")
+        after, write_failed = access.write(attempt, version, changed, before, restored == "primary", result.due_taken)
         self._acknowledge(
             Acknowledgement(
                 self.job.epoch,
                 self.stage,
                 shard,
                 after,
-                rows.num_rows,
+                grouped.rows.num_rows,
                 result.rows_added,
                 changes,
                 staged,
                 restored,
                 local_failed or write_failed,
+                result.late_rows,
+                _next_due(operator, version.overlaid(changed, result.due_taken)),
             )
         )
         faults.reach("task-acknowledged")
-
-    def _group(self, operator: Operator, rows: pa.RecordBatch) -> GroupedRows:
-        hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
-        sequence = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
-        data = rows.drop_columns([name for name in _INTERNAL if name in rows.schema.names])
-        return group_rows(data, hashes, sequence, operator.key_columns, operator.key_schema)
 
     def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
         self.accumulator.add([acknowledgement])
 
 
+def _split_rows(operator: Operator, rows: pa.RecordBatch) -> tuple[GroupedRows, GroupedRows | None]:
+    """The input rows and those of the initial state, each grouped by key; rows that only wake the shard are gone."""
+    sequence = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
+    first = rows.schema.get_field_index(INITIAL_COLUMN)
+    if first < 0:
+        keep = sequence != WAKE_SEQUENCE
+        return _group(operator, rows if bool(keep.all()) else rows.filter(pa.array(keep))), None
+    is_initial = rows.column(first).is_valid().to_numpy(zero_copy_only=False)
+    data = rows.filter(pa.array((sequence != WAKE_SEQUENCE) & ~is_initial))
+    initial = rows.filter(pa.array(is_initial))
+    columns = dict(zip((f.name for f in initial.schema.field(first).type), initial.column(first).flatten()))
+    columns |= {name: initial.column(name) for name in (HASH_COLUMN, SEQUENCE_COLUMN)}
+    return _group(operator, data), _group(operator, pa.RecordBatch.from_pydict(columns))
+
+
+def _group(operator: Operator, rows: pa.RecordBatch) -> GroupedRows:
+    hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
+    sequence = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
+    data = rows.drop_columns([name for name in _INTERNAL if name in rows.schema.names])
+    return group_rows(data, hashes, sequence, operator.key_columns, operator.key_schema)
+
+
+def _next_due(operator: Operator, after: StateReader) -> int | None:
+    """When the operator must look at this shard again, whether or not rows come."""
+    timed = (name for name, schema in operator.state_schemas.items() if schema.time == "due")
+    return min((due for due in map(after.next_due, timed) if due is not None), default=None)
+
+
 class _ShardAccess:
     """One task's way to its shard's state: the local copy if it serves, else the primary store."""
 
-    def __init__(self, job: TaskJob, operator: Operator, shard: int) -> None:
+    def __init__(self, job: TaskJob, operator: Operator, entry: OperatorEntry | None, shard: int) -> None:
         self._job = job
+        self._entry = entry if entry is not None else operator.entry()
         self._operator = operator
         self.hash_range = hash_range_of_shard(shard, job.parallelism)
         folder = Path(job.local_dir) / "state" / job.uid / operator.uid / f"{job.parallelism}-{shard}"
-        self._local = LocalShard(folder, operator.state_schemas, SYSTEM_CLOCK)
-        self._local_serves = False
+        self._local = open_backend(job.backend, folder, operator.state_schemas, SYSTEM_CLOCK)
+        self._now_ms = job.clock.batch_time_ms
+        self._restored: Mapping[str, pa.RecordBatch] | None = None
 
     @cached_property
     def root(self) -> Store:
         return self._job.root()
 
-    def open(self, version: str, *, verify: bool) -> tuple[OpenVersion, str, bool]:
+    def open(self, version: str, *, verify: bool) -> tuple[StateReader, str, bool]:
         """The state before the epoch; where it came from ("" for the ordinary case); whether a local copy failed."""
         failed = False
         if version != NO_VERSION:
             try:
-                opened = self._local.open(version, verify=verify)
-                self._local_serves = True
+                opened = self._local.open(version, self._now_ms, verify=verify)
                 return opened, "local" if verify else "", False
             except LocalCopyUnusable:
                 failed = True  # silent on purpose (invariant 5); counted in the epoch's progress
+        return (*self.restore(version), failed)
+
+    @property
+    def from_primary(self) -> bool:
+        """Whether the state before the epoch came from the primary store (or there is none)."""
+        return self._restored is not None
+
+    def restore(self, version: str) -> tuple[StateReader, str]:
+        """The state before the epoch from the primary store; and where it came from, "" if there is none."""
         schemas = self._operator.state_schemas
         job = self._job
         manifest = Catalog(open_store(job.store_url, job.storage_options), job.name).manifest(job.base_snapshot_id)
@@ -259,28 +323,33 @@ class _ShardAccess:
         )
         if not stored:
             # The operator is new: it has no state anywhere, and this is not a restore.
-            return (
-                OpenVersion.of_batches(version, {s: schema.empty() for s, schema in schemas.items()}, schemas),
-                "",
-                failed,
-            )
-        states = read_states(self.root, manifest, self._operator.uid, schemas, *self.hash_range)
-        restored = "primary" if any(batch.num_rows for batch in states.values()) else ""
-        return OpenVersion.of_batches(version, states, schemas), restored, failed
+            self._restored = {name: schema.empty() for name, schema in schemas.items()}
+        else:
+            self._restored = read_states(self.root, manifest, self._entry, schemas, *self.hash_range)
+        restored = "primary" if any(batch.num_rows for batch in self._restored.values()) else ""
+        return OpenVersion.of_batches(version, self._restored, schemas, self._now_ms), restored
 
     def write(
-        self, attempt: str, base: OpenVersion, changes: Mapping[str, pa.RecordBatch], before: str, restored: bool
+        self,
+        attempt: str,
+        base: StateReader,
+        changes: Mapping[str, pa.RecordBatch],
+        before: str,
+        restored: bool,
+        due_taken: Mapping[str, int],
     ) -> tuple[str, bool]:
         """Write the local version after the epoch. A failure costs a restore from the primary later, nothing else."""
-        if not changes and not restored:
+        if not changes and not restored and not due_taken:
             return before, False
         try:
-            if self._local_serves:
+            if self._restored is None:
                 self._local.prune(before)
             else:
-                base = self._local.write_restored(SYSTEM_IDS.short(), base)
-            self._local.write(attempt, base, changes, runs_max=self._job.runs_max)
-        except (OSError, pa.ArrowException):
+                base = self._local.write_restored(SYSTEM_IDS.short(), self._restored, self._now_ms)
+            self._local.write(
+                attempt, base, changes, now_ms=self._now_ms, due_taken=due_taken, runs_max=self._job.runs_max
+            )
+        except (OSError, pa.ArrowException, LocalCopyUnusable):
             return NO_VERSION, True
         return attempt, False
 

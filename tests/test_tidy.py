@@ -63,6 +63,8 @@ SOURCES_OF_TIME_AND_CHANCE = {"time", "datetime", "uuid", "random", "secrets"}
 MAY_IMPORT_THEM = {
     "state_runtime/clock.py": {"time"},
     "state_runtime/ids.py": {"uuid"},
+    # Dates and times as user code sees them; the zone of the session.
+    "state_runtime/processors/codec.py": {"datetime", "time"},
 }
 READS_TIME_OR_CHANCE = re.compile(
     r"(time\.(time|time_ns|monotonic|perf_counter|sleep)|datetime\.(now|utcnow|today)|date\.today|uuid\.uuid\d"
@@ -107,9 +109,19 @@ MAY_IMPORT_PYSPARK = {
     "state_runtime/task.py",
     "state_runtime/pipeline.py",
     "state_runtime/session.py",
+    "state_runtime/epoch_plan.py",
+    "state_runtime/operators.py",
+    "state_runtime/run.py",
+    "state_runtime/sql.py",
+    "state_runtime/streams.py",
+    "state_runtime/watermark.py",
+    # What user code of pyspark's StatefulProcessor gets and gives.
     "state_runtime/processors/stateful.py",
+    "state_runtime/processors/codec.py",
+    "state_runtime/processors/refusals.py",
+    "state_runtime/processors/rows.py",
 }
-MAY_IMPORT_PANDAS = {"state_runtime/processors/frames.py"}
+MAY_IMPORT_PANDAS = {"state_runtime/processors/frames.py", "state_runtime/processors/flavours.py"}
 
 
 @every(RUNTIME)
@@ -138,13 +150,22 @@ PURE = {
     "state_runtime/state/table.py",
     "state_runtime/state/ddl.py",
     "state_runtime/state/keyhash.py",
+    "state_runtime/state/rowcodec.py",
     "state_runtime/settings.py",
     "state_runtime/progress.py",
     "state_runtime/limits.py",
     "state_runtime/aggregates.py",
     "state_runtime/processors/grouping.py",
     "state_runtime/processors/columns.py",
+    "state_runtime/windows.py",
     "state_runtime/processors/aggregate.py",
+    "state_runtime/processors/distinct.py",
+    "state_runtime/processors/distinct_tables.py",
+    "state_runtime/processors/partials.py",
+    "state_runtime/processors/ranges.py",
+    "state_runtime/processors/sessions.py",
+    "state_runtime/processors/window_state.py",
+    "state_runtime/processors/windows.py",
     "state_runtime/processors/vectorized.py",
     "state_runtime/processors/latest.py",
     "state_runtime/processors/deduplicate.py",

@@ -76,7 +76,7 @@ class LocalLauncher:
         self._store = open_store(job.store, job.storage_options)
         self._catalog = Catalog(self._store, job.name, clock)
 
-    def start(self, *, takeover: bool = False, until_idle: bool = False) -> Launched:
+    def start(self, *, takeover: bool = False, until_idle: bool = False, allow_dropped_state: bool = False) -> Launched:
         before = self._catalog.status()
         if before is not None and not takeover:
             self._refuse_if_live(before)
@@ -91,6 +91,7 @@ class LocalLauncher:
                     str(self._config),
                     *(["--takeover"] if takeover else []),
                     *(["--until-idle"] if until_idle else []),
+                    *(["--allow-dropped-state"] if allow_dropped_state else []),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -53,7 +53,7 @@ class StopTimedOut(Unavailable):
 class Launcher(Protocol):
     """Start, stop and look at one job's driver. Safety never rests on this: terms decide who may write."""
 
-    def start(self, *, takeover: bool = False, until_idle: bool = False) -> Launched:
+    def start(self, *, takeover: bool = False, until_idle: bool = False, allow_dropped_state: bool = False) -> Launched:
         """Start a driver and wait until it runs.
 
         Raises:

@@ -5,7 +5,8 @@ A shard of any parallelism is one hash range, so a restore after a rescale is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from state_runtime.changelog.segment import PartEntry, SegmentIndex, decode_index, decode_lines, decode_part, sha256
-from state_runtime.errors import CorruptSegment, MissingFile
+from state_runtime.changelog.versions import StateVersions, check_dropped
+from state_runtime.errors import CorruptManifest, CorruptSegment, MissingFile
 from state_runtime.limits import SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
-from state_runtime.snapshot.manifest import FileEntry, Manifest, SegmentEntry, TableEntry
-from state_runtime.state.table import DELETED, StateSchema, fold, slice_hash_range
+from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, SegmentEntry, TableEntry
+from state_runtime.state.table import DELETED, StateSchema, slice_hash_range
 from state_runtime.store import Store
 
 __all__ = ["count_live", "fetch_part", "read_index", "read_source_log", "read_states", "read_table"]
@@ -43,51 +45,71 @@ def read_index(root: Store, segment: SegmentEntry, job_uid: str) -> SegmentIndex
 def read_states(
     root: Store,
     manifest: Manifest,
-    operator: str,
+    operator: str | OperatorEntry,
     schemas: Mapping[str, StateSchema],
     low: int,
     high: int,
 ) -> dict[str, pa.RecordBatch]:
     """The states of one operator in one hash range, as of a snapshot.
 
-    Layers and segments are read newest first and folded, so a key's newest row wins; tombstones are gone.
+    Layers and segments are read newest first and folded, so the newest row of an identity wins; tombstones, clear markers
+    and rows whose TTL has run out are gone. What is older than its operator or state (`since`), or of a state that was
+    dropped since, is passed over; rows of older columns are brought to the newest.
 
     Args:
+        operator: uid, to read by the manifest's own description; or the description to read by (of a restart with changed
+            states: what `reconcile` returned).
+        schemas: the newest columns of its states.
         low, high: closed range of unsigned key hashes.
 
     Returns:
-        Per state one sorted batch, each key once.
+        Per state one sorted batch, each identity once.
 
     Raises:
         MissingFile, CorruptSegment: primary data is damaged: the message names the file. Nothing is guessed.
-        StoreUnavailable: try again.
+        CorruptManifest: it does not describe the operator. StoreUnavailable: try again.
     """
+    entry = operator if isinstance(operator, OperatorEntry) else _described(manifest, operator)
+    versions = {s.name: StateVersions(entry, s, schemas[s.name]) for s in entry.states if s.name in schemas}
     newest_first: dict[str, list[pa.RecordBatch]] = {state: [] for state in schemas}
+
+    def add(state: str, snapshot_id: int, path: str, load: Callable[[], pa.RecordBatch]) -> None:
+        if state not in versions:
+            check_dropped(entry, state, snapshot_id, path)
+        elif snapshot_id >= versions[state].since:
+            batch = slice_hash_range(load(), low, high)
+            newest_first[state].append(versions[state].read(batch, snapshot_id, path))
+
     for segment in reversed(manifest.segments):
+        if segment.snapshot_id < entry.since:
+            continue
         for part in read_index(root, segment, manifest.job_uid).parts:
-            if part.kind != "state" or part.operator != operator or part.hash_high < low or part.hash_low > high:
-                continue
-            schema = schemas.get(part.state)
-            if schema is None:
-                raise CorruptSegment(
-                    f"{segment.path} holds state {part.state!r} that operator {operator!r} does not have"
-                )
-            batch = schema.check_batch(fetch_part(root, segment.path, part), part.path or segment.path)
-            newest_first[part.state].append(slice_hash_range(batch, low, high))
+            if part.kind == "state" and part.operator == entry.uid and part.hash_high >= low and part.hash_low <= high:
+                load = partial(fetch_part, root, segment.path, part)
+                add(part.state, segment.snapshot_id, part.path or segment.path, load)
     for layer in reversed(manifest.layers):
-        for table in layer.tables:
-            if table.operator == operator and table.hash_low <= high and table.hash_high >= low:
-                if table.state not in schemas:
-                    raise CorruptSegment(
-                        f"{table.path} holds state {table.state!r} that operator {operator!r} does not have"
-                    )
-                batch = schemas[table.state].check_batch(read_table(root, table), table.path)
-                newest_first[table.state].append(slice_hash_range(batch, low, high))
-    return {state: fold(batches, schemas[state], drop_deleted=True) for state, batches in newest_first.items()}
+        for table in layer.tables if layer.last_snapshot_id >= entry.since else ():
+            if table.operator == entry.uid and table.hash_low <= high and table.hash_high >= low:
+                add(table.state, layer.last_snapshot_id, table.path, partial(read_table, root, table))
+    now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
+    states = {state: schema.empty() for state, schema in schemas.items()}
+    for state, batches in newest_first.items():
+        if batches:
+            states[state] = versions[state].fold(batches, drop_deleted=True, now_ms=now_ms)
+    return states
+
+
+def _described(manifest: Manifest, uid: str) -> OperatorEntry:
+    entry = next((o for o in manifest.operators if o.uid == uid), None)
+    if entry is None:
+        raise CorruptManifest(
+            f"snapshot {manifest.snapshot_id} does not describe operator {uid!r}, whose state it should hold"
+        )
+    return entry
 
 
 def fetch_part(root: Store, segment_path: str, part: PartEntry) -> pa.RecordBatch:
-    """One part of a segment: a range read, checked by digest, sorted as it must be.
+    """One part of a segment: a range read, checked by digest, sorted as it must be, in the columns of its time.
 
     Raises:
         MissingFile, CorruptSegment: see `read_states`.

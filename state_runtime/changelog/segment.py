@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +25,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from state_runtime.errors import CorruptSegment
-from state_runtime.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SEGMENT_PARTS_MAX
+from state_runtime.limits import KIB, PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SEGMENT_PARTS_MAX
 from state_runtime.snapshot.paths import check_relative_path
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
 
 _MAGIC = b"STSEG001"
 FOOTER_BYTES = 8 + 32 + len(_MAGIC)
+# Buffers are padded, and a slice may carry some of its neighbours: what a part grows to is checked roughly.
+_SLACK_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class PartEntry:
         state: name of the state; empty for "source".
         path: object that holds the part, below the job root; empty: the segment itself.
         hash_low, hash_high: closed range of key hashes of the shard that wrote it.
-        raw_bytes: size when decoded; a reader checks it against its bound before it decodes.
+        raw_bytes: size when decoded; a reader checks it against its bound, and the part against it, before it decodes.
     """
 
     kind: Literal["state", "source"]
@@ -104,12 +107,59 @@ def decode_part(data: bytes, part: PartEntry, where: str) -> pa.RecordBatch:
     """
     _check_digest(data, part, where)
     try:
+        decoded = _decoded_bytes(data)
+        if decoded > 4 * part.raw_bytes + _SLACK_BYTES:
+            raise ValueError(f"it grows to {decoded:,} bytes where {part.raw_bytes:,} were written")
         batches = list(pa.ipc.open_stream(data))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise CorruptSegment(f"{where}: {_name(part)} cannot be decoded: {error}. {_NEXT}") from error
     if len(batches) != 1 or batches[0].num_rows != part.rows:
         raise CorruptSegment(f"{where}: {_name(part)} holds other rows than its index says. {_NEXT}")
     return batches[0]
+
+
+def _decoded_bytes(data: bytes) -> int:
+    """What the buffers of an Arrow IPC stream say that they decompress to: known before memory is taken for it.
+
+    Arrow believes the size in front of each compressed buffer, and pyarrow does not tell it, so the buffers are looked up in
+    the message's flatbuffer (Arrow's format specification: Message.fbs).
+
+    Raises:
+        ValueError, struct.error, pa.ArrowException: not such a stream.
+    """
+    total = 0
+    for message in pa.ipc.MessageReader.open_stream(data):
+        if message.type != "record batch":
+            continue
+        meta, body = memoryview(message.metadata), memoryview(message.body)
+        (root,) = struct.unpack_from("<I", meta)
+        header = _field(meta, root, 2)
+        header += struct.unpack_from("<I", meta, header)[0] if header else 0
+        compressed = _field(meta, header, 3) != 0
+        vector = _field(meta, header, 2)
+        if not header or not vector:
+            raise ValueError("a record batch without buffers")
+        vector += struct.unpack_from("<I", meta, vector)[0]
+        (count,) = struct.unpack_from("<I", meta, vector)
+        for number in range(count):
+            offset, length = struct.unpack_from("<qq", meta, vector + 4 + 16 * number)
+            size = length
+            if compressed and length:
+                (size,) = struct.unpack_from("<q", body, offset)
+                size = length if size == -1 else size  # -1: did not get smaller, is stored as it was
+            if min(offset, length, size) < 0:
+                raise ValueError("a buffer of a negative size")
+            total += size
+    return total
+
+
+def _field(meta: memoryview, table: int, number: int) -> int:
+    """Position of a field of a flatbuffer table; 0 if the table does not have it."""
+    (back,) = struct.unpack_from("<i", meta, table)
+    (vtable_bytes,) = struct.unpack_from("<H", meta, table - back)
+    slot = 4 + 2 * number
+    offset = struct.unpack_from("<H", meta, table - back + slot)[0] if slot < vtable_bytes else 0
+    return table + offset if offset else 0
 
 
 def encode_lines(lines: Sequence[str]) -> bytes:

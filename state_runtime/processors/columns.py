@@ -145,6 +145,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(v) for name, v in zip(value.__fields__, value)}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_plain(v) for v in value]
+    if isinstance(value, tuple):
+        return tuple([_plain(v) for v in value])  # Arrow takes a tuple for a struct, field by field, or for an array
     return value

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.state.table import Hashes, Positions, first_of_groups
+from state_runtime.state.table import Hashes, Mask, Positions, first_of_groups
 
-__all__ = ["GroupedRows", "group_rows"]
+__all__ = ["GroupedRows", "filter_rows", "group_rows"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,27 @@ def group_rows(
         sorted_sequence = sorted_sequence[regroup]
         keys = [_as(rows.column(name), field.type) for name, field in zip(key_columns, key_schema)]
     starts = np.flatnonzero(first)
-    stops = np.append(starts[1:], len(sorted_hashes))
+    stops = np.append(starts[1:], len(sorted_hashes))[: len(starts)]
     at = pa.array(starts)
     return GroupedRows(rows, starts, stops, sorted_hashes[starts], [k.take(at) for k in keys], sorted_sequence)
+
+
+def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
+    """Only some rows; keys that are left without any are gone."""
+    if bool(keep.all()):
+        return rows
+    kept = np.concatenate(([0], np.cumsum(keep)))
+    starts, stops = kept[rows.starts], kept[rows.stops]
+    there = starts < stops
+    picked = pa.array(there)
+    return GroupedRows(
+        rows.rows.filter(pa.array(keep)),
+        starts[there],
+        stops[there],
+        rows.hashes[there],
+        [k.filter(picked) for k in rows.keys],
+        rows.sequence[keep],
+    )
 
 
 def stable_order(hashes: Hashes, sequence: Positions) -> Positions:

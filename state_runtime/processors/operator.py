@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.snapshot.manifest import OperatorEntry
-from state_runtime.state.local import OpenVersion
+from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
-__all__ = ["EpochClock", "Operator", "ShardResult"]
+__all__ = ["EpochClock", "Operator", "ShardResult", "TimeDomain"]
+
+TimeDomain = Literal["", "processing", "event"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,18 @@ class EpochClock:
     """The clock of an epoch: fixed at its start, the same on a re-execution.
 
     Attributes:
-        batch_time_ms: Spark's batch timestamp.
-        watermark_ms: event-time watermark; -1 where time modes other than None are not in use.
+        batch_time_ms: processing time: Spark's batch timestamp.
+        watermark_ms: event time, for what is due: the highest event time of earlier epochs minus the allowed delay; never
+            falls; 0 before there is any.
+        late_watermark_ms: event time, for what comes too late: the watermark of the epoch before. Rows that an operator
+            emits because `watermark_ms` passed them are not late for the next operator.
+        snapshot_id: of the epoch; orders the elements of lists.
     """
 
     batch_time_ms: int
-    watermark_ms: int = -1
+    watermark_ms: int = 0
+    late_watermark_ms: int = 0
+    snapshot_id: int = 1
 
 
 @dataclass
@@ -36,12 +44,17 @@ class ShardResult:
     Attributes:
         outputs: batches of the operator's output schema.
         changes: per state one sorted batch of what changed, each key once. Filled when `outputs` is drained.
-        rows_added: live state rows gained minus lost.
+        rows_added: live state rows gained minus lost; removals that were not looked up are not counted.
+        late_rows: input rows dropped as too late.
+        due_taken: per state with an index by time the bound (ms, inclusive) up to which the operator took what was due. Every
+            such row was removed or given another time, else nobody would see it again.
     """
 
     outputs: Iterator[pa.RecordBatch]
     changes: dict[str, pa.RecordBatch] = field(default_factory=dict)
     rows_added: int = 0
+    late_rows: int = 0
+    due_taken: dict[str, int] = field(default_factory=dict)
 
 
 class Operator(Protocol):
@@ -66,6 +79,23 @@ class Operator(Protocol):
         """How a manifest describes the operator."""
         ...
 
-    def process(self, rows: GroupedRows, version: OpenVersion, clock: EpochClock, shard: int) -> ShardResult:
-        """Process a shard's rows of one epoch on top of a version of its state. Nothing is written here."""
+    @property
+    def time_domain(self) -> TimeDomain:
+        """Which clock says what is due: the runtime wakes a shard when its earliest `due` has come."""
+        ...
+
+    def process(
+        self,
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Process a shard's rows of one epoch on top of a version of its state. Nothing is written here.
+
+        Args:
+            rows: may be none, where only something is due.
+            initial: rows of the initial state, in the operator's first epoch.
+        """
         ...

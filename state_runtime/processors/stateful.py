@@ -1,33 +1,45 @@
 """pyspark's own `StatefulProcessor`, both flavours, driven a shard at a time.
 
-Spark asks its state store over a socket for every `get` and `update`. Here a shard's keys are looked up at once before
-the first call, user code works on Python values, and what it changed is written at once after the last call.
+Spark asks its state store over a socket for every call of a state. Here what is stored is looked up for many keys at once,
+user code works on Python values, and what it changed is written at once at the end.
+
+Life cycle of an epoch in a shard, with a fresh copy of the processor: (1) `init`; (2) in a job's first epoch all rows of the
+initial state; (3) `handleInputRows` once per key, in order of the key hashes; (4) `handleExpiredTimer` once per due timer, in
+order of their times, for the timers that were there when (3) ended; (5) `close`, whatever happened.
 """
 
 from __future__ import annotations
 
-from collections import _tuplegetter  # type: ignore[attr-defined]  # what namedtuple is made of
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from state_runtime.errors import InvalidData
-from state_runtime.processors.columns import from_python, to_python
-from state_runtime.processors.frames import frames_to_batches, split_frame, table_to_frame
+from state_runtime.errors import InvalidData, StillstateError
+from state_runtime.processors.codec import read_column
+from state_runtime.processors.event_time import drop_late
+from state_runtime.processors.flavours import Flavour, FrameFlavour, RowFlavour, time_zone_of
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.guard import guarded, guarded_iterator
-from state_runtime.processors.handle import Handle
-from state_runtime.processors.operator import EpochClock, ShardResult
-from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
-from state_runtime.state.local import OpenVersion
+from state_runtime.processors.guard import user_error
+from state_runtime.processors.handle import TIMERS, Handle, TimeMode, timers_schema
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.passes import Changes, DueTimers, due_slices, slices_of, too_early
+from state_runtime.processors.refusals import plain
+from state_runtime.processors.rows import row_class_of
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
+from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
-__all__ = ["StatefulProcessorOperator"]
+__all__ = ["SLICE_KEYS_MAX", "SLICE_ROWS_MAX", "StatefulProcessorOperator"]
+
+SLICE_KEYS_MAX, SLICE_ROWS_MAX = 16_384, 50_000
+"""Measured on a million rows of 500,000 keys: larger slices take more memory (a quarter of it at 16,384 keys of what one slice
+would take) and, because the objects of a slice then leave the processor's caches, more time too."""
+
+_DOMAINS: Mapping[TimeMode, TimeDomain] = {"none": "", "processing": "processing", "event": "event"}
 
 
 @dataclass(frozen=True)
@@ -35,9 +47,21 @@ class StatefulProcessorOperator:
     """An operator around a user's `StatefulProcessor`.
 
     Attributes:
+        state_schemas: of the declared states; the timers' is added in time modes that have timers.
+        state_ddl: Spark's DDL of each state's value columns, for the manifest.
         processor: as the user made it; every task gets a copy of its own through Spark's closure.
         pandas: the flavour of `transformWithStateInPandas` (iterators of frames), else rows.
-        state_ddl: Spark's DDL of each state's value columns, for the manifest.
+        state_kinds: "value", "list" or "map"; what is not named is a value.
+        entry_ddl: of maps, DDL of the map's key columns.
+        ttls_ms: of states with a TTL.
+        dropped: names given to `deleteIfExists`.
+        time_mode: which clock timers and TTLs follow.
+        output_mode: append, update or complete; only noted.
+        event_time_column: of the input, what its watermark is about; empty if there is none.
+        output_event_time: of the output, what the next operator's watermark is about; empty if there is none.
+        time_zone: of the session; empty for what the input's timestamps say.
+        frame_rows_max: rows of one frame.
+        slice_keys_max, slice_rows_max: so many keys or rows (of one key also more) are Python objects at once.
     """
 
     uid: str
@@ -51,115 +75,281 @@ class StatefulProcessorOperator:
     pandas: bool
     output_rows_per_batch: int
     frame_rows_max: int = 10_000
+    state_kinds: Mapping[str, StateKind] = field(default_factory=dict)
+    entry_ddl: Mapping[str, str] = field(default_factory=dict)
+    ttls_ms: Mapping[str, int] = field(default_factory=dict)
+    dropped: frozenset[str] = frozenset()
+    time_mode: TimeMode = "none"
+    output_mode: str = "update"
+    event_time_column: str = ""
+    output_event_time: str = ""
+    time_zone: str = ""
+    slice_keys_max: int = SLICE_KEYS_MAX
+    slice_rows_max: int = SLICE_ROWS_MAX
+
+    def __post_init__(self) -> None:
+        if self.time_mode != "none":
+            schemas = {**self.state_schemas, TIMERS: timers_schema(self.key_schema)}
+            object.__setattr__(self, "state_schemas", schemas)
 
     def entry(self) -> OperatorEntry:
         """How a manifest describes the operator."""
-        states = tuple(StateEntry(name, "value", ddl) for name, ddl in sorted(self.state_ddl.items()))
-        return OperatorEntry(self.uid, "stateful-processor", self.key_ddl, states)
+        states = [
+            StateEntry(name, self.kind_of(name), ddl, self.entry_ddl.get(name, ""), self.state_schemas[name].time)
+            for name, ddl in sorted(self.state_ddl.items())
+        ]
+        if self.time_mode != "none":
+            states.append(StateEntry(TIMERS, "timers", "", "", "due"))
+        modes = f"{self.time_mode}/{self.output_mode}"
+        return OperatorEntry(self.uid, "stateful-processor", self.key_ddl, tuple(states), modes)
 
-    def process(self, rows: GroupedRows, version: OpenVersion, clock: EpochClock, shard: int) -> ShardResult:
-        """Call the user's code once per key, in the order of the key hashes; `close()` is always called."""
+    def kind_of(self, state: str) -> StateKind:
+        """The kind of a declared state."""
+        return self.state_kinds.get(state, "value")
+
+    @property
+    def time_domain(self) -> TimeDomain:
+        """The clock that timers follow."""
+        return _DOMAINS[self.time_mode]
+
+    def process(
+        self,
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Call the user's code; `close()` is always called once `init()` has returned.
+
+        Raises (while `outputs` is drained):
+            UserCodeError: the processor raised; with operator, shard and key.
+            InvalidData, InvalidPipeline: it used the handle or a state wrongly, or emitted what does not fit.
+        """
         result = ShardResult(iter(()))
-        result.outputs = self._run(rows, version, shard, result)
+        result.outputs = _Epoch(self, version, clock, shard, result).run(rows, initial)
         return result
 
-    def _run(
-        self, rows: GroupedRows, version: OpenVersion, shard: int, result: ShardResult
-    ) -> Iterator[pa.RecordBatch]:
-        handle = Handle(self.uid, self.state_schemas, rows, version)
-        timer_values = TimerValues(-1, -1)
-        guard = partial(guarded, self.uid, shard)
-        guard(lambda: self.processor.init(handle))
-        handle.initialized()
+
+class _Epoch:
+    """One epoch of one shard: the passes over a processor, and what they leave behind."""
+
+    def __init__(
+        self,
+        operator: StatefulProcessorOperator,
+        reader: StateReader,
+        clock: EpochClock,
+        shard: int,
+        result: ShardResult,
+    ) -> None:
+        self._operator = operator
+        self._processor = operator.processor
+        self._clock = clock
+        self._shard = shard
+        self._result = result
+        self._reader = reader
+        self._changes = Changes(operator.state_schemas)
+        self._pending: list[Any] = []  # outputs that do not fill a batch yet
+        kinds = {name: operator.kind_of(name) for name in operator.state_ddl}
+        self._handle = Handle(
+            operator.uid,
+            operator.state_schemas,
+            kinds,
+            operator.ttls_ms,
+            operator.dropped,
+            operator.time_mode,
+            clock,
+            shard,
+            reader,
+        )
+        timeless = operator.time_mode == "none"
+        self._timer_values = TimerValues(-1, -1) if timeless else TimerValues(clock.batch_time_ms, clock.watermark_ms)
+
+    def run(self, rows: GroupedRows, initial: GroupedRows | None) -> Iterator[pa.RecordBatch]:
+        """Everything, in order; the result is filled when this is drained."""
+        self._call(self._processor.init, self._handle)
+        self._handle.initialized()
+        failed = True
         try:
-            produce = self._frames if self.pandas else self._rows
-            yield from produce(rows, handle, timer_values, guard)
+            if initial is not None:
+                self._initial_pass(initial)
+            flavour = self._flavour(rows.rows.schema)
+            yield from self._input_pass(rows, flavour)
+            if self._operator.time_mode != "none":
+                yield from self._timer_pass(flavour)
+            yield from self._batches(self._pending, flavour)
+            failed = False
         finally:
-            guard(self.processor.close)
-        for name, state in handle.states.items():
-            result.changes[name], gained = state.changes(rows)
-            result.rows_added += gained
+            self._handle.closed()
+            self._close(failed)
+        self._result.changes = self._changes.folded()
+        self._result.rows_added = self._changes.rows_added
 
-    def _rows(
-        self, rows: GroupedRows, handle: Handle, timer_values: TimerValues, guard: Callable[[Callable[[], Any]], Any]
-    ) -> Iterator[pa.RecordBatch]:
-        names = rows.rows.schema.names
-        row_class = row_class_of(names)
-        made = list(map(partial(tuple.__new__, row_class), zip(*map(to_python, rows.rows.columns))))
-        keys = list(zip(*map(to_python, rows.keys)))
-        handle_input = self.processor.handleInputRows
-        cursor = handle.cursor
-        pending: list[Any] = []
+    def _close(self, failed: bool) -> None:
+        try:
+            self._call(self._processor.close)
+        except StillstateError:
+            if not failed:
+                raise  # else the first error is the one to tell
 
-        def call() -> Iterator[list[Any]]:
-            nonlocal pending
-            starts, stops = rows.starts.tolist(), rows.stops.tolist()
-            for group, key in enumerate(keys):
-                cursor.group = group
-                pending.extend(handle_input(key, iter(made[starts[group] : stops[group]]), timer_values))
-                if len(pending) >= self.output_rows_per_batch:
-                    full, pending = pending, []
-                    yield full
-            yield pending
+    def _initial_pass(self, initial: GroupedRows) -> None:
+        flavour = self._flavour(initial.rows.schema)
+        handle_initial = self._processor.handleInitialState
+        for piece in self._slices(initial):
+            keys = flavour.keys(piece)
 
-        yield from (self._batch_of_rows(p) for p in guarded_iterator(call(), guard) if p)
+            def call(piece: GroupedRows = piece, keys: Sequence[Any] = keys) -> Iterator[list[Any]]:
+                scope, timer_values = self._handle.scope, self._timer_values
+                for group, (key, pieces) in enumerate(zip(keys, flavour.initial(piece))):
+                    scope.group = group
+                    for given in pieces:
+                        handle_initial(key, given, timer_values)
+                yield from ()
 
-    def _batch_of_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """User rows as a batch: matched by name, missing columns are null, others are ignored (Spark's rule)."""
-        wanted = self.output_schema.names
-        where = f"the output of operator {self.uid!r}"
-        if any(getattr(row, "__fields__", None) != wanted for row in rows):
-            rows = [_ordered(row, wanted, self.uid) for row in rows]
-        columns = list(zip(*rows)) if wanted else []
-        return pa.RecordBatch.from_arrays(
-            [from_python(column, f, lambda: where) for column, f in zip(columns, self.output_schema)],
-            schema=self.output_schema,
+            self._enter(piece.hashes, piece.keys)
+            for _ in self._guarded(call(), keys):
+                pass
+            self._leave()
+        self._seal()
+
+    def _input_pass(self, rows: GroupedRows, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        operator = self._operator
+        if operator.time_mode == "event" and operator.event_time_column:
+            late_ms = self._clock.late_watermark_ms
+            rows, self._result.late_rows = drop_late(rows, operator.event_time_column, late_ms)
+        handle_input = self._processor.handleInputRows
+        for piece in self._slices(rows):
+            keys = flavour.keys(piece)
+
+            def call(piece: GroupedRows = piece, keys: Sequence[Any] = keys) -> Iterator[list[Any]]:
+                scope, timer_values, most = self._handle.scope, self._timer_values, flavour.pending_max
+                pending = self._pending
+                for group, (key, given) in enumerate(zip(keys, flavour.inputs(piece))):
+                    scope.group = group
+                    pending.extend(handle_input(key, given, timer_values))
+                    if len(pending) >= most:
+                        yield pending
+                        pending = self._pending = []
+
+            self._enter(piece.hashes, piece.keys)
+            yield from self._outputs(self._guarded(call(), keys), flavour)
+            self._leave()
+        self._seal(more=operator.time_mode != "none")
+
+    def _timer_pass(self, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        operator, clock = self._operator, self._clock
+        bound_ms = clock.batch_time_ms if operator.time_mode == "processing" else clock.watermark_ms
+        schema = operator.state_schemas[TIMERS]
+        # The snapshot: what user code registers or deletes from now on does not change it.
+        due = self._reader.due(TIMERS, bound_ms)
+        make_key = partial(tuple.__new__, row_class_of(operator.key_columns))
+        for piece in due_slices(due, schema, operator.slice_keys_max):
+            keys = list(map(make_key, zip(*map(read_column, piece.keys))))
+            self._enter(piece.hashes, piece.keys, piece.groups)
+            yield from self._outputs(self._guarded(self._fire(piece, keys, flavour), keys), flavour)
+            self._leave()
+            self._seal()
+        self._result.due_taken[TIMERS] = bound_ms
+
+    def _fire(self, due: DueTimers, keys: Sequence[Any], flavour: Flavour) -> Iterator[list[Any]]:
+        handle, timer_values = self._handle, self._timer_values
+        scope, timers = handle.scope, handle.timers
+        if timers is None:
+            return
+        handle_expired = self._processor.handleExpiredTimer
+        pending = self._pending
+        for place, (group, time_ms) in enumerate(zip(due.groups.tolist(), due.times_ms.tolist())):
+            scope.group, scope.place = group, place
+            expired = ExpiredTimerInfo(time_ms)
+            pending.extend(handle_expired(key=keys[group], timerValues=timer_values, expiredTimerInfo=expired))
+            timers.delete(time_ms)
+            if len(pending) >= flavour.pending_max:
+                yield pending
+                pending = self._pending = []
+
+    # --- around user code ---
+
+    def _flavour(self, schema: pa.Schema) -> Flavour:
+        operator = self._operator
+        if operator.pandas:
+            zone = operator.time_zone or time_zone_of(schema)
+            return FrameFlavour(
+                operator.uid,
+                operator.key_columns,
+                operator.output_schema,
+                operator.slice_rows_max,
+                operator.frame_rows_max,
+                zone,
+            )
+        return RowFlavour(
+            operator.uid,
+            operator.key_columns,
+            operator.output_schema,
+            operator.slice_rows_max,
+            operator.output_rows_per_batch,
         )
 
-    def _frames(
-        self, rows: GroupedRows, handle: Handle, timer_values: TimerValues, guard: Callable[[Callable[[], Any]], Any]
-    ) -> Iterator[pa.RecordBatch]:
-        keys = list(zip(*map(to_python, rows.keys)))
-        handle_input = self.processor.handleInputRows
-        cursor = handle.cursor
-        frame = table_to_frame(rows.rows)
-        where = f"the output of operator {self.uid!r}"
+    def _slices(self, rows: GroupedRows) -> Iterator[GroupedRows]:
+        return slices_of(rows, self._operator.slice_keys_max, self._operator.slice_rows_max)
 
-        def call() -> Iterator[list[Any]]:
-            pending: list[Any] = []
-            starts, stops = rows.starts.tolist(), rows.stops.tolist()
-            for group, key in enumerate(keys):
-                cursor.group = group
-                pieces = split_frame(frame, starts[group], stops[group], self.frame_rows_max)
-                produced = handle_input(key, pieces, timer_values)
-                pending.extend(produced)
-                if len(pending) >= 8192:
-                    yield pending
-                    pending = []
-            yield pending
+    def _enter(self, hashes: Any, keys: list[pa.Array], order: Any = None) -> None:
+        self._handle.scope.enter(self._reader, hashes, keys, order)
+        for state in self._handle.states.values():
+            state.attach()
 
-        for pending in guarded_iterator(call(), guard):
-            yield from frames_to_batches(pending, self.output_schema, where)
+    def _leave(self) -> None:
+        self._changes.take(self._handle.states.values())
+        for state in self._handle.states.values():
+            state.detach()
+        self._handle.scope.leave()
 
+    def _seal(self, *, more: bool = True) -> None:
+        """End a pass. If more follow, they see what it changed on top of the state."""
+        changed = self._changes.seal()
+        if changed and more:
+            self._reader = self._reader.overlaid(changed)
 
-def row_class_of(names: Sequence[str]) -> type[Row]:
-    """A `Row` class for one schema, several times faster than `Row` and used like it.
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run user code that is called for no key."""
+        try:
+            function(*arguments)
+        except StillstateError as error:
+            raise plain(error) from error
+        except Exception as error:
+            raise user_error(self._operator.uid, self._shard, error) from error
 
-    Instances are made in C (`tuple.__new__`), and a field is read by a C descriptor, as in a namedtuple, where `Row` searches
-    its list of names in Python on every access. Names that a tuple has already (`count`, `index`) stay the tuple's, as in Row.
-    """
-    members: dict[str, Any] = {"__fields__": list(names)}
-    for position, name in enumerate(names):
-        if name.isidentifier() and not hasattr(Row, name):
-            members[name] = _tuplegetter(position, name)
-    return type("Row", (Row,), members)
+    def _guarded(self, pieces: Iterator[list[Any]], keys: Sequence[Any]) -> Iterator[list[Any]]:
+        """What user code yields; its exceptions say for which key."""
+        while True:
+            try:
+                piece = next(pieces, None)
+            except StillstateError as error:
+                raise plain(error) from error
+            except Exception as error:
+                group = self._handle.scope.group
+                key = keys[group] if group >= 0 else None
+                raise user_error(self._operator.uid, self._shard, error, key) from error
+            if piece is None:
+                return
+            yield piece
 
+    def _outputs(self, pieces: Iterator[list[Any]], flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        for outputs in pieces:
+            yield from self._batches(outputs, flavour)
 
-def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
-    if not hasattr(row, "asDict"):
-        raise InvalidData(
-            f"operator {uid!r}: handleInputRows yielded a {type(row).__name__}; yield pyspark.sql.Row objects, "
-            "or use transform_with_state_in_pandas for data frames"
-        )
-    fields = row.asDict()
-    return tuple(fields.get(name) for name in wanted)
+    def _batches(self, outputs: list[Any], flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        if not outputs:
+            return
+        for batch in flavour.batches(outputs):
+            if self._operator.output_event_time:
+                self._check_times(batch)
+            yield batch
+
+    def _check_times(self, batch: pa.RecordBatch) -> None:
+        operator, late_ms = self._operator, self._clock.late_watermark_ms
+        if too_early(batch, operator.output_event_time, late_ms):
+            raise InvalidData(
+                f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] operator {operator.uid!r}: it emitted a row whose "
+                f"{operator.output_event_time!r} is not later than the watermark {late_ms} ms; a later operator would take it "
+                "for late. Emit rows after the watermark"
+            )

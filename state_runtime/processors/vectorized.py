@@ -10,26 +10,68 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from state_runtime.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.columns import fit_column
+from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import guarded, guarded_iterator
-from state_runtime.processors.operator import EpochClock, ShardResult
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
-from state_runtime.state.local import OpenVersion
-from state_runtime.state.table import Mask, Positions, StateSchema
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import Mask, Positions, StateSchema, Time, fold, hashes_of
 
-__all__ = ["KeyedBatch", "KeyedState", "VectorizedOperator", "VectorizedProcessor"]
+__all__ = [
+    "KeyedBatch",
+    "KeyedState",
+    "TimeMode",
+    "TimedState",
+    "VectorizedOperator",
+    "VectorizedProcessor",
+    "plan_states",
+    "time_mode_of",
+]
 
 Array = TypeVar("Array", bound="np.ndarray[Any, Any]")
 Piece: TypeAlias = "pa.Table | pa.RecordBatch | None"
 Output: TypeAlias = "Piece | Iterator[Piece] | Sequence[Piece]"
+TimeMode: TypeAlias = Literal["none", "processing", "event"]
+_DOMAINS: dict[Any, TimeDomain] = {"none": "", "processing": "processing", "event": "event"}
+
+
+@dataclass(frozen=True)
+class TimedState:
+    """A state whose values have a time, for `VectorizedProcessor.states`.
+
+    Attributes:
+        schema: value columns, as Spark's DDL or a StructType.
+        ttl_ms: a value is gone so long after the batch that wrote it (in terms of `batch_time_ms`); every update renews it.
+        due: `update(…, due=…)` says when the key's turn is, in milliseconds of the processor's time mode: see `process_due`.
+
+    Raises:
+        InvalidPipeline: a TTL below one millisecond, or both a TTL and `due`, or neither.
+    """
+
+    schema: Any
+    ttl_ms: int | None = None
+    due: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ttl_ms is not None and self.ttl_ms < 1:
+            raise InvalidPipeline(f"TimedState: ttl_ms={self.ttl_ms}; a value must live for at least 1 ms")
+        if self.due == (self.ttl_ms is not None):
+            raise InvalidPipeline("TimedState has either ttl_ms=… or due=True; for neither, name the schema alone")
+
+    @property
+    def time(self) -> Time:
+        """Which time column its rows have."""
+        return "due" if self.due else "expires"
 
 
 class VectorizedProcessor(ABC):
@@ -51,11 +93,31 @@ class VectorizedProcessor(ABC):
     `process` is called once per shard and epoch, on a fresh copy of the object: attributes that it sets do not survive, the
     state does. Spark may repeat a task, so the result must follow from the batch alone (`batch.batch_time_ms` instead of the
     clock, no random numbers): then every attempt gives the same output and the same state.
+
+    With a `time_mode`, state can fall due. Where Spark has a timer per key, here a value has a time, and all keys whose time
+    has come are handled at once:
+
+        class Silence(VectorizedProcessor):  # of each device, its last row, once nothing came for a minute after it
+            time_mode = "event"
+
+            def states(self):
+                return {"last": TimedState("at timestamp", due=True)}
+
+            def process(self, batch):
+                at = batch.last_rows()["at"]
+                batch.update("last", {"at": at}, due=pc.add(at.cast("int64"), 60_000_000).to_numpy() // 1000)
+
+            def process_due(self, name, batch):
+                return pa.table({"device": batch.keys["device"], "silent_since": batch.state(name).values["at"]})
     """
+
+    time_mode: ClassVar[TimeMode] = "none"
+    """What `due` is measured in: "event" (the watermark), "processing" (the batch time), or "none" where no state has one."""
 
     @abstractmethod
     def states(self) -> Mapping[str, Any]:
-        """The states by name, each with its value columns: Spark's DDL or a StructType. Asked once, when the job is built."""
+        """The states by name, each with its value columns: Spark's DDL, a StructType, or either in a `TimedState`. Asked once,
+        when the job is built."""
 
     @abstractmethod
     def process(self, batch: KeyedBatch) -> Output:
@@ -66,6 +128,57 @@ class VectorizedProcessor(ABC):
             matched by name with the declared output schema: a missing one is an error, others are ignored, types are
             converted where every value fits.
         """
+
+    def process_due(self, name: str, batch: KeyedBatch) -> Output:
+        """Handle the keys whose value in a state with `due` has fallen due: its time is at or below the watermark (or batch
+        time). Called once per such state and epoch, after `process`, if there are any; also in epochs without rows.
+
+        A key that `process` has given another time is there if that one has come. Values that this call does not update are
+        removed afterwards; an update with a time that has passed too makes the key due again in the next epoch.
+
+        Args:
+            batch: the keys; it has no rows (`rows` is empty, `sizes` are 0, and `first_rows` does not work).
+
+        Returns:
+            Output, as `process`.
+        """
+        return None
+
+
+def time_mode_of(processor: Any, uid: str) -> TimeMode:
+    """The time mode of a processor.
+
+    Raises:
+        InvalidPipeline: its `time_mode` is none of those that there are.
+    """
+    mode: Any = getattr(processor, "time_mode", "none")
+    if mode not in _DOMAINS:
+        raise InvalidPipeline(
+            f"operator {uid!r}: time_mode of {type(processor).__name__} is {mode!r}; there are {', '.join(map(repr, _DOMAINS))}"
+        )
+    known: TimeMode = mode
+    return known
+
+
+def plan_states(declared: Mapping[str, Any], processor: Any, uid: str) -> dict[str, tuple[Any, Time, int | None]]:
+    """What a processor's `states()` asks for: of each state the schema, the time column and the TTL (ms).
+
+    Raises:
+        InvalidPipeline: a state has `due`, and the processor no time mode that would say when that is.
+    """
+    planned: dict[str, tuple[Any, Time, int | None]] = {}
+    mode = time_mode_of(processor, uid)
+    for name, state in declared.items():
+        if not isinstance(state, TimedState):
+            planned[name] = (state, "", None)
+            continue
+        if state.due and mode == "none":
+            raise InvalidPipeline(
+                f"operator {uid!r}: state {name!r} of {type(processor).__name__} has due=True, and its time_mode is 'none'; set "
+                'time_mode = "event" or "processing" in the class'
+            )
+        planned[name] = (state.schema, state.time, state.ttl_ms)
+    return planned
 
 
 class KeyedState(NamedTuple):
@@ -96,17 +209,23 @@ class KeyedBatch:
         key_schema: pa.Schema,
         schemas: Mapping[str, StateSchema],
         rows: GroupedRows,
-        version: OpenVersion,
-        batch_time_ms: int,
+        version: StateReader,
+        clock: EpochClock,
+        ttl_ms: Mapping[str, int],
     ) -> None:
         self._operator = operator
         self._key_schema = key_schema
         self._schemas = schemas
         self._rows = rows
         self._version = version
+        self._ttl_ms = ttl_ms
         self._states: dict[str, _StateColumns] = {}
-        self.batch_time_ms = batch_time_ms
+        self.batch_time_ms = clock.batch_time_ms
         """Spark's time of the batch, the same in every attempt of a task."""
+        self.watermark_ms = clock.watermark_ms
+        """Event time up to which everything should have come: the highest of earlier epochs minus the allowed delay; 0 at first."""
+        self.late_watermark_ms = clock.late_watermark_ms
+        """The watermark of the epoch before; rows at or below it are too late. In time mode "event" they are not there."""
 
     def __repr__(self) -> str:
         return f"KeyedBatch({self.num_keys} keys, {self.rows.num_rows} rows)"
@@ -183,16 +302,20 @@ class KeyedBatch:
             InvalidPipeline: `states()` does not name it.
         """
         columns = self._columns(name)
-        values = pa.RecordBatch.from_arrays(columns.values, schema=columns.schema.values)
+        # The time of a state that has one is the runtime's, behind the value columns.
+        schema = columns.schema.values
+        values = pa.RecordBatch.from_arrays(columns.values[: len(schema)], schema=schema)
         return KeyedState(_frozen(columns.found.copy()), values)
 
-    def update(self, name: str, values: Any, where: Any = None) -> None:
+    def update(self, name: str, values: Any, where: Any = None, *, due: Any = None) -> None:
         """Set the state of all keys, or of those where a mask is true.
 
         Args:
             values: all value columns of the state: a mapping of names to numpy arrays or Arrow columns, a record batch or a
                 table. One row per key; with `where` also one row per key for which it is true.
             where: booleans, one per key.
+            due: of a state with `due`, when the keys fall due (ms): one integer for all, or a column like those of `values`,
+                where null is never. None: never.
 
         Raises:
             InvalidData: a wrong column, length or type, or a value that does not fit.
@@ -200,7 +323,9 @@ class KeyedBatch:
         """
         columns = self._columns(name)
         mask = self._mask(name, "update", where)
-        columns.put(mask, self._fit(name, columns.schema.values, values, mask))
+        fitted = self._fit(name, columns.schema.values, values, mask)
+        count = self.num_keys if mask is None else int(np.count_nonzero(mask))
+        columns.put(mask, [*fitted, *self._times(name, columns.schema.time, due, mask, count)])
 
     def clear(self, name: str, where: Any = None) -> None:
         """Remove the state of all keys, or of those where a mask is true; nothing happens where there is none.
@@ -219,6 +344,15 @@ class KeyedBatch:
             batches[name] = columns.changes(self._rows)
             gained += int(np.count_nonzero(columns.found)) - int(np.count_nonzero(columns.existed))
         return batches, gained
+
+    def start_due(self, name: str, values: list[pa.Array]) -> None:
+        """For the runtime: the state of all keys is known, because it was found by its time."""
+        self._states[name] = _StateColumns(self._schemas[name], np.ones(self.num_keys, dtype=np.bool_), values)
+
+    def end_due(self, name: str) -> None:
+        """For the runtime: what was due and was not given another value is removed."""
+        columns = self._states[name]
+        columns.clear(~columns.touched)
 
     def _columns(self, name: str) -> _StateColumns:
         if name not in self._schemas:
@@ -251,18 +385,35 @@ class KeyedBatch:
                 f"{', '.join(schema.names)}, and an update sets all of them"
             )
         count = self.num_keys if mask is None else int(np.count_nonzero(mask))
-        fitted = []
-        for field in schema:
-            column = _as_column(given[field.name], field, where)
-            if len(column) not in (count, self.num_keys):
-                raise InvalidData(
-                    f"{where}: update() got {len(column)} values in column {field.name!r} for "
-                    f"{count} of {self.num_keys} keys; give one per key, or one per key of the mask"
-                )
-            if len(column) != count:
-                column = column.filter(pa.array(mask))
-            fitted.append(fit_column(column, field, lambda: where))
-        return fitted
+        return [self._fit_column(where, f, given[f.name], mask, count) for f in schema]
+
+    def _fit_column(self, where: str, field: pa.Field, values: Any, mask: Mask | None, count: int) -> pa.Array:
+        column = _as_column(values, field, where)
+        if len(column) not in (count, self.num_keys):
+            raise InvalidData(
+                f"{where}: update() got {len(column)} values in column {field.name!r} for "
+                f"{count} of {self.num_keys} keys; give one per key, or one per key of the mask"
+            )
+        if len(column) != count:
+            column = column.filter(pa.array(mask))
+        return fit_column(column, field, lambda: where)
+
+    def _times(self, name: str, time: Time, due: Any, mask: Mask | None, count: int) -> list[pa.Array]:
+        """The time column of an update, if the state has one."""
+        where = f"operator {self._operator!r}, state {name!r}"
+        if due is not None and time != "due":
+            raise InvalidData(
+                f"{where}: update() got due=…, and the state has none; declare it as TimedState(…, due=True)"
+            )
+        if time == "":
+            return []
+        if time == "expires":
+            return [pa.array(np.full(count, self.batch_time_ms + self._ttl_ms[name]))]
+        if due is None:
+            return [pa.nulls(count, pa.int64())]
+        if isinstance(due, int | np.integer):
+            due = np.full(count, due)
+        return [self._fit_column(where, pa.field("due", pa.int64()), due, mask, count)]
 
 
 class _StateColumns:
@@ -271,7 +422,7 @@ class _StateColumns:
     Attributes:
         existed: which keys had a value when the epoch began.
         found: which have one now.
-        values: the value columns now; null where there is none.
+        values: the value columns now, and the time column if the state has one; null where there is none.
         touched: which were updated or cleared.
     """
 
@@ -308,13 +459,14 @@ class _StateColumns:
         """What to log; clearing what was never stored leaves no trace."""
         changed = self.touched & (self.found | self.existed)
         gone = ~self.found
-        if bool(changed.all()):
-            return self.schema.batch(rows.hashes, gone, rows.keys, self.values)
-        at = np.flatnonzero(changed)
-        taken = pa.array(at)
-        return self.schema.batch(
-            rows.hashes[at], gone[at], [k.take(taken) for k in rows.keys], [v.take(taken) for v in self.values]
-        )
+        hashes, keys, values = rows.hashes, rows.keys, self.values
+        if not bool(changed.all()):
+            at = np.flatnonzero(changed)
+            taken = pa.array(at)
+            hashes, gone = hashes[at], gone[at]
+            keys, values = [k.take(taken) for k in keys], [v.take(taken) for v in values]
+        times = values[-1] if self.schema.time else None
+        return self.schema.batch(hashes, gone, keys, values[: len(self.schema.values)], times=times)
 
 
 class _Processes(Protocol):
@@ -329,6 +481,9 @@ class VectorizedOperator:
         kind: "vectorized" is user code, whose exceptions are reported as such.
         processor: as the user made it; every task gets a copy of its own through Spark's closure.
         state_ddl: Spark's DDL of each state's value columns, for the manifest.
+        ttl_ms: of the states with a TTL.
+        event_time: event-time column of the input, whose late rows are dropped; none if empty.
+        modes: of a built-in operator what cannot change while it has state.
     """
 
     uid: str
@@ -341,33 +496,98 @@ class VectorizedOperator:
     kind: Literal["vectorized", "latest-by", "deduplicate"]
     processor: _Processes
     output_rows_per_batch: int
+    ttl_ms: Mapping[str, int] = dataclass_field(default_factory=dict)
+    event_time: str = ""
+    modes: str = ""
 
     def entry(self) -> OperatorEntry:
         """How a manifest describes the operator."""
-        states = tuple(StateEntry(name, "value", ddl) for name, ddl in sorted(self.state_ddl.items()))
-        return OperatorEntry(self.uid, self.kind, self.key_ddl, states)
+        states = tuple(
+            StateEntry(name, "value", ddl, time=self.state_schemas[name].time)
+            for name, ddl in sorted(self.state_ddl.items())
+        )
+        mode = time_mode_of(self.processor, self.uid)
+        return OperatorEntry(self.uid, self.kind, self.key_ddl, states, self.modes or ("" if mode == "none" else mode))
 
-    def process(self, rows: GroupedRows, version: OpenVersion, clock: EpochClock, shard: int) -> ShardResult:
-        """Call the processor once with all keys; not at all without rows."""
+    @property
+    def time_domain(self) -> TimeDomain:
+        """As the processor's `time_mode` says."""
+        return _DOMAINS[time_mode_of(self.processor, self.uid)]
+
+    def process(
+        self,
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Call the processor once with all keys that have rows, and once per state with all that are due."""
         result = ShardResult(iter(()))
         result.outputs = self._run(rows, version, clock, shard, result)
         return result
 
     def _run(
-        self, rows: GroupedRows, version: OpenVersion, clock: EpochClock, shard: int, result: ShardResult
+        self, rows: GroupedRows, version: StateReader, clock: EpochClock, shard: int, result: ShardResult
     ) -> Iterator[pa.RecordBatch]:
-        if rows.groups == 0:
-            return
-        batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, clock.batch_time_ms)
         guard: Callable[[Callable[[], Any]], Any] = (
             partial(guarded, self.uid, shard) if self.kind == "vectorized" else lambda call: call()
         )
-        produced = guard(lambda: self.processor.process(batch))
-        for piece in self._pieces(produced, guard):
+        rows, result.late_rows = drop_late(rows, self.event_time, clock.late_watermark_ms)
+        changes: dict[str, pa.RecordBatch] = {}
+        if rows.groups:
+            batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms)
+            yield from self._outputs(lambda: self.processor.process(batch), guard)
+            self._keep(batch, changes, result)
+        if self.time_domain:
+            through = clock.watermark_ms if self.time_domain == "event" else clock.batch_time_ms
+            for name, schema in self.state_schemas.items():
+                if schema.time == "due":
+                    yield from self._run_due(name, through, rows, version, clock, guard, changes, result)
+        result.changes = changes
+
+    def _run_due(
+        self,
+        name: str,
+        through_ms: int,
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        guard: Callable[[Callable[[], Any]], Any],
+        changes: dict[str, pa.RecordBatch],
+        result: ShardResult,
+    ) -> Iterator[pa.RecordBatch]:
+        """What is due in one state, on top of what the epoch has changed so far."""
+        now = version.overlaid(changes) if changes else version
+        due = now.due(name, through_ms)
+        result.due_taken[name] = through_ms
+        if due.num_rows == 0:
+            return
+        schema = self.state_schemas[name]
+        due = due.take(pa.array(np.argsort(hashes_of(due), kind="stable")))
+        none = np.zeros(due.num_rows, dtype=np.int64)
+        keys = GroupedRows(rows.rows.slice(0, 0), none, none, hashes_of(due), schema.keys_of(due), none[:0])
+        batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, keys, now, clock, self.ttl_ms)
+        batch.start_due(name, [*schema.values_of(due), schema.times_of(due)])
+        handle = getattr(self.processor, "process_due", None)  # the built-in ones need none
+        if handle is not None:
+            yield from self._outputs(lambda: handle(name, batch), guard)
+        batch.end_due(name)
+        self._keep(batch, changes, result)
+
+    def _keep(self, batch: KeyedBatch, changes: dict[str, pa.RecordBatch], result: ShardResult) -> None:
+        """Add a call's changes to those of the calls before it."""
+        changed, gained = batch.changes()
+        for name, newer in changed.items():
+            older = [changes[name]] if name in changes else []
+            changes[name] = fold([newer, *older], self.state_schemas[name], drop_deleted=False)
+        result.rows_added += gained
+
+    def _outputs(self, call: Callable[[], Any], guard: Callable[[Callable[[], Any]], Any]) -> Iterator[pa.RecordBatch]:
+        for piece in self._pieces(guard(call), guard):
             for part in self._table(piece).to_batches(max_chunksize=self.output_rows_per_batch):
                 if part.num_rows:
                     yield self._declared(part)
-        result.changes, result.rows_added = batch.changes()
 
     def _pieces(self, produced: Any, guard: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
         pieces = produced if isinstance(produced, Iterator | Sequence) else [produced]

@@ -1,6 +1,6 @@
 """The envelope of every JSON file below a job root; pure.
 
-    {"stillstate": "manifest", "format": 1, "sha256": "<of the second line>", "bytes": 123}\\n
+    {"stillstate": "manifest", "format": 2, "sha256": "<of the second line>", "bytes": 123}\\n
     {…body…}\\n
 
 The first line says what the file is and which version wrote it, so that an older reader can refuse before it looks at
@@ -18,10 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from state_runtime.errors import CorruptManifest, UnsupportedFormat
 
-__all__ = ["FORMAT_VERSION", "decode_document", "encode_document"]
+__all__ = ["FORMAT_VERSION", "decode_document", "encode_document", "header_format"]
 
-FORMAT_VERSION = 1
-"""Version of everything below a job root; raised with any change that an older reader would misread."""
+FORMAT_VERSION = 2
+"""Version of everything below a job root; raised with any change that an older reader would misread.
+
+1: one row per key, without times. 2: many rows per key, times, and schema versions of states. Newer ones read all older.
+"""
 
 D = TypeVar("D")
 _HEADER_BYTES_MAX = 512
@@ -85,6 +88,11 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
         raise CorruptManifest(f"{where} is damaged: {place}: {first['msg']}. {_NEXT}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptManifest(f"{where} is damaged: {error}. {_NEXT}") from error
+
+
+def header_format(data: bytes) -> int:
+    """The format version of a document that `decode_document` has accepted."""
+    return int(json.loads(data.partition(b"\n")[0])["format"])
 
 
 _NEXT = "It was left as it is; restore it from a copy, or start from an older snapshot"

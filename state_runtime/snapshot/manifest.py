@@ -12,7 +12,7 @@ from typing import Literal
 from state_runtime.errors import CorruptManifest, InvalidConfiguration
 from state_runtime.limits import MANIFEST_BYTES_MAX
 from state_runtime.progress import Progress
-from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
+from state_runtime.snapshot.document import decode_document, encode_document, header_format
 from state_runtime.snapshot.paths import check_relative_path, check_uid
 
 __all__ = [
@@ -20,32 +20,104 @@ __all__ = [
     "LayerEntry",
     "Manifest",
     "OperatorEntry",
+    "SchemaVersion",
     "SegmentEntry",
     "SourcePosition",
     "StagedFile",
     "StagedOutput",
     "StateEntry",
+    "StateKind",
     "TableEntry",
+    "TimeEntry",
 ]
+
+
+StateKind = Literal["value", "list", "map", "timers", "rows"]
+
+
+@dataclass(frozen=True)
+class SchemaVersion:
+    """Columns that a state had before they were changed.
+
+    Attributes:
+        until: first snapshot with the columns of the next version; rows of older ones (and of no newer) are these.
+        schema, time: as in `StateEntry`.
+        ended_ms: batch time (ms) when the next version took over. Rows whose TTL had run out by then are gone for good,
+            also where the next version has no TTL.
+    """
+
+    until: int
+    schema: str
+    time: Literal["", "expires", "due"] = ""
+    ended_ms: int = 0
 
 
 @dataclass(frozen=True)
 class StateEntry:
-    """A named state of an operator. `schema` is Spark's DDL of the value columns."""
+    """A named state of an operator.
+
+    Attributes:
+        kind: "value" has one row per key; the others have many (state/table.py).
+        schema: Spark's DDL of the value columns, with `DEFAULT <literal>` where older rows get a value; empty if there
+            are none.
+        entry_schema: DDL of a map's key columns.
+        time: which time column its rows have.
+        since: first snapshot of this state; anything older of that name was dropped and is not read.
+        history: its earlier columns, oldest first, as long as such rows are stored. A row passes through all versions
+            after its own: so a column that was dropped and came back does not bring old values with it.
+    """
 
     name: str
-    kind: Literal["value"]
+    kind: StateKind
     schema: str
+    entry_schema: str = ""
+    time: Literal["", "expires", "due"] = ""
+    since: int = 0
+    history: tuple[SchemaVersion, ...] = ()
 
 
 @dataclass(frozen=True)
 class OperatorEntry:
-    """A stateful operator. `key_schema` is Spark's DDL of the key columns."""
+    """A stateful operator.
+
+    Attributes:
+        key_schema: Spark's DDL of the key columns.
+        modes: of a processor its time and output mode, which cannot change.
+        next_due_ms: lower bound of what is due next in any shard, on the operator's clock; None if nothing is.
+        functions: of a built-in operator what its outputs are, by name: a name keeps its function over restarts.
+        since: first snapshot of this operator; anything older of that uid is not read.
+        dropped: states that were dropped, and the first snapshot without them: what is older of them is passed over, and
+            the name in anything newer is damage. Kept as long as something older is stored.
+    """
 
     uid: str
     kind: str
     key_schema: str
     states: tuple[StateEntry, ...]
+    modes: str = ""
+    next_due_ms: int | None = None
+    functions: dict[str, str] = field(default_factory=dict)
+    since: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def state(self, name: str) -> StateEntry | None:
+        """The state of that name."""
+        return next((state for state in self.states if state.name == name), None)
+
+
+@dataclass(frozen=True)
+class TimeEntry:
+    """The clocks after an epoch.
+
+    Attributes:
+        batch_time_ms: processing time of the epoch.
+        watermark_ms: the epoch's watermark, which decides what is late in the next one.
+        event_time_ms: per watermarked column of the source the highest event time so far.
+    """
+
+    batch_time_ms: int
+    watermark_ms: int = 0
+    event_time_ms: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +136,7 @@ class SegmentEntry:
     Attributes:
         path: below the job root.
         bytes: size of the packed object.
-        digest: SHA-256 of the packed object.
+        digest: SHA-256 of the packed object: for copies and whole-file checks; readers check the parts that they read.
         index_bytes: length of the index at its end (with the footer), so that one range read gets it.
         snapshot_id: the checkpoint that the segment was written for; orders the log.
         rows: rows in all parts.
@@ -166,6 +238,7 @@ class Manifest:
             hint for quick restarts (`-` × 16 where a shard has none). Valid for this `parallelism`.
         progress: numbers of this epoch as far as they are known before the manifest is written: its times end there.
         previous: the complete numbers of the checkpoint before, from the same run.
+        time: None before the first epoch.
     """
 
     format_version: int
@@ -184,6 +257,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     progress: Progress | None = None
     previous: Progress | None = None
+    time: TimeEntry | None = None
 
     @property
     def log_bytes(self) -> int:
@@ -218,8 +292,9 @@ class Manifest:
             CorruptManifest, UnsupportedFormat: see `decode_document`.
         """
         manifest = decode_document("manifest", Manifest, data, where)
-        if manifest.format_version != FORMAT_VERSION:
-            raise CorruptManifest(f"{where} names format {manifest.format_version} inside format {FORMAT_VERSION}")
+        format_version = header_format(data)
+        if manifest.format_version != format_version:
+            raise CorruptManifest(f"{where} names format {manifest.format_version} inside format {format_version}")
         for segment in manifest.segments:
             check_relative_path(segment.path)
         for layer in manifest.layers:
@@ -234,4 +309,23 @@ class Manifest:
                 check_uid(operator.uid, "operator uid")
             except InvalidConfiguration as error:
                 raise CorruptManifest(f"{where} is damaged: {error}") from error
+            _check_states(operator, where)
         return manifest
+
+
+def _check_states(operator: OperatorEntry, where: str) -> None:
+    """Readers look states up by name, and count on versions in order.
+
+    Raises:
+        CorruptManifest: a name is there twice, a time does not fit the kind, or versions are out of order.
+    """
+    names = [state.name for state in operator.states]
+    if len(set(names)) != len(names):
+        raise CorruptManifest(f"{where} is damaged: operator {operator.uid!r} has two states of one name")
+    for state in operator.states:
+        name = f"{where} is damaged: operator {operator.uid!r}, state {state.name!r}"
+        if (state.kind == "timers" and state.time != "due") or (state.kind in ("list", "map") and state.time == "due"):
+            raise CorruptManifest(f"{name} is {state.kind} and has the time {state.time!r}")
+        ends = [version.until for version in state.history]
+        if any(end <= begin for begin, end in zip([state.since, *ends], ends)):
+            raise CorruptManifest(f"{name}: its schema versions end at {ends}, which is not in order")

@@ -2,19 +2,23 @@
 
 `pipeline.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. A type that is not
 understood (a user-defined one, an interval, a type of a later Spark) is no error: what is stored has its own schema.
+
+A value column may end in `DEFAULT <literal>`: what rows have that were stored before the column was added. Spark's parser
+has it only for tables; the user's way is the metadata of a StructField, as Spark itself keeps defaults (`default_clause`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from state_runtime.limits import JSON_DEPTH_MAX
 
-__all__ = ["DdlColumn", "parse_ddl"]
+__all__ = ["DdlColumn", "default_clause", "parse_ddl", "parse_value"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class DdlColumn:
         type_text: as Spark writes it, for people.
         type: as Arrow stores it; None if this reader does not know the type.
         binary_equality: false for a string with a collation, whose hash Spark takes of something else than its bytes.
+        default: value of rows that were stored before the column was added; None is null.
     """
 
     name: str
     type_text: str
     type: pa.DataType | None
     binary_equality: bool = True
+    default: pa.Scalar | None = None
 
     @property
     def is_nested(self) -> bool:
@@ -61,6 +67,9 @@ _PLAIN = {
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)(?:\(\s*(\d{1,2})\s*(?:,\s*(\d{1,2})\s*)?\))?\Z")
 _CHARS = re.compile(r"(?:varchar|char)\(\s*\d+\s*\)\Z")
 _COLLATED = re.compile(r"string\s+collate\s+(\S+)\Z")
+_WITH_DEFAULT = re.compile(r"([^<]*?)\s+default\s+(.+)\Z", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(r"(|date|timestamp|timestamp_ltz|timestamp_ntz|x)\s*'((?:[^']|'')*)'\Z", re.IGNORECASE)
+_BARE = re.compile(r"(true|false|[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?:bd|[lsydf])?\Z", re.IGNORECASE)
 _NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`,:<>()]+))(?:\s*:\s*|\s+)")
 
 
@@ -77,20 +86,86 @@ def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
         if named is None or not type_text:
             raise ValueError(f"column {len(columns) + 1} is not a name and a type")
         name = named[1].replace("``", "`") if named[1] is not None else named[2]
+        with_default = _WITH_DEFAULT.match(type_text)
+        type_text = with_default[1] if with_default is not None else type_text
         collation = _COLLATED.match(type_text.lower())
         by_bytes = collation is None or collation[1] == "utf8_binary"
-        columns.append(DdlColumn(name, type_text, _type(type_text, 0), by_bytes))
+        kind = _type(type_text, 0)
+        default = _literal(with_default[2], kind) if with_default is not None else None
+        columns.append(DdlColumn(name, type_text, kind, by_bytes, default))
     if len({column.name for column in columns}) != len(columns):
         raise ValueError("a column is there twice")
     return tuple(columns)
 
 
+def default_clause(metadata: Mapping[str, Any], type_text: str) -> str:
+    """The clause of a column whose StructField has a default in its metadata, as Spark keeps it; empty if it has none.
+
+    `EXISTS_DEFAULT` counts before `CURRENT_DEFAULT`; both hold a SQL literal as text: `0`, `'none'`, `DATE '2020-01-01'`.
+
+    Raises:
+        ValueError: not a literal, or none of the column's type. Expressions are not evaluated.
+    """
+    literal = metadata.get("EXISTS_DEFAULT", metadata.get("CURRENT_DEFAULT"))
+    if literal is None:
+        return ""
+    kind = _type(type_text, 0)
+    if not isinstance(literal, str) or kind is None or pa.types.is_nested(kind):
+        raise ValueError(f"a default is the text of a SQL literal, and a column of {type_text} cannot have one here")
+    _literal(literal.strip(), kind)
+    return f" DEFAULT {literal.strip()}"
+
+
+def parse_value(text: str, kind: pa.DataType | None) -> pa.Scalar:
+    """A value from its text form: as people write numbers, true and false, dates, times (UTC), and hexadecimal binary.
+
+    Raises:
+        ValueError, pa.ArrowException: no value of this type.
+    """
+    if kind is None or pa.types.is_nested(kind):
+        raise ValueError("no text form")
+    if pa.types.is_binary(kind):
+        return pa.scalar(bytes.fromhex(text.removeprefix("0x")), kind)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            return pa.scalar(text).cast(pa.timestamp(kind.unit)).cast(pa.int64()).cast(kind)
+        except pa.ArrowInvalid:
+            pass  # it has an offset
+    return pa.scalar(text).cast(kind)
+
+
+def _literal(text: str, kind: pa.DataType | None) -> pa.Scalar | None:
+    """The value of a SQL literal; None for NULL."""
+    if text.lower() == "null":
+        return None
+    quoted, bare = _QUOTED.match(text), _BARE.match(text)
+    if quoted is None and bare is None:
+        raise ValueError(f"{text[:40]!r} is not a literal")
+    word = quoted[1].lower() if quoted is not None else "a number"
+    wanted: tuple[str, ...] = ("a number",)
+    if kind is not None:
+        for is_kind, words in (
+            (pa.types.is_string, ("",)),
+            (pa.types.is_binary, ("x",)),
+            (pa.types.is_date, ("date",)),
+            (pa.types.is_timestamp, ("timestamp", "timestamp_ltz", "timestamp_ntz")),
+        ):
+            wanted = words if is_kind(kind) else wanted
+    plain = quoted[2].replace("''", "'") if quoted is not None else bare[1] if bare is not None else ""
+    try:
+        if word not in wanted:
+            raise ValueError("a literal of another type")
+        return parse_value(plain, kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(f"{text[:40]!r} is not a literal of the type {kind}") from error
+
+
 def _split(text: str) -> Iterator[str]:
-    """The parts between the commas that lie outside of brackets and backquotes."""
-    depth, start, quoted = 0, 0, False
+    """The parts between the commas that lie outside of brackets, backquotes and literals."""
+    depth, start, quoted = 0, 0, ""
     for at, sign in enumerate(text):
-        if sign == "`":
-            quoted = not quoted
+        if sign in "`'" and quoted in ("", sign):
+            quoted = "" if quoted else sign
         elif not quoted:
             if sign in "<(":
                 depth += 1
@@ -100,7 +175,7 @@ def _split(text: str) -> Iterator[str]:
                 yield text[start:at]
                 start = at + 1
     if depth or quoted:
-        raise ValueError("brackets or backquotes do not match")
+        raise ValueError("brackets or quotes do not match")
     yield text[start:]
 
 

@@ -2,7 +2,7 @@
 
     <local dir>/<job uid>/<operator>/<parallelism>-<shard>/
         <version>.json        which files make the version's runs (state/runs.py), with size, rows and digest
-        <version>-<n>.arrow   Arrow IPC files, sorted by key hash, memory-mapped
+        <version>-<n>.arrow   Arrow IPC files, sorted by key hash (and entry), memory-mapped
 
 A *version* is the state after one attempt of one task; its id is unique, and the driver learns it from the task's
 acknowledgement. Which version is the committed one is written in the manifest, so a re-executed task (retry, speculation,
@@ -21,7 +21,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.clock import Clock
+from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.state.reader import StateReader
 from state_runtime.state.runs import (
     BUDGET_ROWS_MIN,
     Layout,
@@ -40,11 +42,13 @@ from state_runtime.state.runs import (
     record_piece,
     start_merge,
 )
-from state_runtime.state.table import HASH_MAX, Hashes, Mask, StateSchema, fold, hashes_of, lookup, slice_hash_range
+from state_runtime.state.table import HASH_MAX, Hashes, StateSchema, fold, hashes_of, slice_hash_range
+from state_runtime.state.version import OpenVersion, RunData, Version, due_order_of
 
-__all__ = ["LocalCopyUnusable", "LocalShard", "OpenVersion", "Version", "cut_hash"]
+__all__ = ["LocalShard", "cut_hash"]
 
-_FORMAT = 2
+_FORMAT = 3
+_DUE_ORDER = "due_order"  # only in local files: positions of the rows in order of `due`, see RunData
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _FILE = re.compile(r"[0-9a-f]{16}-[0-9]{1,4}\.arrow\Z")
 _VERSION_BYTES_MAX = 1 << 20
@@ -55,24 +59,6 @@ _SAMPLES = 128  # per file, to find where a merge's next range ends
 
 # Whatever a damaged JSON file can do to its reader.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-
-
-class LocalCopyUnusable(Exception):
-    """The local copy cannot serve; the reason is for metrics. Never leaves the task: the primary serves instead."""
-
-
-@dataclass(frozen=True)
-class Version:
-    """One version of a shard's states."""
-
-    version: str
-    parent: str
-    states: Mapping[str, Layout] = field(default_factory=dict)
-
-    @property
-    def files(self) -> tuple[RunFile, ...]:
-        """Every file of the version."""
-        return tuple(file for layout in self.states.values() for file in layout.files)
 
 
 class LocalShard:
@@ -95,16 +81,8 @@ class LocalShard:
         self._schemas = schemas
         self._clock = clock
 
-    def open(self, version: str, *, verify: bool) -> OpenVersion:
-        """Map a version's runs.
-
-        Args:
-            version: id from the manifest or from the previous epoch.
-            verify: also compare every run's digest: the first time a driver uses a version that an earlier run wrote.
-
-        Raises:
-            LocalCopyUnusable: missing, partial, altered, or not ours to trust.
-        """
+    def open(self, version: str, now_ms: int, *, verify: bool) -> OpenVersion:
+        """Map a version's runs: see `ShardStore.open`."""
         try:
             self._check_folder()
             described = self._read_version(version)
@@ -115,41 +93,46 @@ class LocalShard:
             }
         except (*_UNREADABLE, pa.ArrowException) as error:
             raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
-        return OpenVersion(described, mapped, self._schemas)
+        return OpenVersion(described, mapped, self._schemas, now_ms)
 
     def write(
         self,
         version: str,
-        base: OpenVersion,
+        base: StateReader,
         changes: Mapping[str, pa.RecordBatch],
         *,
+        now_ms: int,
+        due_taken: Mapping[str, int],
         runs_max: int,
-    ) -> Version:
-        """Write the version that follows `base`: one new run per changed state, and a bounded piece of the merges due.
+    ) -> None:
+        """One new run per changed state, and a bounded piece of the merges due: see `ShardStore.write`.
 
-        The version file is written last, under a temporary name first: a crash leaves files that no version names.
-
-        Raises:
-            OSError: disk full, read-only, … The epoch goes on without a local copy.
+        The version file is written last, under a temporary name first: a crash leaves files that no version names. Merges that
+        reach the oldest run drop what has expired.
         """
+        if not isinstance(base, OpenVersion):
+            raise TypeError(f"a version follows one that this backend opened, not a {type(base).__name__}")
         self._make_folder()
         names = (f"{version}-{number}.arrow" for number in itertools.count())
         states = dict(base.version.states)
+        for state, through_ms in due_taken.items():
+            # Before the new run is added: what the epoch itself wrote, nobody has looked at yet.
+            states[state] = states.get(state, Layout()).with_taken(through_ms)
         for state, change in changes.items():
             if change.num_rows == 0:
                 continue
             # Written after the merges: small states merge the new run away in the same epoch.
             new = RunFile(next(names), change.num_rows, 0, "")
             layout = start_merge(add_run(states.get(state, Layout()), new), runs_max)
-            batches = {**base.mapped.get(state, {}), new.file: change}
+            batches = {file: data.batch for file, data in base.mapped.get(state, {}).items()}
+            batches[new.file] = change
             budget = budget_rows(layout, change.num_rows, runs_max, self._merge_rows_min)
-            layout = self._merge(layout, batches, self._schemas[state], budget, names)
+            layout = self._merge(layout, batches, self._schemas[state], budget, names, now_ms)
             if new in layout.files:
-                layout = layout.with_file(new, self._write_run(new.file, change))
+                written, _ = self._write_run(new.file, change, self._schemas[state])
+                layout = layout.with_file(new, written)
             states[state] = layout
-        described = Version(version, base.version.version, states)
-        self._write_version(described)
-        return described
+        self._write_version(Version(version, base.version.version, states))
 
     def _merge(
         self,
@@ -158,6 +141,7 @@ class LocalShard:
         schema: StateSchema,
         budget: int,
         names: Iterator[str],
+        now_ms: int,
     ) -> Layout:
         """Take the merges under way further, newest first, reading about `budget` rows in all."""
         for older in range(len(layout.merges) - 1, -1, -1):
@@ -171,38 +155,31 @@ class LocalShard:
             low = layout.inputs(current)[0].low
             end = cut_hash(inputs, low, budget)
             parts = [slice_hash_range(batch, low, HASH_MAX if end is None else end - 1) for batch in inputs]
-            folded = fold(parts, schema, drop_deleted=layout.reaches_bottom(current))
-            piece = self._write_run(next(names), folded) if folded.num_rows else None
+            folded = fold(parts, schema, drop_deleted=layout.reaches_bottom(current), now_ms=now_ms)
+            piece = self._write_run(next(names), folded, schema)[0] if folded.num_rows else None
             layout = record_piece(layout, current, piece, end)
             budget -= sum(part.num_rows for part in parts)
             if budget <= 0:
                 break
         return layout
 
-    def write_restored(self, version: str, restored: OpenVersion) -> OpenVersion:
-        """Write a version from states that were rebuilt from the primary store (`OpenVersion.of_batches`).
-
-        Raises:
-            OSError: see `write`.
-        """
+    def write_restored(self, version: str, states: Mapping[str, pa.RecordBatch], now_ms: int) -> OpenVersion:
+        """One run per state: see `ShardStore.write_restored`. What has expired is not written."""
         self._make_folder()
         layouts: dict[str, Layout] = {}
-        mapped: dict[str, dict[str, pa.RecordBatch]] = {}
-        for number, state in enumerate(self._schemas):
+        mapped: dict[str, dict[str, RunData]] = {}
+        for number, (state, schema) in enumerate(self._schemas.items()):
             layouts[state], mapped[state] = Layout(), {}
-            for batch in restored.batches(state):
-                file = self._write_run(f"{version}-{number}.arrow", batch)
-                layouts[state], mapped[state] = add_run(Layout(), file), {file.file: batch}
+            batch = fold([states[state]] if state in states else [], schema, drop_deleted=True, now_ms=now_ms)
+            if batch.num_rows:
+                file, data = self._write_run(f"{version}-{number}.arrow", batch, schema)
+                layouts[state], mapped[state] = add_run(Layout(), file), {file.file: data}
         described = Version(version, "", layouts)
         self._write_version(described)
-        return OpenVersion(described, mapped, self._schemas)
+        return OpenVersion(described, mapped, self._schemas, now_ms)
 
     def prune(self, keep: str) -> None:
-        """Remove versions that can no longer be a starting point: all but `keep` and those that follow from it.
-
-        Called when `keep` is committed and the next epoch begins from it. A concurrent attempt of the same epoch also
-        follows from `keep`, so its files stay.
-        """
+        """See `ShardStore.prune`."""
         versions = {name[:-5] for name in os.listdir(self._folder) if name.endswith(".json") and _ID.match(name[:-5])}
         kept_files: set[str] = set()
         old_files: set[str] = set()
@@ -266,7 +243,7 @@ class LocalShard:
         _write_private(temporary, body)
         os.replace(temporary, self._folder / f"{described.version}.json")
 
-    def _map(self, run: RunFile, schema: StateSchema, verify: bool) -> pa.RecordBatch:
+    def _map(self, run: RunFile, schema: StateSchema, verify: bool) -> RunData:
         path = self._folder / run.file
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != run.bytes:
@@ -278,103 +255,28 @@ class LocalShard:
         if reader.num_record_batches != 1:
             raise ValueError(f"{run.file} has {reader.num_record_batches} batches")
         batch = reader.get_batch(0)
-        if not batch.schema.equals(schema.arrow) or batch.num_rows != run.rows:
+        if not batch.schema.equals(_stored_schema(schema)) or batch.num_rows != run.rows:
             raise ValueError(f"{run.file} has other columns or rows")
-        return batch
+        if schema.time != "due":
+            return RunData(batch)
+        return RunData(pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema.arrow), batch.columns[-1])
 
-    def _write_run(self, name: str, batch: pa.RecordBatch) -> RunFile:
+    def _write_run(self, name: str, batch: pa.RecordBatch, schema: StateSchema) -> tuple[RunFile, RunData]:
+        order = due_order_of(batch) if schema.time == "due" else None
+        data = RunData(batch, order)
+        if order is not None:
+            batch = pa.RecordBatch.from_arrays([*batch.columns, order], schema=_stored_schema(schema))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
         body = sink.getvalue()
         _write_private(self._folder / name, body)
-        return RunFile(name, batch.num_rows, body.size, hashlib.sha256(body).hexdigest())
+        return RunFile(name, batch.num_rows, body.size, hashlib.sha256(body).hexdigest()), data
 
 
-class OpenVersion:
-    """A version's runs, mapped and ready for look-up. Values of the mapped batches stay valid after files are unlinked.
-
-    Attributes:
-        mapped: per state the batches by file name.
-    """
-
-    def __init__(
-        self,
-        version: Version,
-        mapped: Mapping[str, Mapping[str, pa.RecordBatch]],
-        schemas: Mapping[str, StateSchema],
-    ) -> None:
-        self.version = version
-        self.mapped = mapped
-        self._schemas = schemas
-
-    @staticmethod
-    def of_batches(
-        version: str, states: Mapping[str, pa.RecordBatch], schemas: Mapping[str, StateSchema]
-    ) -> OpenVersion:
-        """A version that exists only in memory: freshly restored, or the empty state."""
-        layouts = {
-            state: add_run(Layout(), RunFile(state, batch.num_rows, batch.nbytes, "")) if batch.num_rows else Layout()
-            for state, batch in states.items()
-        }
-        mapped = {state: {state: batch} for state, batch in states.items()}
-        return OpenVersion(Version(version, "", layouts), mapped, schemas)
-
-    def batches(self, state: str) -> list[pa.RecordBatch]:
-        """The batches of a state that hold live rows, newest first; those of one run have disjoint hash ranges."""
-        layout = self.version.states.get(state, Layout())
-        live = (
-            slice_hash_range(self.mapped[state][piece.file], run.low, HASH_MAX)
-            for run in layout.runs
-            for piece in run.pieces
-        )
-        return [batch for batch in live if batch.num_rows]
-
-    def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
-        """Look many keys up at once, newest run first.
-
-        Args:
-            hashes: sorted, one per wanted key.
-            keys: the wanted keys' columns.
-
-        Returns:
-            Which keys have a live value, and the value columns, one row per wanted key, null where there is none.
-        """
-        schema = self._schemas[state]
-        count = len(hashes)
-        position = np.full(count, -1, dtype=np.int64)
-        pieces: list[list[pa.Array]] = []
-        offset = 0
-        open_keys = np.arange(count)
-        for run in self.batches(state):
-            if len(open_keys) == 0:
-                break
-            # Only the wanted keys inside the batch's hash range: pieces of one run have neighbouring ranges.
-            stored = hashes_of(run)
-            open_hashes = hashes if len(open_keys) == count else hashes[open_keys]
-            first = int(np.searchsorted(open_hashes, stored[0], side="left"))
-            last = int(np.searchsorted(open_hashes, stored[-1], side="right"))
-            if first == last:
-                continue
-            inside = open_keys[first:last]
-            wanted = list(keys) if len(inside) == count else [k.take(pa.array(inside)) for k in keys]
-            at = lookup(run, schema, open_hashes[first:last], wanted)
-            hit = at >= 0
-            taken = pa.array(at[hit])
-            # A tombstone ends the search for its key just as a value does.
-            live = np.logical_not(run.column(1).take(taken).to_numpy(zero_copy_only=False))
-            rows = np.flatnonzero(live)
-            position[inside[hit][rows]] = offset + np.arange(len(rows))
-            offset += len(rows)
-            pieces.append([v.take(taken.take(pa.array(rows))) for v in schema.values_of(run)])
-            open_keys = np.concatenate([open_keys[:first], inside[~hit], open_keys[last:]])
-        found = position >= 0
-        index = pa.array(position, mask=~found)
-        values = [
-            pa.concat_arrays([piece[i] for piece in pieces]).take(index) if offset else pa.nulls(count, f.type)
-            for i, f in enumerate(schema.values)
-        ]
-        return found, values
+def _stored_schema(schema: StateSchema) -> pa.Schema:
+    """The columns of a local file."""
+    return schema.arrow.append(pa.field(_DUE_ORDER, pa.int64())) if schema.time == "due" else schema.arrow
 
 
 def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | None:
@@ -406,6 +308,7 @@ def _parse_layout(stored: Any) -> Layout:
         Run(
             tuple(RunFile(str(p["file"]), int(p["rows"]), int(p["bytes"]), str(p["digest"])) for p in run["pieces"]),
             int(run["low"]),
+            None if run["taken_ms"] is None else int(run["taken_ms"]),
         )
         for run in stored["runs"]
     )

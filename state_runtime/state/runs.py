@@ -47,10 +47,15 @@ class RunFile:
 
 @dataclass(frozen=True)
 class Run:
-    """Pieces in ascending hash order; rows with a hash below `low` have moved to the output of a merge."""
+    """Pieces in ascending hash order; rows with a hash below `low` have moved to the output of a merge.
+
+    Attributes:
+        taken_ms: of a state with an index by time: rows due by then were handled by an earlier epoch; None is nothing yet.
+    """
 
     pieces: tuple[RunFile, ...] = ()
     low: int = 0
+    taken_ms: int | None = None
 
     @property
     def rows(self) -> int:
@@ -81,6 +86,13 @@ class Layout:
         runs = tuple(replace(r, pieces=tuple(new if p == old else p for p in r.pieces)) for r in self.runs)
         return replace(self, runs=runs)
 
+    def with_taken(self, through_ms: int) -> Layout:
+        """The layout after an epoch that handled what was due by a time in all runs there are now."""
+        runs = tuple(
+            replace(r, taken_ms=through_ms if r.taken_ms is None else max(r.taken_ms, through_ms)) for r in self.runs
+        )
+        return replace(self, runs=runs)
+
     def inputs(self, merge: Merge) -> tuple[Run, ...]:
         """The runs that a merge reads, newest first."""
         return self.runs[merge.start + 1 : merge.start + 1 + merge.count]
@@ -103,7 +115,10 @@ def start_merge(layout: Layout, runs_max: int) -> Layout:
     if count == 1:
         return layout
     merges = (Merge(0, count), *(replace(m, start=m.start + 1) for m in layout.merges))
-    return Layout((Run(), *layout.runs), merges)
+    # The output is only as far as the least of its inputs. From now on it is raised together with them.
+    taken = [run.taken_ms for run in layout.runs[:count]]
+    output = Run(taken_ms=None if None in taken else min(t for t in taken if t is not None))
+    return Layout((output, *layout.runs), merges)
 
 
 def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:

@@ -3,20 +3,33 @@
 A batch of a state has the columns
 
     key_hash   uint64   xxhash64 of the key columns, read as unsigned; the batch is sorted by it
-    deleted    bool     a tombstone: the key was cleared
+    deleted    bool     a tombstone: the row's identity was removed
+    entry      uint64   collections only: second sort column, see below
     key.<c>    …        the key columns
+    entry.<c>  …        maps only: the columns of the map key
     value.<c>  …        the value columns; null in a tombstone
+    expires    int64    states with a TTL: batch time (ms) from which the row is gone; null is never
+    due        int64    states with an index by time: when the row is due (ms); null is never
 
-and holds each key once. Look-up is a binary search of sorted hashes, followed by a comparison of the real keys, because
-hashes collide. Equality is Spark's grouping equality: null equals null, NaN equals NaN, 0.0 equals -0.0.
+A state has `expires` or `due` or neither. There are two layouts:
+
+- *value*: one row per key.
+- *entries* (lists, maps, timers, windows, buffered rows): many rows per key, sorted by (key_hash, entry). The identity of a
+  row is its key, `entry` and the entry columns. `entry` orders the rows of a key: of a list it is the place (epoch in the
+  high bits, so that appending needs no look at what is there), of a map xxhash64 of the map key, of a timer its time
+  (`entry_of_time`). `entry` 0 with `deleted` is a *clear marker*: it hides every row of its key in older batches, and
+  nothing in its own batch, where it comes first. No other row has entry 0.
+
+A batch holds each identity once. Look-up is a binary search of sorted hashes, followed by a comparison of the real keys,
+because hashes collide. Equality is Spark's grouping equality: null equals null, NaN equals NaN, 0.0 equals -0.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,35 +40,60 @@ from state_runtime.errors import CorruptSegment, check
 from state_runtime.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 
 __all__ = [
+    "CLEAR_MARKER",
     "DELETED",
+    "ENTRY",
     "HASH",
     "HASH_MAX",
     "StateSchema",
+    "adapt",
     "concat",
+    "entries_of",
+    "entry_of_time",
+    "expired",
     "first_of_groups",
     "fold",
     "hash_range_of_shard",
+    "hash_ranges",
     "hashes_of",
+    "int64_values",
     "lookup",
+    "lookup_entries",
+    "ranges",
     "same_keys",
     "slice_hash_range",
+    "time_of_entry",
+    "widens",
 ]
 
 HASH = "key_hash"
 HASH_MAX = (1 << 64) - 1
 DELETED = "deleted"
+ENTRY = "entry"
+CLEAR_MARKER = 0
+"""The `entry` of a clear marker."""
 
 Hashes = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Time = Literal["", "expires", "due"]
 
 
 @dataclass(frozen=True)
 class StateSchema:
-    """Key and value columns of one state, as Arrow fields without prefixes."""
+    """Columns of one state, as Arrow fields without prefixes.
+
+    Attributes:
+        keys: the key columns.
+        values: the value columns; may be none.
+        entries: None for the value layout; else the entry columns (of a map), none for lists and timers.
+        time: whether rows have a time, and what it means.
+    """
 
     keys: pa.Schema
     values: pa.Schema
+    entries: pa.Schema | None = None
+    time: Time = ""
 
     @staticmethod
     def of(stored: pa.Schema) -> StateSchema:
@@ -64,38 +102,80 @@ class StateSchema:
         Raises:
             CorruptSegment: the columns are not those of a state.
         """
-        if stored.names[:2] != [HASH, DELETED]:
-            raise CorruptSegment(f"columns {stored.names} are not those of a state")
-        keys = [pa.field(f.name[4:], f.type) for f in stored if f.name.startswith("key.")]
-        values = [pa.field(f.name[6:], f.type) for f in stored if f.name.startswith("value.")]
-        schema = StateSchema(pa.schema(keys), pa.schema(values))
+        names = stored.names
+        if names[:2] != [HASH, DELETED]:
+            raise CorruptSegment(f"columns {names} are not those of a state")
+        has_entries = len(names) > 2 and names[2] == ENTRY
+        time: Time = "expires" if names[-1] == "expires" else "due" if names[-1] == "due" else ""
+        keys, entries, values = (
+            pa.schema([pa.field(f.name[len(prefix) :], f.type) for f in stored if f.name.startswith(prefix)])
+            for prefix in ("key.", "entry.", "value.")
+        )
+        schema = StateSchema(keys, values, entries if has_entries else None, time)
         if not schema.arrow.equals(stored):
-            raise CorruptSegment(f"columns {stored.names} are not those of a state")
+            raise CorruptSegment(f"columns {names} are not those of a state")
         return schema
 
     @cached_property
     def arrow(self) -> pa.Schema:
         """The schema of a batch."""
-        return pa.schema(
-            [pa.field(HASH, pa.uint64(), nullable=False), pa.field(DELETED, pa.bool_(), nullable=False)]
-            + [pa.field(f"key.{f.name}", f.type) for f in self.keys]
-            + [pa.field(f"value.{f.name}", f.type) for f in self.values]
-        )
+        fields = [pa.field(HASH, pa.uint64(), nullable=False), pa.field(DELETED, pa.bool_(), nullable=False)]
+        if self.entries is not None:
+            fields.append(pa.field(ENTRY, pa.uint64(), nullable=False))
+        fields += [pa.field(f"key.{f.name}", f.type) for f in self.keys]
+        fields += [pa.field(f"entry.{f.name}", f.type) for f in self.entries or ()]
+        fields += [pa.field(f"value.{f.name}", f.type) for f in self.values]
+        if self.time:
+            fields.append(pa.field(self.time, pa.int64()))
+        return pa.schema(fields)
+
+    @property
+    def _first_key(self) -> int:
+        return 2 if self.entries is None else 3
 
     def batch(
-        self, hashes: Hashes, deleted: Mask | None, keys: Sequence[pa.Array], values: Sequence[pa.Array]
+        self,
+        hashes: Hashes,
+        deleted: Mask | None,
+        keys: Sequence[pa.Array],
+        values: Sequence[pa.Array],
+        *,
+        entries: Hashes | None = None,
+        entry_columns: Sequence[pa.Array] = (),
+        times: pa.Array | None = None,
     ) -> pa.RecordBatch:
-        """Put columns together; they must already be sorted by hash."""
+        """Put columns together; they must already be sorted by (hash, entry).
+
+        Args:
+            entries, entry_columns: for the entries layout only, and required there.
+            times: for states with a time only, and required there; int64, milliseconds.
+        """
         gone = pa.array(deleted if deleted is not None else np.zeros(len(hashes), dtype=np.bool_))
-        return pa.RecordBatch.from_arrays([pa.array(hashes), gone, *keys, *values], schema=self.arrow)
+        columns = [pa.array(hashes), gone]
+        if entries is not None:
+            columns.append(pa.array(entries, type=pa.uint64()))
+        columns += [*keys, *entry_columns, *values]
+        if times is not None:
+            columns.append(times)
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow)
 
     def keys_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The key columns of a batch."""
-        return [batch.column(2 + i) for i in range(len(self.keys))]
+        return [batch.column(self._first_key + i) for i in range(len(self.keys))]
+
+    def entry_columns_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The entry columns of a batch: of a map its map key."""
+        first = self._first_key + len(self.keys)
+        return [batch.column(first + i) for i in range(len(self.entries or ()))]
 
     def values_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The value columns of a batch."""
-        return [batch.column(2 + len(self.keys) + i) for i in range(len(self.values))]
+        first = self._first_key + len(self.keys) + len(self.entries or ())
+        return [batch.column(first + i) for i in range(len(self.values))]
+
+    def times_of(self, batch: pa.RecordBatch) -> pa.Array:
+        """The `expires` or `due` column of a batch; only for states that have one."""
+        return batch.column(batch.num_columns - 1)
 
     def empty(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=self.arrow)
@@ -107,15 +187,59 @@ class StateSchema:
                 f"{where} has columns {batch.schema.names}, expected {self.arrow.names}; types must match too"
             )
         hashes = hashes_of(batch)
-        if len(hashes) > 1 and not bool(np.all(hashes[:-1] <= hashes[1:])):
-            raise CorruptSegment(f"{where} is not sorted by key hash")
+        if len(hashes) > 1:
+            ordered = hashes[:-1] <= hashes[1:]
+            if self.entries is not None:
+                entries = entries_of(batch)
+                ordered = (hashes[:-1] < hashes[1:]) | (ordered & (entries[:-1] <= entries[1:]))
+            if not bool(np.all(ordered)):
+                raise CorruptSegment(f"{where} is not sorted by key hash{' and entry' if self.entries else ''}")
         return batch
+
+
+def entries_of(batch: pa.RecordBatch) -> Hashes:
+    """The `entry` column of a batch in the entries layout, without a copy."""
+    entries: Hashes = batch.column(2).to_numpy(zero_copy_only=True)
+    return entries
+
+
+def entry_of_time(times_ms: npt.NDArray[np.int64]) -> Hashes:
+    """Times as `entry` values of the same order; the earliest long is given the next one's, because 0 is taken."""
+    entries = times_ms.view(np.uint64) ^ np.uint64(1 << 63)
+    shifted: Hashes = np.maximum(entries, np.uint64(1))
+    return shifted
+
+
+def time_of_entry(entries: Hashes) -> npt.NDArray[np.int64]:
+    """The inverse of `entry_of_time`."""
+    times: npt.NDArray[np.int64] = (entries ^ np.uint64(1 << 63)).view(np.int64)
+    return times
 
 
 def hashes_of(batch: pa.RecordBatch) -> Hashes:
     """The hash column, without a copy."""
     hashes: Hashes = batch.column(0).to_numpy(zero_copy_only=True)
     return hashes
+
+
+def int64_values(column: pa.Array) -> npt.NDArray[np.int64]:
+    """The values of an int64 column without a copy; what stands for a null is undefined."""
+    values = np.frombuffer(column.buffers()[1], dtype=np.int64, count=column.offset + len(column))
+    return values[column.offset :]
+
+
+def expired(times: pa.Array, now_ms: int) -> Mask:
+    """Which rows are gone by a batch time, from their `expires` column."""
+    gone: Mask = pc.fill_null(pc.less_equal(times, now_ms), False).to_numpy(zero_copy_only=False)
+    return gone
+
+
+def ranges(starts: Positions, counts: Positions) -> Positions:
+    """The positions of many ranges, one after the other, without a loop."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    positions: Positions = np.repeat(starts - (ends - counts), counts) + np.arange(total, dtype=np.int64)
+    return positions
 
 
 def hash_range_of_shard(shard: int, parallelism: int) -> tuple[int, int]:
@@ -143,15 +267,39 @@ def same_keys(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask:
     length = len(left[0]) if left else 0
     same = np.ones(length, dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
+        same &= _same_column(a, b)
+    return same
+
+
+def _same_column(a: pa.Array, b: pa.Array) -> Mask:
+    if pa.types.is_struct(a.type):
+        equal = same_keys(a.flatten(), b.flatten()) if a.type.num_fields else np.ones(len(a), dtype=np.bool_)
+    elif pa.types.is_list(a.type) or pa.types.is_large_list(a.type):
+        equal = _same_lists(a, b)
+    else:
         equal = pc.fill_null(pc.equal(a, b), False).to_numpy(zero_copy_only=False)
-        if a.null_count and b.null_count:
-            equal = equal | (a.is_null().to_numpy(zero_copy_only=False) & b.is_null().to_numpy(zero_copy_only=False))
         if pa.types.is_floating(a.type):
             nan_a = pc.fill_null(pc.is_nan(a), False).to_numpy(zero_copy_only=False)
             nan_b = pc.fill_null(pc.is_nan(b), False).to_numpy(zero_copy_only=False)
             equal = equal | (nan_a & nan_b)
-        same &= equal
-    return same
+    if a.null_count or b.null_count:
+        null_a = a.is_null().to_numpy(zero_copy_only=False)
+        null_b = b.is_null().to_numpy(zero_copy_only=False)
+        equal = np.where(null_a | null_b, null_a & null_b, equal)
+    return equal
+
+
+def _same_lists(a: pa.Array, b: pa.Array) -> Mask:
+    """Equal lengths, then equal elements; nulls are the caller's."""
+    sizes_a, sizes_b = (pc.fill_null(pc.list_value_length(x), -1).to_numpy(zero_copy_only=False) for x in (a, b))
+    equal: Mask = sizes_a == sizes_b
+    filled = equal & (sizes_a > 0)
+    picked = pa.array(filled)
+    elements = _same_column(pc.list_flatten(a.filter(picked)), pc.list_flatten(b.filter(picked)))
+    if len(elements):
+        starts = np.concatenate(([0], np.cumsum(sizes_a[filled])[:-1]))
+        equal[filled] = np.logical_and.reduceat(elements, starts)
+    return equal
 
 
 def first_of_groups(hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Positions | None, Mask]:
@@ -203,7 +351,7 @@ def _canonical(value: Any) -> Any:
 
 
 def lookup(run: pa.RecordBatch, schema: StateSchema, hashes: Hashes, keys: Sequence[pa.Array]) -> Positions:
-    """Positions of many keys in one sorted run.
+    """Positions of many keys in one sorted run of the value layout.
 
     Args:
         run: a batch of the state.
@@ -213,24 +361,102 @@ def lookup(run: pa.RecordBatch, schema: StateSchema, hashes: Hashes, keys: Seque
     Returns:
         One position per wanted key, -1 where the run does not have it.
     """
-    found = np.full(len(hashes), -1, dtype=np.int64)
-    if run.num_rows == 0 or len(hashes) == 0:
-        return found
     stored = hashes_of(run)
+    at, wanted = _search_hashes(stored, hashes)
+    return _match(stored, None, at, wanted, hashes, None, schema.keys_of(run), keys)
+
+
+def lookup_entries(
+    run: pa.RecordBatch,
+    schema: StateSchema,
+    hashes: Hashes,
+    keys: Sequence[pa.Array],
+    entries: Hashes,
+    entry_columns: Sequence[pa.Array],
+) -> tuple[Positions, Mask]:
+    """Positions of many rows in one sorted run of the entries layout: a binary search by hash, then one by entry.
+
+    Args:
+        hashes: sorted, one per wanted row.
+        keys, entries, entry_columns: the rest of the wanted rows' identity.
+
+    Returns:
+        One position per wanted row, -1 where the run does not have it; and whether the run has a clear marker of its key.
+    """
+    stored, stored_entries = hashes_of(run), entries_of(run)
+    starts, wanted = _search_hashes(stored, hashes)
+    ends = np.searchsorted(stored, hashes[wanted], side="right")
+    at = _lower_bound(stored_entries, starts, ends, entries[wanted])
+    there = np.flatnonzero(at < ends)
+    there = there[stored_entries[at[there]] == entries[wanted[there]]]
+    columns = [*schema.keys_of(run), *schema.entry_columns_of(run)]
+    found = _match(stored, stored_entries, at[there], wanted[there], hashes, entries, columns, [*keys, *entry_columns])
+    # A clear marker comes first of its hash.
+    marked = np.flatnonzero(stored_entries[starts] == CLEAR_MARKER)
+    markers = np.zeros(len(hashes), dtype=np.uint64)
+    cleared = _match(stored, stored_entries, starts[marked], wanted[marked], hashes, markers, schema.keys_of(run), keys)
+    return found, cleared >= 0
+
+
+def hash_ranges(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
+    """Of each wanted hash where its rows begin among sorted ones, and how many there are."""
+    starts, counts = np.zeros(len(hashes), dtype=np.int64), np.zeros(len(hashes), dtype=np.int64)
+    at, wanted = _search_hashes(stored, hashes)
+    starts[wanted] = at
+    counts[wanted] = np.searchsorted(stored, hashes[wanted], side="right") - at
+    return starts, counts
+
+
+def _search_hashes(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
+    """Where each wanted hash begins, and which wanted ones there are at all."""
+    if len(stored) == 0 or len(hashes) == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     at = np.searchsorted(stored, hashes, side="left")
-    wanted = np.flatnonzero((at < run.num_rows) & (stored[np.minimum(at, run.num_rows - 1)] == hashes))
-    positions = at[wanted]
-    run_keys = schema.keys_of(run)
+    wanted = np.flatnonzero((at < len(stored)) & (stored[np.minimum(at, len(stored) - 1)] == hashes))
+    return at[wanted], wanted
+
+
+def _lower_bound(entries: Hashes, low: Positions, high: Positions, wanted: Hashes) -> Positions:
+    """Of each range the first position whose entry is not below the wanted one; all ranges are halved at once."""
+    low, high = low.copy(), high.copy()
+    going = np.flatnonzero(low < high)
+    while len(going):
+        middle = (low[going] + high[going]) >> 1
+        below = entries[middle] < wanted[going]
+        low[going[below]] = middle[below] + 1
+        high[going[~below]] = middle[~below]
+        going = going[low[going] < high[going]]
+    return low
+
+
+def _match(
+    stored: Hashes,
+    stored_entries: Hashes | None,
+    positions: Positions,
+    wanted: Positions,
+    hashes: Hashes,
+    entries: Hashes | None,
+    stored_columns: Sequence[pa.Array],
+    columns: Sequence[pa.Array],
+) -> Positions:
+    """The rows among candidates whose real columns are those wanted.
+
+    Args:
+        positions, wanted: candidate and wanted row, which agree in hash and entry.
+    """
+    found = np.full(len(hashes), -1, dtype=np.int64)
     while len(wanted):
-        there = [k.take(pa.array(positions)) for k in run_keys]
-        here = [k.take(pa.array(wanted)) for k in keys] if len(wanted) < len(hashes) else list(keys)
-        same = same_keys(here, there)
+        there = [k.take(pa.array(positions)) for k in stored_columns]
+        here = [k.take(pa.array(wanted)) for k in columns] if len(wanted) < len(hashes) else list(columns)
+        same = same_keys(here, there) if columns else np.ones(len(wanted), dtype=np.bool_)
         found[wanted[same]] = positions[same]
         # What is left met another key with its hash: look one further, as long as the hash is the same.
         wanted, positions = wanted[~same], positions[~same] + 1
-        inside = positions < run.num_rows
+        inside = positions < len(stored)
         wanted, positions = wanted[inside], positions[inside]
         going_on = stored[positions] == hashes[wanted]
+        if stored_entries is not None and entries is not None:
+            going_on &= stored_entries[positions] == entries[wanted]
         wanted, positions = wanted[going_on], positions[going_on]
     return found
 
@@ -244,38 +470,229 @@ def concat(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     return pa.concat_batches(batches)
 
 
-def fold(newest_first: Sequence[pa.RecordBatch], schema: StateSchema, *, drop_deleted: bool) -> pa.RecordBatch:
-    """Merge sorted batches; of each key the newest row stays.
+def fold(
+    newest_first: Sequence[pa.RecordBatch],
+    schema: StateSchema,
+    *,
+    drop_deleted: bool,
+    now_ms: int | None = None,
+) -> pa.RecordBatch:
+    """Merge sorted batches; of each identity the newest row stays.
+
+    A clear marker hides its key's rows in older batches, and of several the newest stays, so that the result does to batches
+    older than all of these what they did.
 
     Args:
-        newest_first: batches of one state; the same key in an earlier one wins.
-        drop_deleted: also remove tombstones: right only if nothing older lies below the result.
+        newest_first: batches of one state; the same identity in an earlier one wins.
+        drop_deleted: also remove tombstones and clear markers: right only if nothing older lies below the result.
+        now_ms: with `drop_deleted`, also remove rows that have expired by this batch time. (Without it they must stay, for
+            they hide older ones.)
     """
     batches = [b for b in newest_first if b.num_rows]
     if not batches:
         return schema.empty()
-    merged = concat(batches, schema.arrow)
-    if len(batches) > 1:
-        hashes = hashes_of(merged)
-        # Stable: of equal hashes the newest stays in front. numpy's stable sort finds the sorted runs and merges them.
-        order = np.argsort(hashes, kind="stable")
-        ordered = hashes[order]
-        tied = np.flatnonzero(ordered[1:] == ordered[:-1])
-        at, after = pa.array(order[tied]), pa.array(order[tied + 1])
-        keys = schema.keys_of(merged)
-        same = same_keys([k.take(at) for k in keys], [k.take(after) for k in keys])
-        if bool(same.all()):
-            # Only rows that stay are moved: the first of each key.
-            keep = np.ones(len(order), dtype=np.bool_)
-            keep[tied + 1] = False
-            merged = merged.take(pa.array(order[keep]))
-        else:
-            merged = merged.take(pa.array(order))
-            regroup, starts = first_of_groups(hashes_of(merged), schema.keys_of(merged))
-            merged = merged.take(pa.array(regroup)) if regroup is not None else merged
-            merged = merged.filter(pa.array(starts))
-    if drop_deleted:
-        deleted = merged.column(1)
-        if pc.any(deleted).as_py():
-            merged = merged.filter(pc.invert(deleted))
+    if len(batches) == 1:
+        merged = batches[0]
+    elif schema.entries is None:
+        merged = _fold_values(concat(batches, schema.arrow), schema)
+    else:
+        merged = _fold_entries(batches, schema)
+    if not drop_deleted:
+        return merged
+    deleted = merged.column(1)
+    if pc.any(deleted).as_py():
+        merged = merged.filter(pc.invert(deleted))
+    if now_ms is not None and schema.time == "expires":
+        gone = expired(schema.times_of(merged), now_ms)
+        if bool(gone.any()):
+            merged = merged.filter(pa.array(~gone))
     return merged
+
+
+def _fold_values(merged: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
+    """Of batches in the value layout, put one after the other, each key's first row."""
+    hashes = hashes_of(merged)
+    # Stable: of equal hashes the newest stays in front. numpy's stable sort finds the sorted runs and merges them.
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+    at, after = pa.array(order[tied]), pa.array(order[tied + 1])
+    keys = schema.keys_of(merged)
+    same = same_keys([k.take(at) for k in keys], [k.take(after) for k in keys])
+    if bool(same.all()):
+        # Only rows that stay are moved: the first of each key.
+        keep = np.ones(len(order), dtype=np.bool_)
+        keep[tied + 1] = False
+        return merged.take(pa.array(order[keep]))
+    merged = merged.take(pa.array(order))
+    regroup, starts = first_of_groups(hashes_of(merged), schema.keys_of(merged))
+    merged = merged.take(pa.array(regroup)) if regroup is not None else merged
+    return merged.filter(pa.array(starts))
+
+
+def _fold_entries(newest_first: Sequence[pa.RecordBatch], schema: StateSchema) -> pa.RecordBatch:
+    """Of batches in the entries layout each identity's newest row that no clear marker hides."""
+    # Oldest first: what was appended to lists then is in order once it is sorted by hash.
+    merged = concat(newest_first[::-1], schema.arrow)
+    ages = np.repeat(np.arange(len(newest_first))[::-1], [b.num_rows for b in newest_first[::-1]])
+    order, ties = _entry_order(hashes_of(merged), entries_of(merged))
+    identity = [*schema.keys_of(merged), *schema.entry_columns_of(merged)]
+    at, after = pa.array(order[ties]), pa.array(order[ties + 1])
+    if not bool(same_keys([c.take(at) for c in identity], [c.take(after) for c in identity]).all()):
+        # Different rows with the same hash and entry: bring those of one identity together, oldest first as before.
+        groups = np.ones(len(order), dtype=np.int64)
+        groups[ties + 1] = 0
+        picked = pa.array(order)
+        regroup, starts = first_of_groups(np.cumsum(groups).view(np.uint64), [c.take(picked) for c in identity])
+        order = order if regroup is None else order[regroup]
+        ties = np.flatnonzero(~starts) - 1
+    keep = np.ones(len(order), dtype=np.bool_)
+    keep[ties] = False  # the last of each identity is the newest
+    order = order[keep]
+    hidden = _hidden_by_clear_markers(merged, schema, order, ages[order])
+    return merged.take(pa.array(order if hidden is None else order[~hidden]))
+
+
+def _entry_order(hashes: Hashes, entries: Hashes) -> tuple[Positions, Positions]:
+    """The stable permutation that sorts by (hash, entry), and the places in it after which the same pair comes again."""
+    order = np.argsort(hashes, kind="stable")
+    sorted_hashes, sorted_entries = hashes[order], entries[order]
+    same_hash = sorted_hashes[1:] == sorted_hashes[:-1]
+    falls = same_hash & (sorted_entries[1:] < sorted_entries[:-1])
+    if bool(falls.any()):
+        # Only the rows of hashes whose entries are not in order yet.
+        group = np.concatenate(([0], np.cumsum(~same_hash)))
+        unsorted = np.zeros(int(group[-1]) + 1, dtype=np.bool_)
+        unsorted[group[1:][falls]] = True
+        rows = np.flatnonzero(unsorted[group])
+        order[rows] = order[rows[_order_in_groups(group[rows], sorted_entries[rows])]]
+        sorted_entries = entries[order]
+    return order, np.flatnonzero(same_hash & (sorted_entries[1:] == sorted_entries[:-1]))
+
+
+def _order_in_groups(groups: Positions, entries: Hashes) -> Positions:
+    """The stable permutation that sorts rows by entry within their groups, which are in order already.
+
+    Group and entry are sorted as one number: ten times as fast as numpy's lexicographic sort. Of entries that are hashes the
+    low bits do not fit beside the group; they are looked at only where the rest did not decide.
+    """
+    above_least = entries - entries.min()
+    groups = np.concatenate(([0], np.cumsum(groups[1:] != groups[:-1])))
+    group_bits = int(groups[-1]).bit_length()
+    cut = np.uint64(max(0, group_bits + int(above_least.max()).bit_length() - 64))
+    order = np.argsort((groups.view(np.uint64) << np.uint64(64 - group_bits)) | (above_least >> cut), kind="stable")
+    if cut:
+        ordered = above_least[order]
+        if bool(np.any((ordered[1:] < ordered[:-1]) & (groups[1:] == groups[:-1]))):
+            order = np.lexsort((entries, groups))
+    return order
+
+
+def _hidden_by_clear_markers(
+    merged: pa.RecordBatch, schema: StateSchema, order: Positions, ages: Positions
+) -> Mask | None:
+    """Which rows a clear marker of a newer batch hides; None if there is no marker.
+
+    Args:
+        order: rows sorted by (hash, entry), each identity once, so that a marker precedes the rows of its key.
+        ages: number of each row's batch, 0 is the newest.
+    """
+    markers = np.flatnonzero(entries_of(merged)[order] == CLEAR_MARKER)
+    if len(markers) == 0:
+        return None
+    hashes = hashes_of(merged)[order]
+    behind = np.searchsorted(hashes, hashes[markers], side="right") - markers - 1
+    rows = ranges(markers + 1, behind)
+    marker = np.repeat(markers, behind)
+    older = ages[rows] > ages[marker]
+    rows, marker = rows[older], marker[older]
+    at, by = pa.array(order[rows]), pa.array(order[marker])
+    keys = schema.keys_of(merged)
+    same = same_keys([k.take(at) for k in keys], [k.take(by) for k in keys])
+    hidden = np.zeros(len(order), dtype=np.bool_)
+    hidden[rows[same]] = True
+    return hidden
+
+
+# --- schema evolution --------------------------------------------------------------------------------------------
+
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every stored value of a type can be read as another: equal, a wider integer or decimal, float as double.
+
+    Of structs fields may come (null in what is stored), go and widen; what lists hold may widen, and the values of maps.
+    Whether something inside may be null is no difference.
+    """
+    if old == new:
+        return True
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return widens(old.value_type, new.value_type)
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        return bool(old.key_type == new.key_type) and widens(old.item_type, new.item_type)
+    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+        return bool(old.scale <= new.scale and old.precision - old.scale <= new.precision - new.scale)
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return all(widens(old.field(f.name).type, f.type) for f in new if old.get_field_index(f.name) >= 0)
+    if old in _INTEGERS and new in _INTEGERS:
+        return _INTEGERS.index(old) < _INTEGERS.index(new)
+    return bool(old == pa.float32() and new == pa.float64())
+
+
+def adapt(
+    batch: pa.RecordBatch, schema: StateSchema, defaults: Mapping[str, pa.Scalar] | None = None
+) -> pa.RecordBatch:
+    """A batch that was stored with an older schema of the same state, in the schema of today; the same batch if they agree.
+
+    Value columns are matched by name: added ones are null or have their default, dropped ones are left out, the others are
+    brought into order and widened (`widens`).
+
+    Args:
+        defaults: values of added columns, without prefix; tombstones stay null.
+
+    Raises:
+        CorruptSegment: keys, entry columns, time or a value column are of other types, which is no evolution of this state.
+        ValueError: a default is no value of its column.
+    """
+    if batch.schema.equals(schema.arrow):
+        return batch
+    stored = StateSchema.of(batch.schema)
+    if (stored.keys, stored.entries, stored.time) != (schema.keys, schema.entries, schema.time):
+        raise CorruptSegment(
+            f"stored columns {batch.schema.names} have other keys, entry columns or time than {schema.arrow.names}; "
+            "types must match too"
+        )
+    values = dict(zip(stored.values.names, stored.values_of(batch), strict=True))
+    alive = pc.invert(batch.column(1))
+    columns = [*schema.keys_of(batch), *schema.entry_columns_of(batch)]
+    for field in schema.values:
+        if field.name not in values:
+            columns.append(_added(field, alive, (defaults or {}).get(field.name)))
+        elif widens(values[field.name].type, field.type):
+            columns.append(_widened(values[field.name], field.type))
+        else:
+            raise CorruptSegment(
+                f"value column {field.name!r} is stored as {values[field.name].type} and cannot be read as {field.type}"
+            )
+    first = batch.columns[: 2 if schema.entries is None else 3]
+    times = [schema.times_of(batch)] if schema.time else []
+    return pa.RecordBatch.from_arrays([*first, *columns, *times], schema=schema.arrow)
+
+
+def _added(field: pa.Field, alive: pa.Array, default: pa.Scalar | None) -> pa.Array:
+    if default is None or not default.is_valid:
+        return pa.nulls(len(alive), field.type)
+    if default.type != field.type:
+        raise ValueError(f"the default of value column {field.name!r} is of type {default.type}, not {field.type}")
+    return pc.if_else(alive, default, pa.scalar(None, field.type))
+
+
+def _widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if column.type == wanted:
+        return column
+    if not pa.types.is_struct(wanted):
+        return column.cast(wanted)
+    stored = {f.name: column.field(i) for i, f in enumerate(column.type)}
+    fields = [_widened(stored[f.name], f.type) if f.name in stored else pa.nulls(len(column), f.type) for f in wanted]
+    return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=column.is_null())

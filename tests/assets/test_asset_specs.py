@@ -119,3 +119,14 @@ def test_the_data_version_is_the_snapshot_id() -> None:
     run = run_materialization("plane-delays", manifest(None))
     assert run.asset_key == dg.AssetKey(["plane-delays", "stream"])
     assert run.metadata["term"].value == 3
+
+
+def test_event_time_shows_as_a_lag_that_has_no_holes() -> None:
+    """A plot of the watermark itself is a straight line; what matters is how far it is behind."""
+    behind = Progress(snapshot_id=1, timestamp_ms=100_000, watermark_ms=70_000, late_rows=3)
+    shown = checkpoint_metadata(manifest(None), behind)
+    assert (shown["watermark_lag_s"].value, shown["late_rows"].value) == (30.0, 3)
+    assert (
+        checkpoint_metadata(manifest(None), Progress(snapshot_id=1, timestamp_ms=100_000))["watermark_lag_s"].value
+        == 0.0
+    )

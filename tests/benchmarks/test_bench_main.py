@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.engines import Sample
-from benchmarks.main import DisagreementError, Measured, app, check_agreement, figures_of
+from benchmarks.main import app
+from benchmarks.measure import DisagreementError, Measured, check_agreement, figures_of
 from benchmarks.workloads import NO_ROW_COUNT, WORKLOADS, Workload
 
 

@@ -24,9 +24,9 @@ from typer.testing import CliRunner, Result
 from orchestration.cli import app
 from state_runtime.changelog.writer import write_segment, write_task_changes
 from state_runtime.ids import SYSTEM_IDS
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
 from state_runtime.state.keyhash import hash_key
-from state_runtime.state.table import StateSchema
+from state_runtime.state.table import StateSchema, entry_of_time
 
 KEYS = pa.schema([("tailnum", pa.string())])
 SEEN = StateSchema(KEYS, pa.schema([("flights", pa.int64()), ("tailnum", pa.string())]))
@@ -65,8 +65,6 @@ def as_json(*arguments: str) -> Any:
 
 def checkpoint(root: JobRoot, state: str, schema: StateSchema, rows: Rows) -> Manifest:
     """One more checkpoint with these changes; None is a tombstone."""
-    assert root.committer is not None
-    last, store = root.committer.last, root.catalog.root
     hashed = {hash_key([pa.array([key], pa.string())]): (key, value) for key, value in rows.items()}
     ordered = [hashed[h] for h in sorted(hashed)]
     batch = schema.batch(
@@ -75,12 +73,21 @@ def checkpoint(root: JobRoot, state: str, schema: StateSchema, rows: Rows) -> Ma
         [pa.array([key for key, _ in ordered], pa.string())],
         [pa.array([v and v[i] for _, v in ordered], f.type) for i, f in enumerate(schema.values)],
     )
+    return checkpoint_batches(root, {state: batch}, OPERATORS)
+
+
+def checkpoint_batches(
+    root: JobRoot, batches: dict[str, pa.RecordBatch], operators: tuple[OperatorEntry, ...], now_ms: int = 0
+) -> Manifest:
+    """One more checkpoint with these changes of operator "legs"."""
+    assert root.committer is not None
+    last, store = root.committer.last, root.catalog.root
     task = write_task_changes(
         store,
         term=1,
         operator="legs",
         hash_range=(0, (1 << 64) - 1),
-        changes={state: batch},
+        changes=batches,
         inline_bytes_max=1 << 20,
         ids=SYSTEM_IDS,
     )
@@ -88,7 +95,8 @@ def checkpoint(root: JobRoot, state: str, schema: StateSchema, rows: Rows) -> Ma
         store, [task], job_uid=last.job_uid, term=1, snapshot_id=last.snapshot_id + 1, ids=SYSTEM_IDS
     )
     assert segment is not None
-    draft = replace(last, kind="checkpoint", operators=OPERATORS, segments=(*last.segments, segment))
+    segments = (*last.segments, segment)
+    draft = replace(last, kind="checkpoint", operators=operators, segments=segments, time=TimeEntry(now_ms, 60_000))
     return root.committer.commit(draft)
 
 
@@ -104,7 +112,17 @@ def config(write_config: Callable[..., Path], flights: JobRoot) -> str:
 def test_help_has_an_example_and_the_rules(config: str) -> None:
     result = call("--help")
     assert "Example: stillstate query flights seen --operator legs --key tailnum=N14228" in result.output
-    for word in ("--json", "--csv", "--config", "--snapshot", "--limit", "--columns", "--where", "exit code 0"):
+    for word in (
+        "--json",
+        "--csv",
+        "--config",
+        "--snapshot",
+        "--limit",
+        "--columns",
+        "--where",
+        "--entry",
+        "exit code 0",
+    ):
         assert word in " ".join(result.output.split())
 
 
@@ -260,3 +278,66 @@ def test_a_query_starts_without_spark_or_dagster(config: str) -> None:
     )
     assert done.stderr.strip() == "[]"
     assert done.returncode == 0
+
+
+# --- many rows per key, and times --------------------------------------------------------------------------------
+
+AIRPORTS = pa.schema([("airport", pa.string())])
+FLOWN = pa.schema([("n", pa.int32())])
+COLLECTIONS = (
+    OperatorEntry("legs", "stateful-processor", "`tailnum` string", (
+        StateEntry("visits", "map", "`n` int", "`airport` string", "expires"),
+        StateEntry("route", "list", "`n` int"),
+        StateEntry("$timers", "timers", "", time="due"),
+    ), "processingTime, append"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def collections(write_config: Callable[..., Path], flights: JobRoot) -> str:
+    """One plane: two airports that it visited and one visit long ago, three legs, a timer at 12:00."""
+    flights.start()
+    plane = [pa.array(["N1"] * 3)]
+    hashes = np.array([hash_key([pa.array(["N1"])])] * 3, dtype=np.uint64)
+    three, numbers = np.array([1, 2, 3], dtype=np.uint64), [pa.array([10, 20, 30], pa.int32())]
+    batches = {
+        "visits": StateSchema(KEYS, FLOWN, AIRPORTS, "expires").batch(
+            hashes, None, plane, numbers, entries=three, entry_columns=[pa.array(["JFK", "EWR", "LGA"])],
+            times=pa.array([60_000, None, 500], pa.int64()),
+        ),
+        "route": StateSchema(KEYS, FLOWN, pa.schema([])).batch(hashes, None, plane, numbers, entries=three),
+        "$timers": StateSchema(KEYS, pa.schema([]), pa.schema([]), "due").batch(
+            hashes[:1], None, [pa.array(["N1"])], [], entries=entry_of_time(np.array([43_200_000])),
+            times=pa.array([43_200_000], pa.int64()),
+        ),
+    }  # fmt: skip
+    checkpoint_batches(flights, batches, COLLECTIONS, now_ms=1_000)
+    return str(write_config())
+
+
+def test_a_map_shows_its_keys_and_one_entry_can_be_asked_for(collections: str) -> None:
+    """What has expired is not shown; what never expires has no time."""
+    found = as_json("flights", "visits", "-k", "tailnum=N1", "-c", collections)
+    assert found["columns"] == ["tailnum", "airport", "n", "expires"]
+    assert found["rows"] == [
+        {"tailnum": "N1", "airport": "JFK", "n": 10, "expires": "1970-01-01 00:01:00.000Z"},
+        {"tailnum": "N1", "airport": "EWR", "n": 20, "expires": None},
+    ]
+    one = as_json("flights", "visits", "-k", "tailnum=N1", "--entry", "airport=EWR", "-c", collections)
+    assert [row["n"] for row in one["rows"]] == [20]
+    refused = call("flights", "route", "--entry", "airport=EWR", "-c", collections)
+    assert refused.exit_code == 2
+    assert "state 'route' is no map" in refused.stderr
+
+
+def test_a_list_is_shown_in_order_and_a_timer_with_its_time(collections: str) -> None:
+    route = as_json("flights", "route", "-c", collections)["rows"]
+    assert [(row["position"], row["n"]) for row in route] == [(0, 10), (1, 20), (2, 30)]
+    timers = as_json("flights", "$timers", "-c", collections)["rows"]
+    assert timers == [{"tailnum": "N1", "due": "1970-01-01 12:00:00.000Z"}]
+
+
+def test_describe_shows_kinds_times_and_clocks(collections: str) -> None:
+    text = CliRunner().invoke(app, ["describe", "latest", "-c", collections]).stdout
+    for word in ("visits", "map", "TTL", "airport", "$timers", "due", "processingTime", "batch time", "watermark"):
+        assert word in text, word

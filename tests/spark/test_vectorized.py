@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import types as T
 
 from state_runtime import JobSettings, KeyedBatch, ParquetSink, StreamingJob, VectorizedProcessor, query_state
 from state_runtime.errors import InvalidData, InvalidPipeline, UserCodeError
@@ -23,6 +22,7 @@ from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline import CompiledPipeline, compile_pipeline
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from state_runtime.streams import OpenedSource
 
 from .jobs import newest_per_key, rows_of, settings
 
@@ -259,7 +259,8 @@ def fail() -> None:
 def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]) -> CompiledPipeline:
     job, stream = source(root, "built")
     then(stream.key_by("name"))
-    return compile_pipeline(spark, T.StructType.fromDDL(SCHEMA), job._steps, JobSettings())
+    opened = OpenedSource(spark.createDataFrame([], SCHEMA), ())
+    return compile_pipeline(spark, opened, job._steps, JobSettings())
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def s3_options(endpoint: str, secret: str = SECRET) -> dict[str, Any]:
 # --- state -------------------------------------------------------------------------------------------------------
 
 OPERATOR, STATE = "op", "count"
+KEY_DDL, VALUE_DDL = "`name` string, `score` double", "`n` bigint, `s` string"
 SCHEMA = StateSchema(
     pa.schema([("name", pa.string()), ("score", pa.float64())]), pa.schema([("n", pa.int64()), ("s", pa.string())])
 )
@@ -283,7 +284,7 @@ class StateWriter:
         self.manifest = replace(
             self.manifest,
             snapshot_id=snapshot_id,
-            operators=(OperatorEntry(OPERATOR, "test", "name string", (StateEntry(STATE, "value", "n long"),)),),
+            operators=(OperatorEntry(OPERATOR, "test", KEY_DDL, (StateEntry(STATE, "value", VALUE_DDL),)),),
             segments=(*self.manifest.segments, *([segment] if segment is not None else [])),
         )
         return self.manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from model import (
     StateWriter,
     after,
     batch_of,
+    changes,
     epochs,
     examples,
     hash_functions,
@@ -31,11 +33,20 @@ from model import (
 )
 
 from state_runtime.changelog.reader import count_live, read_index, read_source_log, read_states
-from state_runtime.changelog.segment import FOOTER_BYTES, SegmentIndex, build_segment, decode_index
+from state_runtime.changelog.segment import (
+    FOOTER_BYTES,
+    PartEntry,
+    SegmentIndex,
+    build_segment,
+    decode_index,
+    decode_part,
+    encode_part,
+    sha256,
+)
 from state_runtime.changelog.writer import source_log_changes, write_segment, write_task_changes
 from state_runtime.errors import CorruptData, CorruptSegment, MissingFile
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, TableEntry
-from state_runtime.state.table import hash_range_of_shard
+from state_runtime.state.table import StateSchema, hash_range_of_shard
 from state_runtime.store import Store
 
 SCHEMAS = {STATE: SCHEMA}
@@ -247,6 +258,46 @@ def test_an_index_with_hostile_entries_is_corrupt(changes: dict[str, object], id
         decode_index(body[-tail:], "here")
 
 
+def a_bomb(raw_bytes: int) -> tuple[bytes, PartEntry]:
+    """A part that grows to some 70 MiB, and says that it has `raw_bytes`; right digests."""
+    rows = 1 << 20
+    schema = StateSchema(pa.schema([("k", pa.int32())]), pa.schema([("s", pa.string())]))
+    batch = schema.batch(
+        np.zeros(rows, dtype=np.uint64),
+        None,
+        [pa.array(np.zeros(rows, dtype=np.int32))],
+        [pa.array(["x" * 50] * rows)],
+    )
+    body = encode_part(batch)
+    return body, PartEntry("state", OPERATOR, STATE, "", 0, len(body), sha256(body), rows, raw_bytes, *ALL_HASHES)
+
+
+def test_a_part_that_grows_beyond_what_its_index_says_is_not_decoded() -> None:
+    """Before memory is taken for it. One that says what it is, is."""
+    body, part = a_bomb(1000)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptSegment, match=r"grows to [\d,]+ bytes where 1,000 were written"):
+        decode_part(body, part, "here")
+    assert pa.total_allocated_bytes() == before
+    body, part = a_bomb(70 << 20)
+    assert decode_part(body, part, "here").num_rows == part.rows
+
+
+@given(changes, st.integers(0, 6), st.integers(0, 9), st.sampled_from([1, 40, 3000]))
+@examples(40)
+def test_every_slice_of_a_batch_is_within_its_stated_size(changed: Changes, start: int, rows: int, width: int) -> None:
+    """Also one cut out of something larger, with nested values."""
+    whole = batch_of({k: v and (v[0], (v[1] or "") * width) for k, v in changed.items()})
+    nested = pa.array([[{"a": "x" * width, "b": n}] * (n % 4) for n in range(whole.num_rows)], pa.list_(pa.struct([("a", pa.string()), ("b", pa.int32())])))  # fmt: skip
+    schema = StateSchema(SCHEMA.keys, pa.schema([*SCHEMA.values, pa.field("x", nested.type)]))
+    batch = pa.RecordBatch.from_arrays([*whole.columns, nested], schema=schema.arrow).slice(start, rows)
+    body = encode_part(batch)
+    part = PartEntry(
+        "state", OPERATOR, STATE, "", 0, len(body), sha256(body), batch.num_rows, batch.nbytes, *ALL_HASHES
+    )
+    assert decode_part(body, part, "here").num_rows == batch.num_rows
+
+
 def test_a_state_that_the_operator_does_not_have_is_corrupt_in_logs_and_tables() -> None:
     """Never skipped without a word: it is somebody's state. Typed, wherever it is found."""
     writer = written(1 << 20)
@@ -260,8 +311,6 @@ def test_a_state_that_the_operator_does_not_have_is_corrupt_in_logs_and_tables()
 
 def test_a_part_of_another_schema_is_corrupt() -> None:
     """Columns of another type would be reinterpreted."""
-    from state_runtime.state.table import StateSchema
-
     writer = written(1 << 20)
     other = StateSchema(SCHEMA.keys, pa.schema([("n", pa.int32()), ("s", pa.string())]))
     with pytest.raises(CorruptSegment, match="types must match"):

@@ -16,7 +16,7 @@ from model import examples
 
 from state_runtime.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
-from state_runtime.processors.frames import frames_to_batches, split_frame, table_to_frame
+from state_runtime.processors.frames import frames_to_batches, nullable_integers, split_frame, table_to_frame
 
 ROWS = pa.RecordBatch.from_arrays(
     [
@@ -34,12 +34,25 @@ ROWS = pa.RecordBatch.from_arrays(
 
 
 def test_a_shards_frame_has_sparks_dtypes() -> None:
-    """int64; float64 also for integers with nulls; object for the rest."""
-    frame = table_to_frame(ROWS)
+    """int64; float64 for integers in a frame with a null among them; object for the rest."""
+    (frame,) = split_frame(table_to_frame(ROWS), 0, 5, 10, nullable_integers(ROWS))
     assert [str(frame[c].dtype) for c in ("i", "n", "f", "s")] == ["int64", "float64", "float64", "object"]
     assert frame["d"].iloc[0] == dt.date(2013, 1, 1)
     assert np.isnan(frame["n"].iloc[1])
     assert frame["s"].iloc[1] is None
+
+
+@given(st.lists(st.none() | st.integers(-9, 9), min_size=1, max_size=12), st.integers(1, 5))
+@examples(60)
+def test_a_null_makes_floats_of_integers_in_its_own_frame_only(numbers: list[int | None], rows_max: int) -> None:
+    """Spark decides frame by frame; a neighbour's null must not change a key's dtype."""
+    rows = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int32()), pa.array(range(len(numbers)))], names=["n", "i"])
+    pieces = split_frame(table_to_frame(rows), 0, len(numbers), rows_max, nullable_integers(rows))
+    for low, piece in zip(range(0, len(numbers), rows_max), pieces, strict=True):
+        given_here = numbers[low : low + rows_max]
+        kind = "float64" if None in given_here else "int64"
+        pd.testing.assert_series_equal(piece["n"], pd.Series(given_here, dtype=kind, name="n"))
+        assert piece["i"].tolist() == list(range(low, low + len(given_here)))
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 6))

@@ -57,8 +57,8 @@ from state_runtime.snapshot.catalog import JobInfo
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
-from state_runtime.state.ddl import parse_ddl
-from state_runtime.state.keyhash import SEED, hash_key, xxh64
+from state_runtime.state.ddl import default_clause, parse_ddl
+from state_runtime.state.keyhash import SEED, hash_key, hash_rows, xxh64
 from state_runtime.state.table import StateSchema, hash_range_of_shard
 
 if TYPE_CHECKING:
@@ -147,6 +147,12 @@ class Job:
         return open_state(self.store, JOB, STATE, **options)
 
 
+def described(view: StateView, keys: str, values: str) -> StateView:
+    """The view with another description of its columns."""
+    state = replace(view.state, schema=values)
+    return replace(view, operator=replace(view.operator, key_schema=keys, states=(state,)), state=state)
+
+
 def small_job(folded: bool = False) -> Job:
     """Two epochs over all keys: in the second the first key is gone and the others are new."""
     job = Job()
@@ -223,7 +229,7 @@ def test_null_leaves_the_hash_and_equal_keys_have_one() -> None:
 
 
 def test_a_type_that_no_key_has_is_refused() -> None:
-    for kind, value in ((pa.uint8(), 1), (pa.list_(pa.int8()), [1]), (pa.timestamp("ns"), 1)):
+    for kind, value in ((pa.uint8(), 1), (pa.map_(pa.int8(), pa.int8()), [(1, 1)]), (pa.timestamp("ns"), 1)):
         with pytest.raises(InvalidData, match="no hash"):
             hash_key([one(value, kind)])
 
@@ -250,6 +256,13 @@ MAKERS: dict[str, Callable[[random.Random], Any]] = {
     "date": lambda r: date.fromordinal(r.randint(1, 3_652_059)),
     "timestamp": lambda r: datetime.fromtimestamp(r.randint(-(10**9), 4 * 10**9), UTC).replace(microsecond=r.randrange(10**6)),
     "timestamp_ntz": lambda r: datetime.fromtimestamp(r.randint(-(10**9), 4 * 10**9), UTC).replace(microsecond=r.randrange(10**6), tzinfo=None),
+    "struct<a:int,b:string>": lambda r: {"a": r.choice([None, 0, 7]), "b": r.choice([None, "", "x" * r.randrange(40)])},
+    "struct<s:struct<d:double>,t:array<string>>": lambda r: {
+        "s": r.choice([None, {"d": r.choice([None, 0.0, 1.5])}]),
+        "t": r.choice([None, [], ["a", None, "b"], ["ab"]]),
+    },
+    "array<bigint>": lambda r: [r.choice([None, 0, r.getrandbits(63)]) for _ in range(r.randrange(4))],
+    "array<struct<a:int>>": lambda r: [r.choice([None, {"a": r.choice([None, 1])}]) for _ in range(r.randrange(4))],
 }  # fmt: skip
 
 
@@ -272,10 +285,15 @@ def test_every_key_hashes_as_in_spark(spark: SparkSession) -> None:
     hashed = frame.repartition(2).selectExpr("id", *expressions).collect()
     hashes = [tuple(row)[1:] for row in sorted(hashed, key=lambda row: row.id)]
     stored = frame.sort("id").drop("id").toArrow()  # what Spark itself holds, as state would store it
+    columns = [stored.column(i).combine_chunks().cast(types[i]) for i in range(len(names))]
+    for position, order in enumerate(orders):
+        at_once = hash_rows([columns[i] for i in order]).view(np.int64).tolist()
+        assert at_once == [row[position] for row in hashes], [names[i] for i in order]
     for row in range(table.num_rows):
         for order, expected in zip(orders, hashes[row], strict=True):
-            columns = [stored.column(i).slice(row, 1).combine_chunks().cast(types[i]) for i in order]
-            assert signed(hash_key(columns)) == expected, [(names[i], stored.column(i)[row]) for i in order]
+            assert signed(hash_key([columns[i].slice(row, 1) for i in order])) == expected, [
+                (names[i], stored.column(i)[row]) for i in order
+            ]
 
 
 # --- DDL ---------------------------------------------------------------------------------------------------------
@@ -293,7 +311,7 @@ def test_ddl_is_read_as_the_pipeline_writes_it(spark: SparkSession) -> None:
     """The reader has no Spark; what it makes of a type must be what Spark stores."""
     from pyspark.sql import types as T
 
-    from state_runtime.pipeline import ddl
+    from state_runtime.sql import ddl
 
     names = [*MAKERS, *NESTED]
     odd = ["a", "with space", "com,ma", "back`tick", "co:lon", "br<ack(et"]
@@ -306,6 +324,47 @@ def test_ddl_is_read_as_the_pipeline_writes_it(spark: SparkSession) -> None:
     columns = parse_ddl(ddl(schema))
     assert [c.name for c in columns] == schema.names
     assert [c.type for c in columns] == stored.types
+
+
+@pytest.mark.parametrize(
+    ("kind", "literal", "value"),
+    [
+        ("int", "-7", -7),
+        ("bigint", "5L", 5),
+        ("double", "1e3", 1000.0),
+        ("float", "0.5", 0.5),
+        ("decimal(5,2)", "1.5", Decimal("1.50")),
+        ("boolean", "true", True),
+        ("string", "'it''s, ok DEFAULT 1'", "it's, ok DEFAULT 1"),
+        ("string", "''", ""),
+        ("binary", "X'00ff'", b"\x00\xff"),
+        ("date", "DATE '2020-02-29'", date(2020, 2, 29)),
+        ("timestamp", "TIMESTAMP '2020-01-01 00:00:00'", datetime(2020, 1, 1, tzinfo=UTC)),
+        ("int", "NULL", None),
+    ],
+)
+def test_a_default_in_a_columns_metadata_is_read_back_from_ddl(kind: str, literal: str, value: Any) -> None:
+    """As Spark keeps defaults; the literal needs no Spark to be understood."""
+    for metadata in ({"CURRENT_DEFAULT": literal}, {"EXISTS_DEFAULT": literal, "CURRENT_DEFAULT": "1+1"}):
+        clause = default_clause(metadata, kind)
+        first, second = parse_ddl(f"`a` {kind}{clause}, `b c` array<int>")
+        assert (first.name, first.type_text, second.name) == ("a", kind, "b c")
+        assert (None if first.default is None else first.default.as_py()) == value
+    assert default_clause({"comment": "x"}, kind) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "literal"),
+    [
+        ("int", "'1'"), ("int", "1+1"), ("int", "1.5"), ("tinyint", "300"), ("string", "5"), ("string", "'a'b'"),
+        ("string", "current_user()"), ("date", "'2020-01-01'"), ("binary", "X'0'"), ("array<int>", "array()"),
+        ("int", 5), ("variant", "1"), ("timestamp", "TIMESTAMP 'noon'"), ("int", ""),
+    ],
+)  # fmt: skip
+def test_a_default_that_is_no_literal_of_its_column_is_refused(kind: str, literal: Any) -> None:
+    """Before it is stored: a reader would find a manifest that it cannot read."""
+    with pytest.raises(ValueError, match="literal"):
+        default_clause({"EXISTS_DEFAULT": literal}, kind)
 
 
 def test_ddl_that_no_writer_writes_is_an_error_and_an_unknown_type_is_not() -> None:
@@ -463,7 +522,7 @@ def test_columns_are_chosen_by_name_and_kept_apart() -> None:
     view = job.view()
 
     def shown(keys: str, values: str) -> tuple[str, ...]:
-        return replace(view, keys=parse_ddl(keys), values=parse_ddl(values)).columns
+        return described(view, keys, values).columns
 
     assert shown("a int, b int", "b int, c int") == ("a", "key.b", "value.b", "c")
     assert shown("x int, `value.x` int", "x int") == ("key.x", "key.value.x", "value.x")
@@ -474,7 +533,7 @@ def test_a_key_with_a_collation_is_looked_for_everywhere() -> None:
     """Spark hashes a collation key that only it knows; the row is found by its bytes."""
     job = Job(hash_of=colliding)
     job.epoch(dict.fromkeys(ALL_KEYS, (1, "x")))
-    view = replace(job.view(), keys=parse_ddl("name string collate UNICODE_CI, score double"))
+    view = described(job.view(), "name string collate UNICODE_CI, score double", VALUE_DDL)
     for key in ALL_KEYS:
         assert found(view.read(key=as_key(key))) == {key: (1, "x")}
 
@@ -499,7 +558,7 @@ TEXTS = [
 
 
 def view_with_key(kind: str) -> StateView:
-    return replace(small_job().view(), keys=parse_ddl(f"`a=b` {kind}, a {kind}"))
+    return described(small_job().view(), f"`a=b` {kind}, a {kind}", VALUE_DDL)
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), TEXTS)
@@ -671,7 +730,7 @@ def test_columns_other_than_the_manifests_are_not_read(keys: str, values: str) -
 
 
 def test_columns_that_cannot_be_read_are_a_damaged_manifest() -> None:
-    with pytest.raises(CorruptManifest, match="op/count cannot be read"):
+    with pytest.raises(CorruptManifest, match="operator 'op', state 'count' cannot be read"):
         damaged(lambda o: replace(o, key_schema="array<"))
 
 

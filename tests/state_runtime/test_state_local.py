@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -37,7 +38,8 @@ from model import (
 )
 
 from state_runtime.state import local
-from state_runtime.state.local import LocalCopyUnusable, LocalShard, OpenVersion, Version, cut_hash
+from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.state.local import LocalShard, cut_hash
 from state_runtime.state.runs import (
     BUDGET_ROWS_MIN,
     Layout,
@@ -50,6 +52,7 @@ from state_runtime.state.runs import (
     start_merge,
 )
 from state_runtime.state.table import hashes_of
+from state_runtime.state.version import OpenVersion, Version
 
 SCHEMAS = {STATE: SCHEMA, "other": SCHEMA}
 
@@ -66,7 +69,13 @@ def found_in(version: OpenVersion, hash_of: HashOf, state: str = STATE) -> dict[
     return {key: row for key, there, row in zip(wanted, found, rows, strict=True) if there}
 
 
-EMPTY = OpenVersion.of_batches("", {s: schema.empty() for s, schema in SCHEMAS.items()}, SCHEMAS)
+NOW_MS = 1_000
+
+
+def write(
+    shard: LocalShard, version: str, base: OpenVersion, changed: dict[str, pa.RecordBatch], runs_max: int = 4
+) -> None:
+    shard.write(version, base, changed, now_ms=NOW_MS, due_taken={}, runs_max=runs_max)
 
 
 class Chain:
@@ -81,15 +90,17 @@ class Chain:
         self.shard = LocalShard(folder, SCHEMAS, self.clock, merge_rows_min=merge_rows_min)
         self.hash_of = hash_of
         self.runs_max = runs_max
-        self.version = self.shard.write_restored(self.ids.short(), EMPTY).version.version
+        self.version = self.shard.write_restored(self.ids.short(), {}, NOW_MS).version.version
 
     def open(self, version: str = "", *, verify: bool = True) -> OpenVersion:
-        return self.shard.open(version or self.version, verify=verify)
+        return self.shard.open(version or self.version, NOW_MS, verify=verify)
 
     def attempt(self, before: str, changed: Changes, state: str = STATE) -> Version:
         """One attempt of a task on top of a version."""
+        version = self.ids.short()
         batch = batch_of(changed, self.hash_of)
-        return self.shard.write(self.ids.short(), self.open(before), {state: batch}, runs_max=self.runs_max)
+        write(self.shard, version, self.open(before), {state: batch}, self.runs_max)
+        return self.open(version, verify=False).version
 
     def epoch(self, changed: Changes, state: str = STATE) -> Version:
         """An attempt that is committed."""
@@ -308,33 +319,48 @@ def run_entry(**changed: Any) -> dict[str, Any]:
     return {"file": "0000000000000003-0.arrow", "rows": 2, "bytes": 1, "digest": "d", **changed}
 
 
+def layout(*pieces: Any, merges: Any = (), **changed: Any) -> dict[str, Any]:
+    return {"runs": [{"pieces": pieces, "low": 0, "taken_ms": None, **changed}], "merges": merges}
+
+
 @pytest.mark.parametrize(
     "described",
     [
         pytest.param([], id="a list"),
         pytest.param(7, id="a number"),
-        pytest.param({"runs": []}, id="runs are a list"),
-        pytest.param({"runs": {STATE: 7}}, id="files are a number"),
-        pytest.param({"runs": {STATE: [7]}}, id="a file is a number"),
-        pytest.param({"runs": {STATE: {"a": 1}}}, id="files are an object"),
-        pytest.param({"runs": {STATE: [run_entry(file="../../etc/passwd")]}}, id="a file elsewhere"),
-        pytest.param({"runs": {STATE: [run_entry(file="/etc/passwd")]}}, id="an absolute file"),
-        pytest.param({"runs": {STATE: [run_entry(rows="many")]}}, id="rows are no number"),
-        pytest.param({"runs": {STATE: [run_entry(rows=math.inf)]}}, id="rows are infinite"),
-        pytest.param({"runs": {STATE: [run_entry(bytes=None)]}}, id="bytes are null"),
-        pytest.param({"format": 2, "runs": {}}, id="newer format"),
-        pytest.param({"version": "00000000000000aa", "runs": {}}, id="another version"),
-        pytest.param({"runs": ...}, id="no runs"),
+        pytest.param({"states": []}, id="states are a list"),
+        pytest.param({"states": {STATE: 7}}, id="a layout is a number"),
+        pytest.param({"states": {STATE: {"runs": 7, "merges": []}}}, id="runs are a number"),
+        pytest.param({"states": {STATE: layout(7)}}, id="a file is a number"),
+        pytest.param({"states": {STATE: layout(run_entry(file="../../etc/passwd"))}}, id="a file elsewhere"),
+        pytest.param({"states": {STATE: layout(run_entry(file="/etc/passwd"))}}, id="an absolute file"),
+        pytest.param({"states": {STATE: layout(run_entry(rows="many"))}}, id="rows are no number"),
+        pytest.param({"states": {STATE: layout(run_entry(rows=math.inf))}}, id="rows are infinite"),
+        pytest.param({"states": {STATE: layout(run_entry(bytes=None))}}, id="bytes are null"),
+        pytest.param({"states": {STATE: layout(taken_ms="x")}}, id="a time is no number"),
+        pytest.param({"states": {STATE: layout(merges=[{"start": 0, "count": 1}])}}, id="a merge of nothing"),
+        pytest.param({"format": 2}, id="older format"),
+        pytest.param({"format": 4}, id="newer format"),
+        pytest.param({"version": "00000000000000aa"}, id="another version"),
+        pytest.param({"states": ...}, id="no states"),
         pytest.param({"parent": ...}, id="no parent"),
     ],
 )
 def test_a_version_file_of_another_shape_is_unusable(chain: Chain, described: Any) -> None:
-    """The file may have been written by anything; no kind of error but ours may end the task."""
+    """The file may have been written by anything, with a right digest; no kind of error but ours may end the task."""
+    whole = {"format": 3, "version": chain.version, "parent": "", "states": {STATE: layout()}}
+    write_version_file(chain, whole)
+    assert answer(chain) == {}, "what is damaged below is right otherwise"
     if isinstance(described, dict):
-        whole = {"format": 1, "version": chain.version, "parent": "", "runs": {}, **described}
-        described = {k: v for k, v in whole.items() if v is not ...}
-    (chain.folder / f"{chain.version}.json").write_text(json.dumps(described))
+        described = {k: v for k, v in {**whole, **described}.items() if v is not ...}
+    write_version_file(chain, described)
     assert answer(chain) is None
+
+
+def write_version_file(chain: Chain, described: Any) -> None:
+    body = json.dumps(described).encode()
+    path = chain.folder / f"{chain.version}.json"
+    path.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'{"runs":' * 100_000, b"\xff\xfe", b"", b"{}", b"NaN"])
@@ -348,7 +374,7 @@ def test_hostile_json_as_a_version_is_unusable(chain: Chain, body: bytes) -> Non
 def test_a_foreign_version_id_is_unusable(chain: Chain, version: str) -> None:
     """Ids come out of a manifest."""
     with pytest.raises(LocalCopyUnusable):
-        chain.shard.open(version, verify=True)
+        chain.shard.open(version, NOW_MS, verify=True)
 
 
 def test_a_run_of_another_schema_is_unusable(chain: Chain, tmp_path: Path) -> None:
@@ -357,7 +383,7 @@ def test_a_run_of_another_schema_is_unusable(chain: Chain, tmp_path: Path) -> No
 
     other = StateSchema(SCHEMA.keys, pa.schema([("n", pa.int32()), ("s", pa.string())]))
     with pytest.raises(LocalCopyUnusable):
-        LocalShard(chain.folder, {STATE: other}, FakeClock()).open(chain.version, verify=False)
+        LocalShard(chain.folder, {STATE: other}, FakeClock()).open(chain.version, NOW_MS, verify=False)
 
 
 def test_prune_survives_a_damaged_neighbour(chain: Chain) -> None:
@@ -380,26 +406,26 @@ def test_a_failing_write_is_an_oserror_and_the_old_version_still_serves(
 ) -> None:
     """The task goes on without a local copy; the committed version beside it stays what it was."""
     right = answer(chain)
-    write = local._write_private
+    write_file = local._write_private
     calls = [0]
 
     def fail(path: Path, body: Any) -> None:
         calls[0] += 1
         if calls[0] == fails_at:
-            write(path, bytes(body)[: len(bytes(body)) // 2])
+            write_file(path, bytes(body)[: len(bytes(body)) // 2])
             raise OSError(number, os.strerror(number))
-        write(path, body)
+        write_file(path, body)
 
     monkeypatch.setattr(local, "_write_private", fail)
     both = {STATE: batch_of({ALL_KEYS[0]: (9, "z")}), "other": batch_of({ALL_KEYS[1]: (9, "z")})}
     opened = chain.open()
     attempt = chain.ids.short()
     with pytest.raises(OSError, match=os.strerror(number)):
-        chain.shard.write(attempt, opened, both, runs_max=4)
+        write(chain.shard, attempt, opened, both)
     monkeypatch.undo()
     assert answer(chain) == right
     with pytest.raises(LocalCopyUnusable):
-        chain.shard.open(attempt, verify=False)
+        chain.shard.open(attempt, NOW_MS, verify=False)
 
 
 def test_a_folder_that_others_may_read_is_not_written_to(tmp_path: Path) -> None:
@@ -408,7 +434,7 @@ def test_a_folder_that_others_may_read_is_not_written_to(tmp_path: Path) -> None
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
     with pytest.raises(PermissionError, match="not a private folder of this user"):
-        LocalShard(folder, SCHEMAS, FakeClock()).write_restored("0" * 16, EMPTY)
+        LocalShard(folder, SCHEMAS, FakeClock()).write_restored("0" * 16, {}, NOW_MS)
     assert os.listdir(folder) == []
 
 
@@ -498,6 +524,24 @@ def test_no_epoch_pays_for_a_full_rewrite_and_runs_stay_few(state: int, changed:
         assert read <= 2 * max(BUDGET_ROWS_MIN, rewrites * changed, total / 64) + 1
         assert len(layout.runs) <= 4 * 8
         assert len(layout.files) <= 3 * 64
+
+
+@given(st.lists(st.none() | st.integers(-5, 5), min_size=2, max_size=12), st.integers(2, 4), st.integers(-5, 5))
+@examples(100)
+def test_no_merge_makes_a_row_look_taken(taken: list[int | None], runs_max: int, through_ms: int) -> None:
+    """A merge's output is at most as far as each of its inputs; a later epoch's bound is for all runs there are."""
+    runs = tuple(Run((RunFile(f"{n}", 10, 0, ""),), taken_ms=t) for n, t in enumerate(taken))
+    started = start_merge(Layout(runs), runs_max)
+    for layout in (started, started.with_taken(through_ms)):
+        for merge in layout.merges:
+            output = layout.runs[merge.start].taken_ms
+            inputs = [run.taken_ms for run in layout.inputs(merge)]
+            assert output is None or all(t is not None and output <= t for t in inputs)
+            assert output is not None or None in inputs
+    raised = [run.taken_ms for run in started.with_taken(through_ms).runs]
+    before = [run.taken_ms for run in started.runs]
+    assert raised == [through_ms if t is None else max(t, through_ms) for t in before]
+    assert add_run(started.with_taken(through_ms), RunFile("new", 1, 0, "")).runs[0].taken_ms is None
 
 
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=300), min_size=1, max_size=5), st.integers(1, 400))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_reader import canonical
 from model import (
     ALL_KEYS,
     SCHEMA,
@@ -27,11 +31,13 @@ from model import (
     keys,
     rows_of,
 )
+from shapes import SHAPES, Model, batch_of_change, changes_of, plain
 
 from state_runtime.errors import CorruptSegment, StillstateError
 from state_runtime.limits import MAX_PARALLELISM
 from state_runtime.state.table import (
     StateSchema,
+    adapt,
     concat,
     first_of_groups,
     fold,
@@ -39,6 +45,7 @@ from state_runtime.state.table import (
     lookup,
     same_keys,
     slice_hash_range,
+    widens,
 )
 
 
@@ -199,3 +206,242 @@ def test_an_unsorted_batch_is_refused() -> None:
     with pytest.raises(CorruptSegment, match="not sorted"):
         SCHEMA.check_batch(stored.take(pa.array([1, 0, *range(2, 25)])), "here")
     assert SCHEMA.check_batch(stored, "here") is stored
+
+
+# --- many rows per key -------------------------------------------------------------------------------------------
+
+ENTRY_SHAPES = [shape for shape in SHAPES if SHAPES[shape].entries is not None]
+
+
+def live_rows(shape: str, batches: list[pa.RecordBatch], now_ms: int = -100) -> list[Any]:
+    return plain(Model(shape, batches, now_ms).rows(shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(st.data(), hash_functions, st.integers(0, 5))
+@examples(40)
+def test_folding_in_two_steps_leaves_the_same_rows(shape: str, data: Any, hash_of: HashOf, cut: int) -> None:
+    """Whatever is folded with whatever, in every layout: clear markers must live on until nothing lies below them."""
+    schema = SHAPES[shape]
+    drawn = data.draw(st.lists(changes_of(shape), max_size=6))
+    batches = [batch_of_change(shape, change, hash_of) for change in drawn]
+    upper = fold(batches[:cut], schema, drop_deleted=False)
+    lower = fold(batches[cut:], schema, drop_deleted=True)
+    schema.check_batch(upper, "here")
+    assert live_rows(shape, [upper, *batches[cut:]]) == live_rows(shape, batches)
+    assert live_rows(shape, [upper, lower]) == live_rows(shape, batches)
+    whole = fold([upper, lower], schema, drop_deleted=True)
+    schema.check_batch(whole, "here")
+    assert plain(whole.to_pylist()) == live_rows(shape, batches)
+
+
+@pytest.mark.parametrize("shape", ENTRY_SHAPES)
+@given(st.data(), hash_functions)
+@examples(40)
+def test_a_fold_holds_each_identity_once_and_one_clear_marker_per_key(shape: str, data: Any, hash_of: HashOf) -> None:
+    """What a batch promises to whoever searches it."""
+    drawn = data.draw(st.lists(changes_of(shape), max_size=6))
+    folded = fold([batch_of_change(shape, c, hash_of) for c in drawn], SHAPES[shape], drop_deleted=False)
+    names = [n for n in folded.schema.names if n.startswith(("key", "entry"))]
+    identities = [repr({n: canonical(row[n]) for n in names}) for row in folded.to_pylist()]
+    assert len(set(identities)) == len(identities)
+    cleared = frozenset().union(*(change.cleared for change in drawn))
+    assert sum(row["entry"] == 0 for row in folded.to_pylist()) == len(cleared)
+
+
+@pytest.mark.parametrize("shape", ["value-expires", "map-expires", "list-expires"])
+@given(st.data(), hash_functions, st.integers(-4, 12))
+@examples(40)
+def test_an_expired_row_goes_only_with_nothing_below_it(shape: str, data: Any, hash_of: HashOf, now_ms: int) -> None:
+    """An expired row still hides the older one of its identity."""
+    drawn = data.draw(st.lists(changes_of(shape), min_size=1, max_size=5))
+    batches = [batch_of_change(shape, change, hash_of) for change in drawn]
+    right = live_rows(shape, batches, now_ms)
+    assert plain(fold(batches, SHAPES[shape], drop_deleted=True, now_ms=now_ms).to_pylist()) == right
+    upper = fold(batches[:-1], SHAPES[shape], drop_deleted=False, now_ms=now_ms)
+    assert live_rows(shape, [upper, batches[-1]], now_ms) == right
+
+
+@pytest.mark.parametrize(
+    "spacing", [1, 1 << 20, 1 << 43, 1 << 62], ids=["near", "apart", "beyond one number", "at the ends"]
+)
+@pytest.mark.parametrize("groups", [1, 2, 3000])
+def test_entries_are_sorted_within_their_keys_whatever_their_distance(spacing: int, groups: int) -> None:
+    """Key and entry are sorted as one number; where both do not fit, the low bits must still count."""
+    rng = np.random.default_rng(spacing % 97 + groups)
+    schema = SHAPES["list"]
+    entries = np.unique(
+        np.concatenate([rng.integers(1, 4, 3).astype(np.uint64) * np.uint64(spacing) + np.uint64(n) for n in range(4)])
+    )
+    rows = [(n, e) for n in range(groups) for e in entries.tolist()]
+    newest = rng.integers(0, 3, len(rows))
+
+    def batch(mine: list[tuple[int, int]]) -> pa.RecordBatch:
+        count = len(mine)
+        return schema.batch(
+            np.array([n for n, _ in mine], dtype=np.uint64),
+            None,
+            [pa.array([str(n) for n, _ in mine], pa.string()), pa.nulls(count, pa.float64())],
+            [pa.array([e % 1000 for _, e in mine], pa.int64()), pa.nulls(count, pa.string())],
+            entries=np.array([e for _, e in mine], dtype=np.uint64),
+        )
+
+    parts = [batch([row for row, at in zip(rows, newest, strict=True) if at == number]) for number in range(3)]
+    folded = fold(parts, schema, drop_deleted=True)
+    assert folded.equals(batch(rows))
+
+
+# --- schema evolution --------------------------------------------------------------------------------------------
+
+OLD = StateSchema(
+    pa.schema([("k", pa.string())]),
+    pa.schema([("a", pa.int8()), ("b", pa.string()), ("c", pa.float32()), ("gone", pa.int64())]),
+    entries=pa.schema([("m", pa.int32())]),
+    time="expires",
+)
+
+
+def old_batch() -> pa.RecordBatch:
+    """A clear marker, a row, a row of nulls."""
+    return OLD.batch(
+        np.array([5, 5, 6], dtype=np.uint64),
+        np.array([True, False, False]),
+        [pa.array(["x", "x", "y"])],
+        [
+            pa.array([None, 1, None], pa.int8()),
+            pa.array([None, "b", None]),
+            pa.array([None, 0.5, None], pa.float32()),
+            pa.array([None, 7, None], pa.int64()),
+        ],
+        entries=np.array([0, 3, 4], dtype=np.uint64),
+        entry_columns=[pa.array([None, 1, 2], pa.int32())],
+        times=pa.array([None, 100, None], pa.int64()),
+    )
+
+
+def with_values(*fields: tuple[str, pa.DataType], **changed: Any) -> StateSchema:
+    return replace(OLD, values=pa.schema(fields), **changed)
+
+
+def test_a_batch_is_brought_to_a_newer_schema() -> None:
+    """Added, dropped, reordered and widened at once; nothing else of the batch changes."""
+    new = with_values(
+        ("c", pa.float64()), ("new", pa.string()), ("n", pa.int64()), ("b", pa.string()), ("a", pa.int32())
+    )
+    adapted = adapt(old_batch(), new, {"n": pa.scalar(9)})
+    assert adapted.schema.equals(new.arrow)
+    assert new.check_batch(adapted, "here") is adapted
+    values = adapted.select([f"value.{n}" for n in new.values.names]).to_pylist()
+    nothing = dict.fromkeys(("value.c", "value.new", "value.n", "value.b", "value.a"))
+    assert values == [
+        nothing,
+        {"value.c": 0.5, "value.new": None, "value.n": 9, "value.b": "b", "value.a": 1},
+        {**nothing, "value.n": 9},
+    ]
+    others = ["key_hash", "deleted", "entry", "key.k", "entry.m", "expires"]
+    assert adapted.select(others).equals(old_batch().select(others))
+
+
+def test_a_batch_of_the_same_schema_is_left_as_it_is() -> None:
+    """The usual case costs nothing."""
+    batch = old_batch()
+    assert adapt(batch, OLD) is batch
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(with_values(("a", pa.int16()), keys=pa.schema([("k", pa.int64())])), id="keys"),
+        pytest.param(
+            with_values(("a", pa.int16()), entries=pa.schema([("m", pa.int64())])), id="map keys are not widened"
+        ),
+        pytest.param(with_values(("a", pa.int16()), entries=None), id="another layout"),
+        pytest.param(with_values(("a", pa.int16()), time=""), id="no time"),
+        pytest.param(with_values(("a", pa.int16()), time="due"), id="another time"),
+        pytest.param(with_values(("gone", pa.int32())), id="narrower"),
+        pytest.param(with_values(("a", pa.float64())), id="integer to double"),
+        pytest.param(with_values(("b", pa.int64())), id="text to number"),
+        pytest.param(with_values(("c", pa.int64())), id="float to integer"),
+    ],
+)
+def test_what_is_no_evolution_is_refused(wanted: StateSchema) -> None:
+    """Nothing is guessed, and nothing is lost in a conversion."""
+    with pytest.raises(CorruptSegment):
+        adapt(old_batch(), wanted)
+
+
+def test_a_default_of_another_type_is_refused() -> None:
+    """It comes from the user."""
+    with pytest.raises(ValueError, match="default of value column 'new' is of type string"):
+        adapt(old_batch(), with_values(("new", pa.int64())), {"new": pa.scalar("x")})
+
+
+def test_fields_of_structs_come_go_and_widen() -> None:
+    """Also inside each other, with null structs, and in a slice."""
+    inner_old, inner_new = (
+        pa.struct([("x", pa.int8()), ("y", pa.int8())]),
+        pa.struct([("y", pa.int64()), ("z", pa.string())]),
+    )
+    old = StateSchema(OLD.keys, pa.schema([("s", pa.struct([("i", inner_old), ("f", pa.float32())]))]))
+    new = StateSchema(OLD.keys, pa.schema([("s", pa.struct([("f", pa.float64()), ("i", inner_new)]))]))
+    rows = [None, {"i": {"x": 1, "y": 2}, "f": 0.5}, {"i": None, "f": None}, {"i": {"x": 1, "y": None}, "f": 2.0}]
+    batch = old.batch(
+        np.arange(4, dtype=np.uint64), None, [pa.array(list("abcd"))], [pa.array(rows, old.values.field("s").type)]
+    )
+    right = [
+        None,
+        {"f": 0.5, "i": {"y": 2, "z": None}},
+        {"f": None, "i": None},
+        {"f": 2.0, "i": {"y": None, "z": None}},
+    ]
+    assert adapt(batch, new).column("value.s").to_pylist() == right
+    assert adapt(batch.slice(1, 2), new).column("value.s").to_pylist() == right[1:3]
+
+
+def test_only_what_loses_nothing_widens() -> None:
+    """int8 to int64 step by step, float to double, and every type to itself."""
+    types = [
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+        pa.bool_(),
+        pa.date32(),
+    ]
+    allowed = {(a, b) for a, b in itertools.product(range(9), repeat=2) if a == b or a < b < 4 or (a, b) == (4, 5)}
+    assert {(a, b) for a, b in itertools.product(range(9), repeat=2) if widens(types[a], types[b])} == allowed
+    assert not widens(pa.struct([("x", pa.int64())]), pa.struct([("x", pa.int8())]))
+    assert not widens(pa.list_(pa.int64()), pa.list_(pa.int8()))
+    assert not widens(pa.map_(pa.int8(), pa.int8()), pa.map_(pa.int64(), pa.int8()))
+    assert not widens(pa.decimal128(10, 2), pa.decimal128(10, 3))
+    for old, new in (
+        (pa.list_(pa.int8()), pa.list_(pa.int64())),
+        (pa.list_(pa.field("element", pa.int8(), nullable=False)), pa.list_(pa.int8())),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.int8(), pa.int64())),
+        (pa.decimal128(10, 2), pa.decimal128(12, 3)),
+    ):
+        assert widens(old, new)
+
+
+@pytest.mark.parametrize(
+    ("values", "old", "new"),
+    [
+        ([[1, None], None, []], pa.list_(pa.int8()), pa.list_(pa.field("element", pa.int64()))),
+        ([[("k", 1)], None, []], pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int64())),
+        ([[{"a": 1}], None, [None]], pa.list_(pa.struct([("a", pa.int8())])), pa.list_(pa.struct([("a", pa.int32())]))),
+        ([Decimal("1.50"), None, Decimal("-99.99")], pa.decimal128(4, 2), pa.decimal128(8, 3)),
+    ],
+)  # fmt: skip
+def test_what_lists_maps_and_decimals_hold_is_widened_where_it_is_read(
+    values: list[Any], old: pa.DataType, new: pa.DataType
+) -> None:
+    """Of slices too."""
+    keys = pa.schema([("k", pa.int64())])
+    before, after = (StateSchema(keys, pa.schema([("v", t)])) for t in (old, new))
+    rows = np.arange(3, dtype=np.int64)
+    batch = before.batch(rows.astype(np.uint64), None, [pa.array(rows)], [pa.array(values, old)])
+    assert adapt(batch, after).column("value.v").to_pylist() == values
+    assert adapt(batch.slice(1), after).column("value.v").to_pylist() == values[1:]

@@ -1,0 +1,155 @@
+"""What the engine benchmark measures: every kind of state and operator, and how an epoch's time and memory grow.
+
+Pure; the shapes of the data are in :mod:`benchmarks.workloads`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.report import Target
+from benchmarks.workloads import Side, Turns, Workload, quick
+
+__all__ = ["COMPARISONS", "GROWTH", "TAIL", "Growth", "Tail", "quick_growth", "quick_tail"]
+
+_FEW: dict[Side, Turns] = {"ours": Turns(warm=3, per_round=3), "peer": Turns(warm=2, per_round=1)}
+_MANY: dict[Side, Turns] = {"ours": Turns(warm=4, per_round=5), "peer": Turns(warm=4, per_round=5)}
+
+_ROWS = Workload(
+    key="value",
+    title="value state, rows",
+    operator="row",
+    rows=100_000,
+    keys=200_000,
+    prefill_batches=0,
+    rounds=3,
+    turns=_FEW,
+    measure="rows_per_s",
+    target=Target(">=", 12),
+)
+_JVM = Workload(
+    key="aggregate",
+    title="aggregate, 2 M keys",
+    operator="aggregate",
+    rows=200_000,
+    keys=2_000_000,
+    prefill_batches=4,
+    rounds=4,
+    turns=_MANY,
+    measure="rows_per_s",
+    target=Target(">=", 4),
+)
+# Spark's row counts: a list is one row of its store, a timer is two; and its windows and joins count otherwise, too.
+_INPUT = ("input_rows",)
+
+COMPARISONS: tuple[Workload, ...] = (
+    _ROWS,
+    replace(_ROWS, key="list", title="list append, rows", operator="list", compare=_INPUT),
+    replace(_ROWS, key="map", title="map update, rows", operator="map"),
+    replace(_ROWS, key="timers", title="timer per key, rows", operator="timers", data="events", compare=_INPUT),
+    replace(
+        _ROWS,
+        key="pandas",
+        title="value state, pandas",
+        operator="pandas",
+        rounds=2,
+        turns={"ours": Turns(warm=1, per_round=2), "peer": Turns(warm=1, per_round=1)},
+        target=Target(">=", 6),
+    ),
+    replace(
+        _ROWS,
+        key="vectorized",
+        title="VectorizedProcessor / peer's pandas",
+        operator="vectorized",
+        turns={"ours": Turns(warm=8, per_round=5), "peer": Turns(warm=1, per_round=1)},
+        target=Target(">=", 100),
+        peer_from="pandas",
+    ),
+    _JVM,
+    replace(
+        _JVM, key="sliding", title="sliding window 10 s / 1 s", operator="sliding", keys=20_000, data="events",
+        prefill_batches=0, turns={"ours": Turns(warm=14, per_round=5), "peer": Turns(warm=14, per_round=5)},
+        target=Target(">=", 2), compare=_INPUT,
+    ),
+    replace(
+        _JVM, key="deduplicate", title="deduplicate within a watermark", operator="deduplicate", data="repeats",
+        prefill_batches=0, turns={"ours": Turns(warm=10, per_round=5), "peer": Turns(warm=10, per_round=5)},
+        target=Target(">=", 2), compare=_INPUT,
+    ),
+    replace(
+        _JVM, key="join", title="interval join", operator="join", keys=500_000, data="sides", peer_reads=2,
+        prefill_batches=0, turns={"ours": Turns(warm=8, per_round=5), "peer": Turns(warm=8, per_round=5)},
+        target=Target(">=", 2), compare=_INPUT,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The same updates over few and over many keys, both in our engine.
+
+    Attributes:
+        memory: Bound of the private memory of one Python worker with the many keys, in MiB.
+        memory_batches: Batches that run while it is watched, after those that are timed.
+    """
+
+    key: str
+    few: Workload
+    many: Workload
+    target: Target | None
+    memory: Target | None
+    memory_batches: int
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Many epochs of our engine, merges of local runs included: how far the slow ones are from the median."""
+
+    key: str
+    workload: Workload
+    target: Target | None
+
+
+_UPDATES = replace(
+    _JVM,
+    key="keys",
+    title="100 k keys",
+    rows=50_000,
+    keys=100_000,
+    prefill_batches=1,
+    rounds=4,
+    turns={"ours": Turns(warm=20, per_round=10)},
+    measure="trigger_ms",
+    target=None,
+    drop_first=True,
+    informs=(),
+    partitions=2,
+    data="distinct",
+)
+
+GROWTH = Growth(
+    key="keys",
+    few=_UPDATES,
+    many=replace(_UPDATES, title="10 M keys", keys=10_000_000, prefill_batches=20),
+    target=Target("<=", 1.3),
+    memory=Target("<=", 400),
+    memory_batches=10,
+)
+TAIL = Tail(
+    key="tail",
+    workload=replace(
+        _UPDATES, key="tail", title="1 M keys", rows=20_000, keys=1_000_000, prefill_batches=4, rounds=1,
+        turns={"ours": Turns(warm=30, per_round=301)},
+    ),
+    target=Target("<=", 2),
+)  # fmt: skip
+
+
+def quick_growth(growth: Growth) -> Growth:
+    """A smoke test of seconds, which judges nothing."""
+    return replace(growth, few=quick(growth.few), many=quick(growth.many), target=None, memory=None, memory_batches=2)
+
+
+def quick_tail(tail: Tail) -> Tail:
+    """A smoke test of seconds, which judges nothing."""
+    return replace(tail, workload=quick(tail.workload), target=None)

@@ -1,0 +1,485 @@
+"""Tumbling and sliding windows over an event-time column, without a Python loop over rows, keys or windows.
+
+The state keeps *panes*, not windows: the stretches of time between two neighbouring borders of windows. A row is in one pane,
+a pane in up to size/slide windows, and a window is a range of panes. So an epoch writes each touched (key, pane) once, where
+one row per (key, window) would be size/slide times as much. A tumbling window is its one pane.
+
+Panes are numbered. With `per_slide` panes between two starts of windows (two if the slide does not divide the size, else one),
+window number w begins `start + w·slide` and holds the panes w·per_slide … w·per_slide + length - 1.
+
+Time, in Spark's terms. A window *closes* when the watermark has reached its end plus the allowed lateness. Rows count for
+those of their windows that the watermark of the epoch before had not closed; the others are late, and `late_rows` counts
+every pair of a row and a window that it came too late for. In update mode an epoch emits each window that it changed; closed
+ones disappear silently. In append mode it emits each window once, when it closes.
+
+A pane is due (`due`, ms) when something must be done about it: when its last window closes and it is removed, and in append
+mode before that, when the first window closes that begins with it (`_close`). The watermark has milliseconds, windows have
+microseconds; a close is rounded up to the next millisecond, which is the first watermark that reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_runtime.aggregates import Aggregate
+from state_runtime.errors import InvalidPipeline
+from state_runtime.processors.aggregate import AggregatePlan, plan_aggregates
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.partials import Groups
+from state_runtime.processors.ranges import reduce_ranges
+from state_runtime.processors.sessions import SessionOperator, session_values
+from state_runtime.processors.window_state import (
+    WINDOW,
+    WINDOW_TYPE,
+    OutputMode,
+    Part,
+    assemble,
+    contained,
+    event_times,
+    grouped_by_key,
+    members,
+    order_by,
+    search,
+    union_of_intervals,
+    window_column,
+)
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entry_of_time, first_of_groups
+from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
+
+__all__ = ["STATE", "WindowOperator", "plan_windows"]
+
+STATE = "windows"
+# Windows emitted at a time: bounds what is held of the output, and of the pairs of windows and panes behind it.
+_WINDOWS_PER_BATCH = 1 << 18
+
+
+@dataclass(frozen=True)
+class WindowOperator:
+    """Aggregates per key and window.
+
+    Attributes:
+        state_ddl: DDL of the slots.
+        time_column: event time.
+        mode: what is emitted.
+        lateness_us: how much longer than Spark a window stays open.
+        watermarked: whether the stream has a watermark. Without one nothing is late, closes or disappears.
+    """
+
+    uid: str
+    key_columns: tuple[str, ...]
+    key_ddl: str
+    key_schema: pa.Schema
+    plan: AggregatePlan
+    state_ddl: str
+    time_column: str
+    window: TimeWindow
+    mode: OutputMode
+    lateness_us: int
+    watermarked: bool
+
+    @cached_property
+    def output_schema(self) -> pa.Schema:
+        return pa.schema([*self.key_schema, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
+
+    @cached_property
+    def _schema(self) -> StateSchema:
+        return StateSchema(self.key_schema, pa.schema(self.plan.slots), pa.schema([]), "due")
+
+    @property
+    def state_schemas(self) -> Mapping[str, StateSchema]:
+        return {STATE: self._schema}
+
+    def entry(self) -> OperatorEntry:
+        """How a manifest describes the operator. Its panes mean nothing to windows of another shape."""
+        state = StateEntry(STATE, "rows", self.state_ddl, time="due")
+        modes = f"{self.mode}, {self.window.text}, lateness {self.lateness_us} us"
+        return OperatorEntry(self.uid, "windows", self.key_ddl, (state,), modes, functions=dict(self.plan.texts))
+
+    @property
+    def time_domain(self) -> TimeDomain:
+        """Windows close by event time."""
+        return "event" if self.watermarked else ""
+
+    def process(
+        self,
+        rows: GroupedRows,
+        reader: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Assign rows to panes, merge them with the stored ones, emit windows, remove what has closed."""
+        result = ShardResult(iter(()))
+        result.outputs = self._run(rows, reader, clock, result)
+        return result
+
+    def _run(
+        self, rows: GroupedRows, reader: StateReader, clock: EpochClock, result: ShardResult
+    ) -> Iterator[pa.RecordBatch]:
+        new, group = self._panes(rows, clock, result)
+        due = self._due(reader, clock, result)
+        if len(due) and len(new):
+            # A touched pane is handled with what the epoch adds to it.
+            key = members(due, rows.hashes, rows.keys, self.key_schema)
+            due = due.only(~contained(key, due.at, group, new.at))
+        if self.mode == "update" and self._length > 1 and len(new):
+            merged, around = self._merge_around(rows, new, group, reader)
+            outputs = self._changed_windows(around, group, new.at, clock)
+        else:
+            merged = self._merge(new, reader)
+            outputs = self._of_their_own(merged) if self.mode == "update" else iter(())
+        if self.mode == "append":
+            close = self._close if self._length > 1 else self._close_tumbling
+            merged, removed, outputs = close(merged, due, reader, clock)
+        else:
+            closing = self._passed(merged.due, clock)
+            removed = merged.only(closing & merged.stored).and_(due)
+            merged = merged.only(~closing)
+        if len(merged) or len(removed):
+            result.changes[STATE] = assemble(self._schema, self._as_stored(merged), self._as_stored(removed))
+        result.rows_added = int(np.count_nonzero(~merged.stored)) - len(removed)
+        yield from outputs
+
+    # Geometry: numbers of panes and windows, times and closes; microseconds unless the name says otherwise.
+
+    @cached_property
+    def _per_slide(self) -> int:
+        return 1 if self.window.size_us % self.window.slide_us == 0 else 2
+
+    @cached_property
+    def _length(self) -> int:
+        """Panes of a window."""
+        whole = self.window.size_us // self.window.slide_us
+        return whole if self._per_slide == 1 else 2 * whole + 1
+
+    def _pane_of(self, times: Positions) -> Positions:
+        since = times - self.window.start_us
+        slide = self.window.slide_us
+        number = since // slide  # rounds down, also before 1970
+        if self._per_slide == 1:
+            return number
+        second = (since - number * slide) >= self.window.size_us % slide
+        return 2 * number + second
+
+    def _start_of_pane(self, panes: Positions) -> Positions:
+        if self._per_slide == 1:
+            return self._start_of_window(panes)
+        inner = (panes & 1) * (self.window.size_us % self.window.slide_us)
+        return self._start_of_window(panes >> 1) + inner
+
+    def _start_of_window(self, windows: Positions) -> Positions:
+        return windows * self.window.slide_us + self.window.start_us
+
+    def _first_window(self, panes: Positions) -> Positions:
+        """Number of the first window that holds a pane."""
+        if self._per_slide == 1:
+            return panes - (self._length - 1)
+        return (panes - self._length + 2) >> 1
+
+    def _last_window(self, panes: Positions) -> Positions:
+        return panes if self._per_slide == 1 else panes >> 1
+
+    def _closes_ms(self, windows: Positions) -> Positions:
+        """The first watermark that closes a window."""
+        return -(-(self._start_of_window(windows) + self.window.size_us + self.lateness_us) // 1000)
+
+    def _last_closed(self, watermark_ms: Any) -> Any:
+        """Number of the last window that a watermark has closed."""
+        end = self.window.size_us + self.lateness_us + self.window.start_us
+        return (watermark_ms * 1000 - end) // self.window.slide_us
+
+    def _passed(self, due_ms: Positions, clock: EpochClock) -> Mask:
+        if not self.watermarked:
+            return np.zeros(len(due_ms), dtype=np.bool_)
+        passed: Mask = due_ms <= clock.watermark_ms
+        return passed
+
+    # Steps.
+
+    def _panes(self, rows: GroupedRows, clock: EpochClock, result: ShardResult) -> tuple[Part, Positions]:
+        """The epoch's rows by (key, pane), in that order, and of each pane the number of its key; late rows are dropped."""
+        if rows.groups == 0:
+            return self._part(self._schema.empty()), np.zeros(0, dtype=np.int64)
+        times, valid = event_times(rows.rows, self.time_column)
+        panes = self._pane_of(times)
+        group = np.repeat(np.arange(rows.groups, dtype=np.int64), rows.stops - rows.starts)
+        keep = valid
+        if self.watermarked and len(panes):
+            closed = self._last_closed(clock.late_watermark_ms)
+            first, last = self._first_window(panes), self._last_window(panes)
+            late = np.clip(closed - first + 1, 0, last - first + 1)
+            if valid is not None:
+                late = np.where(valid, late, 0)
+            result.late_rows = int(late.sum())
+            open_ = last > closed
+            keep = open_ if valid is None else open_ & valid
+        order = self.plan.order(clock.snapshot_id, rows.sequence)
+        picked = None if keep is None or bool(keep.all()) else np.flatnonzero(keep)
+        group, panes = (group, panes) if picked is None else (group[picked], panes[picked])
+        if not bool(np.all((group[:-1] < group[1:]) | (panes[:-1] <= panes[1:]))):
+            inner = order_by(group, panes)
+            picked = inner if picked is None else picked[inner]
+            group, panes = group[inner], panes[inner]
+        first_of = np.ones(len(panes), dtype=np.bool_)
+        first_of[1:] = (group[1:] != group[:-1]) | (panes[1:] != panes[:-1])
+        groups = Groups.of(first_of)
+        read = [name for name in self.plan.columns if name != self.time_column]
+        batch = rows.rows.select([self.time_column, *read])
+        if picked is not None:
+            batch = batch.take(pa.array(picked))
+            order = None if order is None else order[picked]
+        slots = self.plan.reduce(batch, groups, order) if groups.count else self._no_slots
+        group, panes = group[groups.starts], panes[groups.starts]
+        at = pa.array(group)
+        keys = [k.take(at) for k in rows.keys]
+        due = self._next_due(panes, clock)
+        return Part(rows.hashes[group], keys, panes, slots, due, np.zeros(len(panes), dtype=np.bool_)), group
+
+    @property
+    def _no_slots(self) -> list[pa.Array]:
+        return [pa.nulls(0, slot.type) for slot in self.plan.slots]
+
+    def _next_due(self, panes: Positions, clock: EpochClock) -> Positions:
+        """When a new pane is due."""
+        if self.mode == "update":
+            return self._closes_ms(self._last_window(panes))
+        first = self._first_window(panes)
+        if self.watermarked:
+            first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
+        return self._closes_ms(first)
+
+    def _due(self, reader: StateReader, clock: EpochClock, result: ShardResult) -> Part:
+        if not self.watermarked:
+            return self._part(self._schema.empty())
+        result.due_taken[STATE] = clock.watermark_ms
+        return self._part(reader.due(STATE, clock.watermark_ms))
+
+    def _part(self, batch: pa.RecordBatch) -> Part:
+        """Stored rows; `at` is the number of the pane."""
+        part = Part.of(batch, self._schema)
+        return Part(part.hashes, part.keys, self._pane_of(part.at), part.slots, part.due, part.stored)
+
+    def _as_stored(self, part: Part) -> Part:
+        """The inverse of `_part`."""
+        return Part(part.hashes, part.keys, self._start_of_pane(part.at), part.slots, part.due, part.stored)
+
+    def _merge(self, new: Part, reader: StateReader) -> Part:
+        """The touched panes, each looked up by itself."""
+        if len(new) == 0:
+            return new
+        entries = entry_of_time(self._start_of_pane(new.at))
+        hashes, keys = new.hashes, new.keys
+        order = None
+        same = hashes[1:] == hashes[:-1]
+        if bool(np.any(same & (entries[1:] < entries[:-1]))):
+            # Keys that share a hash: pairs are wanted in order of (hash, entry).
+            order = np.lexsort((entries, hashes))
+            hashes, entries, keys = hashes[order], entries[order], [k.take(pa.array(order)) for k in keys]
+        found, columns = reader.find_entries(STATE, hashes, keys, entries, [])
+        if order is not None:
+            back = np.argsort(order)
+            found, columns = found[back], [c.take(pa.array(back)) for c in columns]
+        return self._merged(new, found, columns[:-1], columns[-1])
+
+    def _merged(self, new: Part, found: Mask, slots: Sequence[pa.Array], due: pa.Array) -> Part:
+        if not bool(found.any()):
+            return new
+        before = pc.fill_null(due, 0).to_numpy(zero_copy_only=False)
+        # In append mode the stored time stands: it was chosen with a look at the panes around, a new one may be too early.
+        after = np.where(found, before, new.due) if self.mode == "append" else new.due
+        return Part(new.hashes, new.keys, new.at, self.plan.merge(slots, new.slots), after, found)
+
+    def _merge_around(
+        self, rows: GroupedRows, new: Part, group: Positions, reader: StateReader
+    ) -> tuple[Part, tuple[Part, Positions]]:
+        """The touched panes, and all panes of their keys with those in it, sorted, with the numbers of the keys."""
+        touched = np.unique(group)
+        at = pa.array(touched)
+        stored, stored_group = self._read(reader, rows.hashes[touched], [k.take(at) for k in rows.keys], touched)
+        order, twice = _side_by_side(stored, stored_group, new, group)
+        position = np.full(len(new), -1, dtype=np.int64)
+        position[order[twice + 1] - len(stored)] = order[twice]
+        picked = pa.array(position, mask=position < 0)
+        due = pa.array(stored.due).take(picked)
+        merged = self._merged(new, position >= 0, [s.take(picked) for s in stored.slots], due)
+        kept = np.delete(order, twice)
+        return merged, (stored.and_(merged).take(kept), np.concatenate((stored_group, group))[kept])
+
+    def _read(
+        self, reader: StateReader, hashes: Hashes, keys: Sequence[pa.Array], numbers: Positions
+    ) -> tuple[Part, Positions]:
+        """All stored panes of some keys, sorted by (key, pane), and of each the number of its key."""
+        batch, offsets = reader.read_entries(STATE, hashes, keys)
+        return self._part(batch), np.repeat(numbers, np.diff(offsets))
+
+    def _of_their_own(self, merged: Part) -> Iterator[pa.RecordBatch]:
+        """Tumbling windows: each is its pane."""
+        if len(merged) == 0:
+            return
+        yield self._emit(merged.keys, merged.at, merged.slots)
+
+    def _changed_windows(
+        self, around: tuple[Part, Positions], group: Positions, touched: Positions, clock: EpochClock
+    ) -> Iterator[pa.RecordBatch]:
+        """Every window that is not late and holds a touched pane."""
+        first, last = self._first_window(touched), self._last_window(touched)
+        if self.watermarked:
+            first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
+        yield from self._windows(*around, *union_of_intervals(group, first, last))
+
+    def _close_tumbling(
+        self, merged: Part, due: Part, reader: StateReader, clock: EpochClock
+    ) -> tuple[Part, Part, Iterator[pa.RecordBatch]]:
+        """Append mode: which panes stay, which go, and the windows that close now; a window is its pane."""
+        passed = self._passed(merged.due, clock)
+        closing = merged.only(passed).and_(due)
+        return merged.only(~passed), closing.only(closing.stored), self._of_their_own(closing)
+
+    def _close(
+        self, merged: Part, due: Part, reader: StateReader, clock: EpochClock
+    ) -> tuple[Part, Part, Iterator[pa.RecordBatch]]:
+        """The same for windows of many panes.
+
+        A window is emitted because its first pane is due: of each window that was not emitted, the first pane that there is
+        has a `due` no later than the window's close. So a pane need not be due, and be written, once for each of its windows.
+        It is due too early where the panes before it were not looked at; then it gets its proper time.
+        """
+        fired, _ = grouped_by_key(merged.only(self._passed(merged.due, clock)).and_(due))
+        if len(fired) == 0:
+            return merged, fired, iter(())
+        _, first_of_key = first_of_groups(fired.hashes, fired.keys)
+        owners = fired.take(np.flatnonzero(first_of_key))
+        stored, stored_group = self._read(reader, owners.hashes, owners.keys, np.arange(len(owners)))
+        owner = members(merged, owners.hashes, owners.keys, self.key_schema)
+        theirs = np.flatnonzero(owner >= 0)
+        touched, group = merged.take(theirs), owner[theirs]
+        in_order = order_by(group, touched.at)
+        touched, group = touched.take(in_order), group[in_order]
+        order, twice = _side_by_side(stored, stored_group, touched, group)
+        kept = np.delete(order, twice)
+        part, group = stored.and_(touched).take(kept), np.concatenate((stored_group, group))[kept]
+        closed = self._last_closed(clock.watermark_ms)
+        last = self._last_window(part.at)
+        keys = Groups.of(np.concatenate(([True], group[1:] != group[:-1])))
+        unemitted = self._last_closed(np.minimum.reduceat(part.due, keys.starts) - 1)[group] + 1
+        intervals = np.maximum(self._first_window(part.at), unemitted), np.minimum(last, closed)
+        outputs = self._windows(part, group, *union_of_intervals(group, *intervals))
+        # Windows that begin after the pane before have this one as their first.
+        own = np.maximum(self._first_window(part.at), closed + 1)
+        own[1:] = np.maximum(own[1:], np.where(group[1:] == group[:-1], part.at[:-1] // self._per_slide + 1, own[1:]))
+        passed = self._passed(part.due, clock)
+        renewed = np.where(passed | ~part.stored, self._closes_ms(np.minimum(own, last)), part.due)
+        part = Part(part.hashes, part.keys, part.at, part.slots, renewed, part.stored)
+        stays = last > closed
+        written = part.only(stays & (passed | (kept >= len(stored))))
+        return merged.only(owner < 0).and_(written), part.only(~stays & part.stored), outputs
+
+    def _windows(self, part: Part, group: Positions, owner: Positions, windows: Positions) -> Iterator[pa.RecordBatch]:
+        """Windows, given by the number of their key and their own, from panes sorted by (key, pane)."""
+        low = search(group, part.at, owner, windows * self._per_slide)
+        high = search(group, part.at, owner, windows * self._per_slide + self._length)
+        reduced = reduce_ranges(self.plan, part.slots)
+        for start in range(0, len(windows), _WINDOWS_PER_BATCH):
+            some = slice(start, start + _WINDOWS_PER_BATCH)
+            at = pa.array(low[some])
+            yield self._emit([k.take(at) for k in part.keys], windows[some], reduced(low[some], high[some]))
+
+    def _emit(self, keys: Sequence[pa.Array], windows: Positions, slots: Sequence[pa.Array]) -> pa.RecordBatch:
+        starts = self._start_of_window(windows)
+        window = window_column(starts, starts + self.window.size_us)
+        return pa.RecordBatch.from_arrays([*keys, window, *self.plan.finish(slots)], schema=self.output_schema)
+
+
+def _side_by_side(stored: Part, stored_group: Positions, new: Part, group: Positions) -> tuple[Positions, Positions]:
+    """The order of stored and new panes by (key, pane), and where in it a stored one is followed by the new one of its place."""
+    both_group, both_at = np.concatenate((stored_group, group)), np.concatenate((stored.at, new.at))
+    # Stable, so that of two of a place the stored one comes first.
+    order = order_by(both_group, both_at)
+    both_group, both_at = both_group[order], both_at[order]
+    return order, np.flatnonzero((both_group[1:] == both_group[:-1]) & (both_at[1:] == both_at[:-1]))
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+def _check_names(
+    uid: str, schema: pa.Schema, key_columns: Sequence[str], time_column: str, plan: AggregatePlan
+) -> None:
+    """Whether there is such an event time, and whether the names of the output are different.
+
+    Raises:
+        InvalidPipeline
+    """
+    where = f"operator {uid!r}"
+    if schema.get_field_index(time_column) < 0:
+        raise InvalidPipeline(
+            f"{where}: there is no event-time column {time_column!r}; the input has {', '.join(schema.names)}"
+        )
+    kind = schema.field(time_column).type
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        raise InvalidPipeline(f"{where}: event time {time_column!r} must be a timestamp, not {kind}; cast it")
+    if not plan.functions:
+        raise InvalidPipeline(f"{where}: windows need at least one aggregate, as in n=aggregates.count()")
+    taken = {WINDOW.lower(), *(name.lower() for name in key_columns)}
+    clash = sorted(name for name, _ in plan.functions if name.lower() in taken)
+    if clash or WINDOW in {name.lower() for name in key_columns}:
+        raise InvalidPipeline(
+            f"{where}: {clash or [WINDOW]} would be in the output twice: it has the key columns, {WINDOW!r} and the "
+            "aggregates; rename"
+        )
+
+
+def plan_windows(
+    *,
+    uid: str,
+    key_columns: Sequence[str],
+    key_ddl: str,
+    key_schema: pa.Schema,
+    schema: pa.Schema,
+    time_column: str,
+    window: TimeWindow | SessionWindow,
+    aggregates: Mapping[str, Aggregate],
+    mode: OutputMode,
+    watermarked: bool,
+    ddl: Callable[[pa.Schema], str],
+    allowed_lateness: str = "0 seconds",
+) -> WindowOperator | SessionOperator:
+    """The operator of a window step.
+
+    Args:
+        schema: of the input.
+        ddl: writes Arrow columns as Spark's DDL.
+        allowed_lateness: how long after the watermark a window stays open.
+
+    Raises:
+        InvalidPipeline: a column, type, name, mode or duration does not fit.
+    """
+    plan = plan_aggregates(aggregates, schema, uid)
+    _check_names(uid, schema, key_columns, time_column, plan)
+    lateness_us = parse_duration_us(allowed_lateness)
+    if lateness_us < 0:
+        raise InvalidPipeline(f"operator {uid!r}: the allowed lateness {allowed_lateness!r} is negative")
+    if mode == "append" and not watermarked:
+        raise InvalidPipeline(
+            f"operator {uid!r}: append mode emits a window when the watermark has passed it, and there is none; "
+            "call with_watermark() before, or take update mode"
+        )
+    if isinstance(window, SessionWindow):
+        return SessionOperator(
+            uid, tuple(key_columns), key_ddl, key_schema, plan, ddl(session_values(plan)), time_column, window, mode,
+            lateness_us, watermarked,
+        )  # fmt: skip
+    return WindowOperator(
+        uid, tuple(key_columns), key_ddl, key_schema, plan, ddl(pa.schema(plan.slots)), time_column, window, mode,
+        lateness_us, watermarked,
+    )  # fmt: skip

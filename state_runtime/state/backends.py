@@ -1,0 +1,43 @@
+"""Which backend keeps a shard's local state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from state_runtime.clock import Clock
+from state_runtime.errors import InvalidConfiguration
+from state_runtime.state.backend import ShardStore
+from state_runtime.state.local import LocalShard
+from state_runtime.state.table import StateSchema
+
+__all__ = ["Backend", "open_backend"]
+
+Backend = Literal["arrow", "rocksdb"]
+
+
+def open_backend(kind: str, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock) -> ShardStore:
+    """The local versions of one shard. Nothing is read or written yet.
+
+    Args:
+        kind: "arrow" (state/local.py) or "rocksdb" (state/rocksdb.py). What one wrote, the other does not find: it begins with
+            a restore from the primary store, as after the loss of the host.
+        folder: the shard's own; RocksDB uses a folder in it.
+
+    Raises:
+        InvalidConfiguration: no such backend, or its library is not installed.
+    """
+    if kind == "arrow":
+        return LocalShard(folder, schemas, clock)
+    if kind != "rocksdb":
+        raise InvalidConfiguration(f"there is no backend {kind!r}: choose arrow or rocksdb")
+    try:
+        from state_runtime.state.rocksdb import RocksShard
+    except ModuleNotFoundError as error:
+        if error.name != "rocksdict":
+            raise
+        raise InvalidConfiguration(
+            "the backend rocksdb needs a library that is not installed here: pip install 'stillstate[rocksdb]'"
+        ) from error
+    return RocksShard(folder / "rocksdb", schemas, clock)

@@ -1,0 +1,600 @@
+"""A version of a shard's states, open for reading: sorted runs, newest first, and what may lie below them.
+
+The runs are Arrow batches, most of them mapped files. Every method asks each run once for all keys, newest first; a row is
+hidden by a newer row of its identity, by a clear marker of its key in a newer run, and once it has expired.
+
+Below the runs there may be a *bottom*: any other `StateReader`, older than every run. So a backend that is not made of runs
+gets `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of(self, changes, schemas, now_ms)`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_runtime.errors import check
+from state_runtime.state.reader import StateReader
+from state_runtime.state.runs import Layout, RunFile, add_run
+from state_runtime.state.table import (
+    CLEAR_MARKER,
+    HASH_MAX,
+    Hashes,
+    Mask,
+    Positions,
+    StateSchema,
+    concat,
+    entries_of,
+    expired,
+    fold,
+    hash_ranges,
+    hashes_of,
+    int64_values,
+    lookup,
+    lookup_entries,
+    ranges,
+    same_keys,
+    slice_hash_range,
+)
+
+__all__ = ["OpenVersion", "RunData", "Version", "due_order_of"]
+
+# `next_due` looks past rows that were removed since, but not past more than this: tens of milliseconds.
+_STALE_ROWS_MAX = 65_536
+_STALE_ROWS_FIRST = 256
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a version consists of; immutable."""
+
+    version: str
+    parent: str
+    states: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[RunFile, ...]:
+        """Every file of the version."""
+        return tuple(file for layout in self.states.values() for file in layout.files)
+
+
+class RunData:
+    """The rows of one file of a run, and its index by time."""
+
+    def __init__(self, batch: pa.RecordBatch, due_order: pa.Array | None = None) -> None:
+        self.batch = batch
+        self._due_order = due_order
+
+    @cached_property
+    def due_order(self) -> Positions:
+        """Positions of the rows that are ever due, earliest first; for states with `due` only."""
+        stored = self._due_order if self._due_order is not None else due_order_of(self.batch)
+        return int64_values(stored)[: len(stored) - stored.null_count]
+
+    @cached_property
+    def due(self) -> npt.NDArray[np.int64]:
+        """The `due` column; undefined where it is null."""
+        return int64_values(self.batch.column(self.batch.num_columns - 1))
+
+
+def due_order_of(batch: pa.RecordBatch) -> pa.Array:
+    """The index by time of a batch of a state with `due`: positions in order of due, the rest of the column is null."""
+    times = batch.column(batch.num_columns - 1)
+    never = pc.or_(times.is_null(), batch.column(1)).to_numpy(zero_copy_only=False)
+    at = np.flatnonzero(~never)
+    # Stable: rows of one time stay in order of (hash, entry).
+    order = at[np.argsort(int64_values(times)[at], kind="stable")]
+    absent = np.zeros(batch.num_rows, dtype=np.bool_)
+    absent[len(order) :] = True
+    return pa.array(np.concatenate([order, np.zeros(batch.num_rows - len(order), dtype=np.int64)]), mask=absent)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The live rows of one file of a run.
+
+    Attributes:
+        age: of the run; the newest has the lowest.
+        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on.
+        taken_ms: rows due by then were handled by an earlier epoch.
+    """
+
+    age: int
+    batch: pa.RecordBatch
+    data: RunData
+    first: int
+    taken_ms: int | None
+
+    @cached_property
+    def hash_range(self) -> tuple[np.uint64, np.uint64]:
+        hashes = hashes_of(self.batch)
+        return hashes[0], hashes[-1]
+
+    def inside(self, hashes: Hashes) -> slice:
+        """Which of some sorted hashes lie in the piece's range: pieces of one run have neighbouring ranges."""
+        low, high = self.hash_range
+        return slice(int(np.searchsorted(hashes, low, side="left")), int(np.searchsorted(hashes, high, side="right")))
+
+    def ask(self, schema: StateSchema, wanted: _Wanted) -> tuple[Positions, Mask]:
+        """Look rows up; there is at least one.
+
+        Returns:
+            The position of each in the batch, -1 where it is not there; and whether the search for it is over, because it was
+            found or its key was cleared.
+        """
+        if wanted.entries is None:
+            at = lookup(self.batch, schema, wanted.hashes, wanted.keys)
+            return at, at >= 0
+        at, cleared = lookup_entries(
+            self.batch, schema, wanted.hashes, wanted.keys, wanted.entries, wanted.entry_columns
+        )
+        return at, cleared | (at >= 0)
+
+    def due_between(self, after_ms: int | None, through_ms: int) -> slice:
+        """The places in the index by time with `after_ms < due <= through_ms`; a binary search."""
+        order, due = self.data.due_order, self.data.due
+        start = 0 if after_ms is None else bisect_right(order, after_ms, key=lambda at: due[at])
+        return slice(start, bisect_right(order, through_ms, lo=start, key=lambda at: due[at]))
+
+    def rows_at(self, places: slice) -> pa.RecordBatch:
+        """The rows at places of the index, in order of due; without those that a merge has taken away."""
+        at = self.data.due_order[places]
+        return self.data.batch.take(pa.array(at[at >= self.first]))
+
+
+class OpenVersion:
+    """A version's runs, ready for look-up: a `StateReader`. Values of mapped batches stay valid after files are unlinked.
+
+    Attributes:
+        version: what it consists of; in memory only, the id may be any.
+        mapped: per state the files' rows by file name.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        mapped: Mapping[str, Mapping[str, RunData]],
+        schemas: Mapping[str, StateSchema],
+        now_ms: int = 0,
+        bottom: StateReader | None = None,
+    ) -> None:
+        """Args:
+        now_ms: batch time: rows that expire by then are hidden.
+        bottom: older than every run; answers what no run does. Of the same schemas, bound to the same batch time.
+        """
+        self.version = version
+        self.mapped = mapped
+        self._schemas = schemas
+        self._now_ms = now_ms
+        self._bottom = bottom
+        self._taken_below: Mapping[str, int] = {}  # of the bottom: per state what was due there by then was handled
+        self._pieces: dict[str, list[_Piece]] = {}
+
+    @staticmethod
+    def of_batches(
+        version: str, states: Mapping[str, pa.RecordBatch], schemas: Mapping[str, StateSchema], now_ms: int = 0
+    ) -> OpenVersion:
+        """A version that exists only in memory: freshly restored, or the empty state."""
+        return OpenVersion(*_in_memory(version, states), schemas, now_ms)
+
+    @staticmethod
+    def on_top_of(
+        bottom: StateReader,
+        changes: Mapping[str, pa.RecordBatch],
+        schemas: Mapping[str, StateSchema],
+        now_ms: int,
+        due_taken: Mapping[str, int] | None = None,
+    ) -> OpenVersion:
+        """Changes in memory on top of any reader; see `StateReader.overlaid`.
+
+        Of `next_due` the bottom's bound is taken as it is, even where the changes remove that row; only what was taken is
+        passed over.
+        """
+        above = OpenVersion(*_in_memory("", changes), schemas, now_ms, bottom)
+        above._taken_below = due_taken or {}
+        return above
+
+    def overlaid(
+        self, changes: Mapping[str, pa.RecordBatch], due_taken: Mapping[str, int] | None = None
+    ) -> OpenVersion:
+        """This state with changes on top, in memory."""
+        taken = due_taken or {}
+        above = OpenVersion(self.version, self.mapped, self._schemas, self._now_ms, self._bottom)
+        above._taken_below = {**self._taken_below, **{s: max(t, self._taken_below.get(s, t)) for s, t in taken.items()}}
+        for state in self._schemas:
+            pieces = self._pieces_of(state)
+            if state in taken:
+                pieces = [replace(piece, taken_ms=_later(piece.taken_ms, taken[state])) for piece in pieces]
+            change = changes.get(state)
+            if change is not None and change.num_rows:
+                age = pieces[0].age - 1 if pieces else 0
+                pieces = [_Piece(age, change, RunData(change), 0, None), *pieces]
+            above._pieces[state] = pieces
+        return above
+
+    def batches(self, state: str) -> list[pa.RecordBatch]:
+        """The batches of a state's runs, newest first; those of one run have disjoint hash ranges. Without the bottom."""
+        return [piece.batch for piece in self._pieces_of(state)]
+
+    def _pieces_of(self, state: str) -> list[_Piece]:
+        if state not in self._pieces:
+            pieces = []
+            for age, run in enumerate(self.version.states.get(state, Layout()).runs):
+                for file in run.pieces:
+                    data = self.mapped[state][file.file]
+                    batch = slice_hash_range(data.batch, run.low, HASH_MAX)
+                    if batch.num_rows:
+                        first = data.batch.num_rows - batch.num_rows
+                        pieces.append(_Piece(age, batch, data, first, run.taken_ms))
+            self._pieces[state] = pieces
+        return self._pieces[state]
+
+    def _runs_of(self, state: str) -> Iterator[list[_Piece]]:
+        for _, pieces in groupby(self._pieces_of(state), key=lambda piece: piece.age):
+            yield list(pieces)
+
+    # --- look-up -------------------------------------------------------------------------------------------------
+
+    def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
+        """See `StateReader.find`."""
+        return self._find(state, _Wanted(hashes, keys))
+
+    def find_entries(
+        self,
+        state: str,
+        hashes: Hashes,
+        keys: Sequence[pa.Array],
+        entries: Hashes,
+        entry_columns: Sequence[pa.Array],
+    ) -> tuple[Mask, list[pa.Array]]:
+        """See `StateReader.find_entries`."""
+        return self._find(state, _Wanted(hashes, keys, entries, entry_columns))
+
+    def _find(self, state: str, wanted: _Wanted) -> tuple[Mask, list[pa.Array]]:
+        schema = self._schemas[state]
+        count = len(wanted.hashes)
+        answers = _Answers(count)
+        # What no run has answered yet.
+        still_open = np.arange(count)
+        for piece in self._pieces_of(state):
+            if len(still_open) == 0:
+                break
+            open_hashes = wanted.hashes if len(still_open) == count else wanted.hashes[still_open]
+            inside = piece.inside(open_hashes)
+            if inside.start == inside.stop:
+                continue
+            asked = still_open[inside]
+            at, answered = piece.ask(schema, wanted.take(asked))
+            # A tombstone ends the search for its row just as a value does.
+            rows = asked[at >= 0]
+            at = at[at >= 0]
+            live = self._live_at(piece.batch, schema, at)
+            answers.add(rows[live], _answers_of(piece.batch, schema), at[live])
+            still_open = np.concatenate([still_open[: inside.start], asked[~answered], still_open[inside.stop :]])
+        if self._bottom is not None and len(still_open):
+            rest = wanted.take(still_open)
+            if rest.entries is None:
+                found, columns = self._bottom.find(state, rest.hashes, rest.keys)
+            else:
+                found, columns = self._bottom.find_entries(
+                    state, rest.hashes, rest.keys, rest.entries, rest.entry_columns
+                )
+            there = np.flatnonzero(found)
+            answers.add(still_open[there], columns, there)
+        types = [f.type for f in schema.values] + ([pa.int64()] if schema.time else [])
+        return answers.columns(types)
+
+    def _live_at(self, batch: pa.RecordBatch, schema: StateSchema, at: Positions) -> Mask:
+        """Which rows at some positions are neither removed nor expired."""
+        taken = pa.array(at)
+        live: Mask = np.logical_not(batch.column(1).take(taken).to_numpy(zero_copy_only=False))
+        if schema.time == "expires":
+            live &= ~expired(schema.times_of(batch).take(taken), self._now_ms)
+        return live
+
+    def entry_bounds(self, state: str, hashes: Hashes) -> Positions:
+        """See `StateReader.entry_bounds`."""
+        bounds = np.zeros(len(hashes), dtype=np.int64)
+        for piece in self._pieces_of(state):
+            inside = piece.inside(hashes)
+            bounds[inside] += hash_ranges(hashes_of(piece.batch), hashes[inside])[1]
+        return bounds if self._bottom is None else bounds + self._bottom.entry_bounds(state, hashes)
+
+    # --- whole keys ----------------------------------------------------------------------------------------------
+
+    def read_entries(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[pa.RecordBatch, Positions]:
+        """See `StateReader.read_entries`."""
+        schema = self._schemas[state]
+        distinct = hashes if _ascends(hashes) else np.unique(hashes)
+        newest_first: list[pa.RecordBatch] = []
+        for group in self._runs_of(state):
+            # The pieces of a run have ascending hash ranges, so what is read of them is one sorted batch.
+            read = []
+            for piece in group:
+                inside = piece.inside(distinct)
+                if inside.start < inside.stop:
+                    starts, counts = hash_ranges(hashes_of(piece.batch), distinct[inside])
+                    read.append(piece.batch.take(pa.array(ranges(starts, counts))))
+            newest_first.append(concat(read, schema.arrow))
+        if self._bottom is not None:
+            below, _ = self._bottom.read_entries(state, hashes, keys)
+            if len(distinct) < len(hashes):
+                below = below.take(pa.array(np.lexsort((entries_of(below), hashes_of(below)))))
+            newest_first.append(below)
+        rows = fold(newest_first, schema, drop_deleted=True, now_ms=self._now_ms)
+        return _by_key(rows, schema, hashes, keys)
+
+    def iter_entries(
+        self, state: str, key_hash: int, key: Sequence[pa.Array], rows_max: int
+    ) -> Iterator[pa.RecordBatch]:
+        """See `StateReader.iter_entries`. About `rows_max` rows of each run are in private memory at a time."""
+        check(rows_max > 0, f"rows_max is {rows_max}")
+        schema = self._schemas[state]
+        hashes = np.array([key_hash], dtype=np.uint64)
+        cursors: list[_Cursor] = []
+        cleared = False
+        for piece in self._pieces_of(state):
+            starts, counts = hash_ranges(hashes_of(piece.batch), hashes)
+            if counts[0] == 0:
+                continue
+            rows = piece.batch.slice(int(starts[0]), int(counts[0]))
+            markers = int(np.searchsorted(entries_of(rows), np.uint64(CLEAR_MARKER), side="right"))
+            cursors.append(_RunCursor(rows.slice(markers), rows_max))
+            if bool(_of_key(schema, rows.slice(0, markers), key).any()):
+                # Nothing older counts, and nothing of it is read.
+                cleared = True
+                break
+        if self._bottom is not None and not cleared:
+            cursors.append(_StreamCursor(self._bottom.iter_entries(state, key_hash, key, rows_max)))
+        while ends := [last for cursor in cursors if (last := cursor.last()) is not None]:
+            # Up to here every run's rows are at hand.
+            cut = min(ends)
+            newest_first = [cursor.take_through(cut) for cursor in cursors]
+            rows = fold([b for b in newest_first if b is not None], schema, drop_deleted=True, now_ms=self._now_ms)
+            own = _of_key(schema, rows, key)
+            rows = rows if bool(own.all()) else rows.filter(pa.array(own))
+            for start in range(0, rows.num_rows, rows_max):
+                yield rows.slice(start, rows_max)
+
+    # --- what is due ---------------------------------------------------------------------------------------------
+
+    def due(self, state: str, through_ms: int) -> pa.RecordBatch:
+        """See `StateReader.due`. The cost follows what is due, not what is stored."""
+        schema = self._schemas[state]
+        found: list[pa.RecordBatch] = []
+        for piece in self._pieces_of(state):
+            rows = piece.rows_at(piece.due_between(piece.taken_ms, through_ms))
+            found.append(self._not_superseded(state, rows, piece.age))
+        if self._bottom is not None:
+            below = self._bottom.due(state, through_ms)
+            if (taken_ms := self._taken_below.get(state)) is not None:
+                # In order of due: what comes after the bound is a slice.
+                below = below.slice(bisect_right(int64_values(schema.times_of(below)), taken_ms))
+            found.append(self._not_superseded(state, below, None))
+        rows = concat([batch for batch in found if batch.num_rows], schema.arrow)
+        sorting = [hashes_of(rows), int64_values(schema.times_of(rows))]
+        if schema.entries is not None:
+            sorting.insert(0, entries_of(rows))
+        return rows.take(pa.array(np.lexsort(sorting)))
+
+    def next_due(self, state: str, after_ms: int | None = None) -> int | None:
+        """See `StateReader.next_due`.
+
+        Rows that were removed or given another time since are passed over, as long as they are not too many.
+        """
+        below = _later(after_ms, self._taken_below.get(state))
+        earliest = self._bottom.next_due(state, below) if self._bottom is not None else None
+        for piece in self._pieces_of(state):
+            if after_ms is not None:
+                piece = replace(piece, taken_ms=_later(piece.taken_ms, after_ms))
+            found = self._next_due_of(state, piece, earliest)
+            if found is not None and (earliest is None or found < earliest):
+                earliest = found
+        return earliest
+
+    def _next_due_of(self, state: str, piece: _Piece, before_ms: int | None) -> int | None:
+        """A lower bound of the earliest due in one piece; None if there is none, or none before `before_ms`."""
+        order, due = piece.data.due_order, piece.data.due
+        place = 0 if piece.taken_ms is None else piece.due_between(None, piece.taken_ms).stop
+        limit = min(len(order), place + _STALE_ROWS_MAX)
+        step = _STALE_ROWS_FIRST
+        while place < limit:
+            if before_ms is not None and int(due[order[place]]) >= before_ms:
+                return None
+            end = min(place + step, limit)
+            rows = self._not_superseded(state, piece.rows_at(slice(place, end)), piece.age)
+            if rows.num_rows:
+                return int(int64_values(self._schemas[state].times_of(rows)).min())
+            place, step = end, 4 * step
+        return int(due[order[place]]) if place < len(order) else None
+
+    def _not_superseded(self, state: str, rows: pa.RecordBatch, age: int | None) -> pa.RecordBatch:
+        """Those rows of a run of some age (None is the bottom) that no newer run removes or replaces; sorted by hash."""
+        schema = self._schemas[state]
+        newer = [piece for piece in self._pieces_of(state) if age is None or piece.age < age]
+        if rows.num_rows == 0 or not newer:
+            return rows
+        rows = rows.take(pa.array(np.argsort(hashes_of(rows), kind="stable")))
+        wanted = _Wanted(
+            hashes_of(rows),
+            schema.keys_of(rows),
+            None if schema.entries is None else entries_of(rows),
+            schema.entry_columns_of(rows),
+        )
+        kept = np.arange(rows.num_rows)
+        for piece in newer:
+            inside = piece.inside(wanted.hashes[kept])
+            if inside.start < inside.stop:
+                asked = kept[inside]
+                _, answered = piece.ask(schema, wanted.take(asked))
+                kept = np.concatenate([kept[: inside.start], asked[~answered], kept[inside.stop :]])
+        return rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Rows to look for, sorted by hash; `entries` is None in the value layout."""
+
+    hashes: Hashes
+    keys: Sequence[pa.Array]
+    entries: Hashes | None = None
+    entry_columns: Sequence[pa.Array] = ()
+
+    def take(self, rows: Positions) -> _Wanted:
+        """Some of them, in order."""
+        if len(rows) == len(self.hashes):
+            return self
+        picked = pa.array(rows)
+        return _Wanted(
+            self.hashes[rows],
+            [k.take(picked) for k in self.keys],
+            None if self.entries is None else self.entries[rows],
+            [c.take(picked) for c in self.entry_columns],
+        )
+
+
+class _Answers:
+    """The answers to a look-up as they are found, run after run."""
+
+    def __init__(self, count: int) -> None:
+        self._position = np.full(count, -1, dtype=np.int64)
+        self._parts: list[list[pa.Array]] = []
+        self._rows = 0
+
+    def add(self, wanted: Positions, columns: Sequence[pa.Array], at: Positions) -> None:
+        """For some wanted rows the values at some positions of columns."""
+        self._position[wanted] = self._rows + np.arange(len(wanted))
+        self._rows += len(wanted)
+        taken = pa.array(at)
+        self._parts.append([column.take(taken) for column in columns])
+
+    def columns(self, types: Sequence[pa.DataType]) -> tuple[Mask, list[pa.Array]]:
+        """What was found, and the columns aligned with what was wanted."""
+        found = self._position >= 0
+        if self._rows == 0:
+            return found, [pa.nulls(len(found), kind) for kind in types]
+        index = pa.array(self._position, mask=~found)
+        return found, [pa.concat_arrays([part[i] for part in self._parts]).take(index) for i in range(len(types))]
+
+
+class _Cursor(Protocol):
+    """The rows of one key in one run, in order of `entry`, a window at a time."""
+
+    def last(self) -> int | None:
+        """The last `entry` up to which all rows are at hand; None at the end."""
+        ...
+
+    def take_through(self, cut: int) -> pa.RecordBatch | None:
+        """The next rows with an `entry` up to `cut`, which is at most `last()`."""
+        ...
+
+
+class _RunCursor:
+    """Over mapped rows: a window is a slice and costs nothing."""
+
+    def __init__(self, rows: pa.RecordBatch, rows_max: int) -> None:
+        self._rows = rows
+        self._rows_max = rows_max
+
+    def last(self) -> int | None:
+        count = self._rows.num_rows
+        return int(entries_of(self._rows)[min(count, self._rows_max) - 1]) if count else None
+
+    def take_through(self, cut: int) -> pa.RecordBatch | None:
+        # Different map keys may have the same `entry`; all rows of one come together.
+        end = int(np.searchsorted(entries_of(self._rows), np.uint64(cut), side="right"))
+        taken = self._rows.slice(0, end)
+        self._rows = self._rows.slice(end)
+        return taken
+
+
+class _StreamCursor:
+    """Over another reader's stream. Its last `entry` may go on in the batch after, so one batch is read ahead."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rows: pa.RecordBatch | None = None
+        self._whole: int | None = None  # up to here every row was read
+        self._ended = False
+
+    def last(self) -> int | None:
+        while self._whole is None and not self._ended:
+            batch = next(self._batches, None)
+            if batch is None:
+                self._ended = True
+            elif batch.num_rows:
+                self._rows = batch if self._rows is None else concat([self._rows, batch], batch.schema)
+            if self._rows is None or self._rows.num_rows == 0:
+                continue
+            entries = entries_of(self._rows)
+            whole = len(entries) if self._ended else int(np.searchsorted(entries, entries[-1], side="left"))
+            self._whole = int(entries[whole - 1]) if whole else None
+        return self._whole
+
+    def take_through(self, cut: int) -> pa.RecordBatch | None:
+        if self._rows is None or self._whole is None:
+            return None
+        end = int(np.searchsorted(entries_of(self._rows), np.uint64(cut), side="right"))
+        taken, self._rows = self._rows.slice(0, end), self._rows.slice(end)
+        if cut >= self._whole:
+            self._whole = None
+            if self._ended:
+                self._rows = None
+        return taken
+
+
+def _in_memory(version: str, states: Mapping[str, pa.RecordBatch]) -> tuple[Version, dict[str, dict[str, RunData]]]:
+    layouts = {
+        state: add_run(Layout(), RunFile(state, batch.num_rows, batch.nbytes, "")) if batch.num_rows else Layout()
+        for state, batch in states.items()
+    }
+    return Version(version, "", layouts), {state: {state: RunData(batch)} for state, batch in states.items()}
+
+
+def _later(left: int | None, right: int | None) -> int | None:
+    """The later of two bounds; None is none."""
+    return right if left is None else left if right is None else max(left, right)
+
+
+def _answers_of(batch: pa.RecordBatch, schema: StateSchema) -> list[pa.Array]:
+    return [*schema.values_of(batch), *([schema.times_of(batch)] if schema.time else [])]
+
+
+def _of_key(schema: StateSchema, rows: pa.RecordBatch, key: Sequence[pa.Array]) -> Mask:
+    """Which rows are of a key, and not of another one with its hash."""
+    repeated = pa.array(np.zeros(rows.num_rows, dtype=np.int64))
+    return same_keys(schema.keys_of(rows), [k.take(repeated) for k in key])
+
+
+def _ascends(hashes: Hashes) -> bool:
+    return len(hashes) < 2 or bool(np.all(hashes[:-1] < hashes[1:]))
+
+
+def _by_key(
+    rows: pa.RecordBatch, schema: StateSchema, hashes: Hashes, keys: Sequence[pa.Array]
+) -> tuple[pa.RecordBatch, Positions]:
+    """Rows sorted by (hash, entry) brought into order of the wanted keys, and where each key's begin.
+
+    Rows of other keys, which only share a hash with a wanted one, are left out.
+    """
+    stored = hashes_of(rows)
+    first, counts = hash_ranges(stored, hashes)
+    # Candidates: every row for every wanted key of its hash.
+    at = ranges(first, counts)
+    key = np.repeat(np.arange(len(hashes)), counts)
+    same_place = len(at) == rows.num_rows and _ascends(hashes)
+    candidates = rows if same_place else rows.take(pa.array(at))
+    picked = pa.array(key)
+    same = same_keys(schema.keys_of(candidates), [k.take(picked) for k in keys])
+    if not bool(same.all()):
+        candidates, key = candidates.filter(pa.array(same)), key[same]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=len(hashes))))).astype(np.int64)
+    return candidates, offsets

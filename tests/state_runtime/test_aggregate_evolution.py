@@ -1,0 +1,128 @@
+"""Aggregates that are added to, or taken from, an `aggregate(…)` with stored state: like columns of any other state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from memory_reader import MemoryReader
+from model import ALL_HASHES
+from test_state_layouts_stored import Log
+
+from state_runtime import aggregates
+from state_runtime.aggregates import Aggregate
+from state_runtime.changelog.reader import read_states
+from state_runtime.compatibility import reconcile
+from state_runtime.errors import InvalidPipeline
+from state_runtime.processors.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.grouping import group_rows
+from state_runtime.processors.operator import EpochClock
+
+KEYS = pa.schema([("k", pa.int64())])
+INPUT = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("b", pa.bool_())])
+# Everything that there is, each with a column that it takes.
+ALL: dict[str, Aggregate] = {
+    "n": aggregates.count(),
+    "n_v": aggregates.count("v"),
+    "total": aggregates.sum("v"),
+    "low": aggregates.min("v"),
+    "high": aggregates.max("v"),
+    "mean": aggregates.avg("v"),
+    "some": aggregates.any("b"),
+    "all": aggregates.every("b"),
+    "one": aggregates.first("v"),
+    "other": aggregates.last("v", True),
+    "list": aggregates.collect("v"),
+    "distinct": aggregates.count_distinct_approx("v"),
+    "spread": aggregates.stddev("v"),
+    "spread_pop": aggregates.variance_pop("v"),
+}
+SPARK = {
+    pa.int64(): "bigint", pa.int16(): "smallint", pa.int32(): "int", pa.float64(): "double", pa.bool_(): "boolean", pa.binary(): "binary",
+}  # fmt: skip
+
+
+def type_text(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"array<{type_text(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{f.name}:{type_text(f.type)}' for f in kind)}>"
+    return SPARK[kind]
+
+
+class Job:
+    """One `aggregate(…)` over restarts, its state in a log."""
+
+    def __init__(self) -> None:
+        self.log = Log([])
+        self.log.manifest = replace(self.log.manifest, operators=())
+
+    def start(self, wanted: dict[str, Aggregate]) -> None:
+        plan = plan_aggregates(wanted, INPUT, "op")
+        ddl = ", ".join(f"`{slot.name}` {type_text(slot.type)}" for slot in plan.slots)
+        self.operator = AggregateOperator("op", ("k",), "`k` bigint", KEYS, plan, ddl)
+        next_id = self.log.manifest.snapshot_id + 1
+        (self.entry,) = reconcile(self.log.manifest, [self.operator.entry()], snapshot_id=next_id)
+
+    def epoch(self, rows: list[tuple[int, Any, Any]]) -> dict[int, dict[str, Any]]:
+        """What is emitted, by key."""
+        schemas = self.operator.state_schemas
+        data = pa.RecordBatch.from_arrays(
+            [pa.array([row[i] for row in rows], f.type) for i, f in enumerate(INPUT)], schema=INPUT
+        )
+        hashes = np.array([row[0] for row in rows], dtype=np.uint64)
+        grouped = group_rows(data, hashes, np.arange(len(rows), dtype=np.int64), ["k"], KEYS)
+        states = read_states(self.log.root, self.log.manifest, self.entry, schemas, *ALL_HASHES)
+        reader = MemoryReader(schemas, {STATE: [states[STATE]]})
+        clock = EpochClock(0, snapshot_id=self.log.manifest.snapshot_id + 1)
+        result = self.operator.process(grouped, reader, clock, 0)
+        emitted = [row for batch in result.outputs for row in batch.to_pylist()]
+        self.log.describe(self.entry)
+        self.log.epoch(dict(result.changes))
+        return {row.pop("k"): row for row in emitted}
+
+
+OLD = [(1, 1.0, True), (2, 5.0, False), (2, None, None)]
+NEW = [(1, 3.0, False), (1, 4.0, True), (3, 7.0, True)]
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - {"total"}))
+@pytest.mark.parametrize("fold", ["", "major"])
+def test_an_added_aggregate_begins_with_the_rows_after_it(name: str, fold: str) -> None:
+    """Also of keys that are older than it; what was there goes on."""
+    job, fresh = Job(), Job()
+    job.start({"total": ALL["total"]})
+    job.epoch(OLD)
+    job.log.fold(fold)
+    job.start({name: ALL[name], "total": ALL["total"]})
+    fresh.start({name: ALL[name]})
+    found, alone = job.epoch(NEW), fresh.epoch(NEW)
+    assert {key: row[name] for key, row in found.items()} == {key: row[name] for key, row in alone.items()}
+    assert {key: row["total"] for key, row in found.items()} == {1: 8.0, 3: 7.0}
+    again, alone = job.epoch(OLD), fresh.epoch(OLD)
+    assert again[2][name] == alone[2][name], "a key that only older rows had"
+    assert again[2]["total"] == 10.0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_aggregate_that_was_taken_out_and_comes_back_begins_anew(name: str) -> None:
+    other = "n" if name != "n" else "low"
+    job, fresh = Job(), Job()
+    job.start({name: ALL[name], other: ALL[other]})
+    job.epoch(OLD)
+    job.start({other: ALL[other]})
+    job.epoch(NEW)
+    job.start({other: ALL[other], name: ALL[name]})
+    fresh.start({name: ALL[name]})
+    assert {k: r[name] for k, r in job.epoch(OLD).items()} == {k: r[name] for k, r in fresh.epoch(OLD).items()}
+
+
+def test_an_aggregate_that_means_something_else_under_its_name_is_refused() -> None:
+    job = Job()
+    job.start({"x": aggregates.max("v")})
+    job.epoch(OLD)
+    with pytest.raises(InvalidPipeline, match=r"operator 'op': 'x' is any\(b\) now, and max\(v\) in"):
+        job.start({"x": aggregates.any("b")})

@@ -1,0 +1,180 @@
+"""Values of states: what user code may write, what it reads back at once and in a later epoch, in any time zone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model import examples
+from pyspark.sql import Row
+
+from state_runtime.errors import InvalidData
+from state_runtime.processors.codec import RowCodec
+from state_runtime.processors.refusals import InvalidStateValue
+
+ZONES = ["UTC", "America/New_York", "Asia/Kolkata"]
+UTC_TIME = pa.timestamp("us", "UTC")
+STRUCT = pa.struct([("a", pa.int64()), ("t", UTC_TIME)])
+
+
+@pytest.fixture(params=ZONES)
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The process runs in another time zone."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+def codec_of(*types: pa.DataType) -> RowCodec:
+    return RowCodec(pa.schema([(f"c{n}", t) for n, t in enumerate(types)]), "here")
+
+
+def later(codec: RowCodec, *rows: Any) -> list[Any]:
+    """What another epoch reads of rows that were written."""
+    columns = codec.columns([codec.row_of(row, "update") for row in rows])
+    for column, field in zip(columns, codec.schema, strict=True):
+        assert column.type == field.type
+    return codec.rows(columns)
+
+
+def now(codec: RowCodec, row: Any) -> Any:
+    """What the same epoch reads."""
+    return codec.read_back(codec.row_of(row, "update"))
+
+
+NOON = dt.datetime(2024, 7, 1, 12, 0, 0, 5)  # noqa: DTZ001  (states hold wall clocks)
+WRITTEN: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.int64(), np.int32(5), 5),
+    (pa.float64(), np.float32(0.5), 0.5),
+    (pa.float32(), 0.1, 0.10000000149011612),
+    (pa.string(), "é", "é"),
+    (pa.binary(), bytearray(b"ab"), b"ab"),
+    (pa.date32(), dt.date(2024, 1, 2), dt.date(2024, 1, 2)),
+    (pa.decimal128(5, 2), Decimal("1.5"), Decimal("1.50")),
+    (pa.decimal128(5, 2), 7, Decimal("7.00")),
+    (pa.decimal128(38, 10), Decimal("1234567890123456789012345678.5"), Decimal("1234567890123456789012345678.5")),
+    (UTC_TIME, NOON, NOON),
+    (UTC_TIME, pd.Timestamp(NOON), NOON),
+    (pa.timestamp("us"), NOON, NOON),
+    (pa.timestamp("us"), NOON.replace(tzinfo=dt.timezone(dt.timedelta(hours=9))), NOON),
+    (STRUCT, (1, NOON), Row(a=1, t=NOON)),
+    (STRUCT, [np.int64(1), NOON], Row(a=1, t=NOON)),
+    (STRUCT, {"t": NOON}, Row(a=None, t=NOON)),
+    (STRUCT, Row(x=1, y=None), Row(a=1, t=None)),
+    (pa.list_(STRUCT), [(1, NOON), None, {"a": 2}], [Row(a=1, t=NOON), None, Row(a=2, t=None)]),
+    (pa.list_(pa.int64()), np.array([1, 2]), [1, 2]),
+    (pa.map_(pa.string(), UTC_TIME), {"k": NOON, "n": None}, {"k": NOON, "n": None}),
+    (pa.map_(pa.string(), pa.list_(STRUCT)), {"k": [(1, NOON)]}, {"k": [Row(a=1, t=NOON)]}),
+]
+
+
+@pytest.mark.parametrize(("data_type", "given_value", "read"), WRITTEN, ids=lambda v: str(v)[:30])
+def test_what_is_written_is_read_as_spark_gives_it_now_and_later(
+    zone: str, data_type: Any, given_value: Any, read: Any
+) -> None:
+    """Observed in Spark: Rows, lists, dictionaries, datetimes without a zone in the time zone of the process."""
+    codec = codec_of(data_type, pa.int64())
+    for found in (now(codec, (given_value, 1)), *later(codec, (given_value, 1), (None, 1))[:1]):
+        assert repr(found[0]) == repr(read) or found[0] == read
+        assert type(found[0]) is type(read) or (isinstance(read, Row) and found[0].__fields__ == read.__fields__)
+        assert found[1] == 1
+    assert later(codec, (None, None)) == [(None, None)]
+
+
+def test_a_time_with_a_zone_is_the_same_moment(zone: str) -> None:
+    """What is stored does not depend on the process; what is read is its wall clock."""
+    codec = codec_of(UTC_TIME)
+    moment = dt.datetime(2024, 7, 1, 3, 30, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    (column,) = codec.columns([codec.row_of((moment,), "update"), codec.row_of((pd.Timestamp(moment),), "update")])
+    assert column.cast(pa.int64()).to_pylist() == [int(moment.timestamp()) * 1_000_000] * 2
+    wall_clock = moment.astimezone().replace(tzinfo=None)
+    assert codec.rows([column])[0] == now(codec, (moment,)) == (wall_clock,)
+
+
+moments = st.integers(-(10**15), 7 * 10**15).map(
+    lambda us: dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
+)
+
+
+@given(moments, st.sampled_from(ZONES))
+@examples(60)
+def test_moments_survive_any_time_zone(moment: dt.datetime, name: str) -> None:
+    """Also in the hour that happens twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", name)
+        time.tzset()
+        codec = codec_of(UTC_TIME, pa.list_(UTC_TIME))
+        (read,) = later(codec, (moment, [moment]))
+        assert read[0].astimezone(dt.UTC) == read[1][0].astimezone(dt.UTC) == moment
+        assert later(codec, read) == [read]
+    time.tzset()
+
+
+MISFITS: list[tuple[pa.DataType, Any]] = [
+    (STRUCT, (1,)),
+    (STRUCT, (1, NOON, 2)),
+    (STRUCT, {"unknown": 1}),
+    (STRUCT, "s3cr3t"),
+    (UTC_TIME, "s3cr3t"),
+    (UTC_TIME, 5),
+    (pa.list_(pa.int64()), "s3cr3t"),
+    (pa.list_(STRUCT), [("s3cr3t",)]),
+    (pa.map_(pa.string(), pa.int64()), 7),
+    (pa.decimal128(5, 2), Decimal("1.234")),
+    (pa.decimal128(5, 2), Decimal("NaN")),
+    (pa.decimal128(5, 2), 1.5),
+]
+
+
+@pytest.mark.parametrize(("data_type", "value"), MISFITS, ids=str)
+def test_what_spark_would_store_as_null_or_cut_off_is_refused_at_once(data_type: pa.DataType, value: Any) -> None:
+    """By the name of the field, without the value; the next call works."""
+    codec = codec_of(pa.int64(), data_type)
+    with pytest.raises(
+        InvalidStateValue, match=r"here: update\(\) got a \w+ for field 'c1', which is declared as"
+    ) as caught:
+        codec.row_of((1, value), "update")
+    assert "s3cr3t" not in str(caught.value)
+    assert codec.row_of((1, None), "update") == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value"),
+    [(pa.int32(), 1 << 40), (pa.int64(), True), (pa.int64(), "s3cr3t"), (pa.int64(), 1.5), (pa.string(), 7), (pa.decimal128(5, 2), Decimal("12345.00")), (pa.list_(pa.int64()), ["s3cr3t"]), (STRUCT, ("s3cr3t", NOON))],
+    ids=str,
+)  # fmt: skip
+def test_what_only_a_column_shows_is_refused_when_it_is_made(zone: str, data_type: pa.DataType, value: Any) -> None:
+    """Ranges and plain types: looked at a column at a time."""
+    codec = codec_of(data_type)
+    with pytest.raises(InvalidData, match="here: column 'c0' is declared as") as caught:
+        codec.columns([codec.row_of((value,), "update")])
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_list_that_is_changed_after_it_was_written_changes_nothing() -> None:
+    """Spark stores a copy too."""
+    codec = codec_of(pa.list_(pa.int64()), pa.map_(pa.string(), pa.int64()))
+    numbers, names = [1], {"k": 1}
+    row = codec.row_of((numbers, names), "update")
+    numbers.append(2)
+    names["x"] = 2
+    assert row == ([1], {"k": 1})
+
+
+def test_named_tuples_rows_and_lists_are_rows() -> None:
+    """By position, as in Spark."""
+    codec = codec_of(pa.int64(), pa.string())
+    for given_row in ((1, "x"), [1, "x"], Row(1, "x"), Row(z=1, a="x"), pd.Series([1, "x"]), (v for v in (1, "x"))):
+        row = codec.row_of(given_row, "update")
+        assert (type(row), row) == (tuple, (1, "x"))

@@ -1,0 +1,338 @@
+"""Tumbling, sliding and session windows against a model that keeps every row of every window."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model import HashOf, examples, hash_functions
+from window_model import AGGREGATES, INPUT, KEYS, Driven, Row, WindowModel, reference, same
+
+from state_runtime import aggregates, windows
+from state_runtime.errors import InvalidData, InvalidPipeline
+from state_runtime.processors.windows import plan_windows
+from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
+
+SECOND = 1_000_000
+A, B = ("a", 1.5), ("b", None)
+
+WINDOWS = {
+    "tumbling": windows.tumbling("10 seconds"),
+    "tumbling from 3": windows.tumbling("10 seconds", "3 seconds"),
+    "sliding": windows.sliding("10 seconds", "2 seconds"),
+    "sliding unevenly": windows.sliding("10 seconds", "4 seconds", "-1 seconds"),
+    "sliding unevenly 2": windows.sliding("7 seconds", "5 seconds"),
+    "microseconds": windows.sliding("2700 microseconds", "600 microseconds", "50 microseconds"),
+    "session": windows.session("3 seconds"),
+    "short session": windows.session("700 microseconds"),
+}
+
+
+def unit(name: str) -> int:
+    """Of the times drawn for a window."""
+    return 150 if name in ("microseconds", "short session") else SECOND // 2
+
+
+floats = st.sampled_from([0.0, -1.5, 2.25, 1e6, math.nan])
+raw_rows = st.tuples(
+    st.sampled_from([A, B, ("a", 0.0), (None, "nan")]),
+    st.none() | st.integers(-25, 60),
+    st.none() | st.integers(-9, 9),
+    st.none() | floats,
+    st.none() | st.sampled_from(["", "p", "q", "ä"]),
+    st.none() | st.booleans(),
+)
+# Rows, and by how many half seconds the watermark goes on.
+raw_epochs = st.lists(st.tuples(st.lists(raw_rows, max_size=10), st.integers(0, 14)), min_size=1, max_size=7)
+
+
+def compare(found: dict[Any, dict[str, Any]], expected: dict[Any, list[Row]]) -> None:
+    assert set(found) == set(expected)
+    for window, rows in expected.items():
+        wanted = reference(rows)
+        for name, value in found[window].items():
+            assert same(value, wanted[name]), f"{name} of {window}: {value!r}, expected {wanted[name]!r}"
+
+
+@pytest.mark.parametrize("mode", ["update", "append"])
+@pytest.mark.parametrize("name", list(WINDOWS))
+@given(epochs=raw_epochs, hash_of=hash_functions, lateness=st.sampled_from([0, 3]), runs=st.booleans())
+@examples(50)
+def test_windows_over_epochs_are_those_of_the_model(
+    name: str, mode: str, epochs: Any, hash_of: HashOf, lateness: int, runs: bool
+) -> None:
+    """Late rows, nulls, negative times, equal hashes, epochs without rows: what is emitted, counted and kept."""
+    step = unit(name)
+    driven = Driven(WINDOWS[name], mode, lateness=f"{lateness * step} microseconds", hash_of=hash_of, runs=runs)
+    model = WindowModel(WINDOWS[name], mode, lateness * step)
+    watermark = late = place = 0
+    for drawn, forward in epochs:
+        rows = []
+        for key, at, *values in drawn:
+            rows.append(Row(key, None if at is None else at * step, *values, place=place))
+            place += 1
+        late, watermark = watermark, watermark + forward * step // 1000
+        found = driven.epoch(rows, watermark, late)
+        expected, late_rows = model.epoch(rows, watermark, late)
+        compare(found, expected)
+        assert driven.late == late_rows
+    # All that is still open closes in the end, and nothing stays behind.
+    found = driven.epoch([], 1 << 40, watermark)
+    expected, _ = model.epoch([], 1 << 40, watermark)
+    compare(found, expected)
+    assert driven.live == 0
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
+@given(epochs=raw_epochs)
+@examples(20)
+def test_without_a_watermark_nothing_is_late_or_removed(name: str, epochs: Any) -> None:
+    """As in Spark: such state only grows."""
+    driven = Driven(WINDOWS[name], "update", watermarked=False)
+    model = WindowModel(WINDOWS[name], "update", watermarked=False)
+    assert driven.operator.time_domain == ""
+    place = 0
+    for drawn, _ in epochs:
+        rows = []
+        for key, at, *values in drawn:
+            rows.append(Row(key, None if at is None else at * SECOND, *values, place=place))
+            place += 1
+        compare(driven.epoch(rows), model.epoch(rows, 0, 0)[0])
+        assert driven.late == 0
+
+
+def test_a_window_closes_at_its_end_and_not_before() -> None:
+    """`end <= watermark`, inclusive; and a row is late from the next epoch on."""
+    driven = Driven(windows.tumbling("10 seconds"), "append")
+    assert driven.epoch([Row(A, 1 * SECOND)]) == {}
+    assert driven.epoch([Row(A, 2 * SECOND)], 9_999, 0) == {}
+    closed = driven.epoch([Row(A, 3 * SECOND), Row(A, 10 * SECOND)], 10_000, 9_999)
+    assert list(closed) == [(A, 0, 10 * SECOND)]
+    assert closed[A, 0, 10 * SECOND]["rows"] == 3, "the epoch that closes a window still counts its rows"
+    assert driven.epoch([Row(A, 9 * SECOND)], 10_000, 10_000) == {}
+    assert driven.late == 1
+
+
+def test_a_microsecond_after_the_watermark_a_window_is_open() -> None:
+    """Watermarks have milliseconds, windows microseconds."""
+    driven = Driven(windows.tumbling("10 seconds", "1 microsecond"), "append")
+    assert driven.epoch([Row(A, 5 * SECOND)], 10_000, 0) == {}
+    assert list(driven.epoch([], 10_001, 10_000)) == [(A, 1, 10 * SECOND + 1)]
+
+
+@pytest.mark.parametrize("at_s", [-0.000001, -10, -10.000001, -25])
+def test_windows_before_1970_are_rounded_down(at_s: float) -> None:
+    """Division that rounds to zero would put them one window too late."""
+    at = round(at_s * SECOND)
+    driven = Driven(windows.tumbling("10 seconds"), "update", watermarked=False)
+    ((_, start, end),) = driven.epoch([Row(A, at)])
+    assert start <= at < end
+    assert start % (10 * SECOND) == 0
+
+
+def test_sliding_windows_write_a_touched_pane_once() -> None:
+    """Not once per window: that is what panes are for."""
+    driven = Driven(windows.sliding("10 seconds", "1 second"), "update")
+    emitted = driven.epoch([Row(A, 100 * SECOND), Row(A, 100 * SECOND + 5)])
+    assert len(emitted) == 10
+    assert driven.changed.num_rows == 1
+
+
+def test_in_append_mode_a_pane_is_written_for_its_rows_and_removed_and_no_more() -> None:
+    """A steady stream: each epoch adds to two panes and removes one; none is written because a window of it closed."""
+    driven = Driven(windows.sliding("10 seconds", "1 second"), "append", wanted={"rows": aggregates.count()})
+    changed = []
+    for second in range(40):
+        watermark = max(0, second - 3)
+        rows = [Row(A, at * SECOND, place=2 * second + n) for n, at in enumerate((second, max(second - 1, 0)))]
+        driven.epoch(rows, watermark * 1000, max(watermark - 1, 0) * 1000)
+        changed.append(driven.changed.num_rows)
+    assert changed[20:] == [3] * 20
+
+
+def test_a_partly_late_row_counts_in_the_windows_that_are_open() -> None:
+    """One pair per window that was missed."""
+    driven = Driven(windows.sliding("10 seconds", "5 seconds"), "update")
+    emitted = driven.epoch([Row(A, 12 * SECOND)], 16_000, 15_000)
+    assert list(emitted) == [(A, 10 * SECOND, 20 * SECOND)]
+    assert driven.late == 1
+
+
+def test_allowed_lateness_postpones_closing() -> None:
+    """In update mode late rows go on updating; in append mode the window waits for them."""
+    update = Driven(windows.tumbling("10 seconds"), "update", lateness="5 seconds")
+    append = Driven(windows.tumbling("10 seconds"), "append", lateness="5 seconds")
+    for driven in (update, append):
+        driven.epoch([Row(A, 1 * SECOND)], 12_000, 0)
+    assert update.epoch([Row(A, 2 * SECOND)], 14_999, 12_000)[A, 0, 10 * SECOND]["rows"] == 2
+    assert append.epoch([Row(A, 2 * SECOND)], 14_999, 12_000) == {}
+    assert update.epoch([], 15_000, 14_999) == {}
+    assert append.epoch([], 15_000, 14_999)[A, 0, 10 * SECOND]["rows"] == 2
+    assert update.live == append.live == 0
+
+
+def test_a_session_takes_a_row_exactly_one_gap_later() -> None:
+    """Observed in Spark: the end of one may be the start of the next."""
+    driven = Driven(windows.session("10 seconds"), "update")
+    assert list(driven.epoch([Row(A, 0), Row(A, 10 * SECOND), Row(A, 20 * SECOND + 1)])) == [
+        (A, 0, 20 * SECOND),
+        (A, 20 * SECOND + 1, 30 * SECOND + 1),
+    ]
+
+
+def test_a_row_between_two_stored_sessions_joins_them() -> None:
+    """One is written longer, the other leaves a tombstone."""
+    driven = Driven(windows.session("10 seconds"), "update")
+    driven.epoch([Row(A, 0), Row(A, 15 * SECOND), Row(B, 0)])
+    assert driven.live == 3
+    emitted = driven.epoch([Row(A, 7 * SECOND, place=9)])
+    assert list(emitted) == [(A, 0, 25 * SECOND)]
+    assert emitted[A, 0, 25 * SECOND]["rows"] == 3
+    assert driven.live == 2
+    assert driven.changed.num_rows == 2
+
+
+def test_a_late_row_joins_no_open_session() -> None:
+    """Spark judges a row by itself, before it is merged."""
+    driven = Driven(windows.session("10 seconds"), "append")
+    driven.epoch([Row(A, 5 * SECOND), Row(A, 14 * SECOND)])
+    driven.epoch([Row(A, 4 * SECOND)], 16_000, 14_000)
+    assert driven.late == 1
+    ((_, start, _),) = driven.epoch([], 100_000, 16_000)
+    assert start == 5 * SECOND
+
+
+@pytest.mark.parametrize("mode", ["update", "append"])
+@pytest.mark.parametrize("name", ["tumbling", "sliding unevenly", "session"])
+def test_times_far_apart_do_not_overflow(name: str, mode: str) -> None:
+    """From the year 1 to 9999, many keys: more than 62 bits as one number."""
+    driven = Driven(WINDOWS[name] if name == "session" else windows.sliding("3 microseconds", "2 microseconds"), mode,
+                    watermarked=True, wanted={"rows": aggregates.count()})  # fmt: skip
+    ends = (-62_135_000_000 * SECOND, 253_402_000_000 * SECOND)
+    keys = [(str(n), None) for n in range(40)]
+    late = -(1 << 52)
+    driven.epoch([Row(k, at, place=i) for i, (k, at) in enumerate((k, at) for k in keys for at in ends)], late, late)
+    found = driven.epoch(
+        [Row(k, at, place=i) for i, (k, at) in enumerate((k, at) for k in keys for at in ends)], late, late
+    )
+    if mode == "append":
+        found = driven.epoch([], 1 << 52, late)
+    assert {v["rows"] for v in found.values()} == {2}
+    assert {k for k, _, _ in found} == set(keys)
+
+
+def test_a_sum_of_a_window_beyond_long_is_refused() -> None:
+    """Each pane fits, the window does not."""
+    driven = Driven(windows.sliding("10 seconds", "5 seconds"), "update", wanted={"n": aggregates.sum("n")})
+    driven.epoch([Row(A, 0, n=(1 << 63) - 1)])
+    with pytest.raises(InvalidData, match="leaves the range of long"):
+        driven.epoch([Row(A, 6 * SECOND, n=1)])
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("10 seconds", 10 * SECOND),
+        ("1 minute 30 seconds", 90 * SECOND),
+        ("interval 2 HOURS", 7200 * SECOND),
+        ("1.5 seconds", 1_500_000),
+        ("-4 seconds", -4 * SECOND),
+        ("1 week", 7 * 86400 * SECOND),
+        (" 100  microseconds ", 100),
+        ("3 milliseconds 1 microsecond", 3001),
+    ],
+)
+def test_durations_are_read_as_spark_reads_them(text: str, microseconds: int) -> None:
+    """Spark 4.3 accepts all of these."""
+    assert parse_duration_us(text) == microseconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10", "1 month", "2 years", "ten seconds", "10second", "1 nanosecond", "1.5 minutes", "200 years", "1 s;"],
+)
+def test_other_durations_are_refused(text: str) -> None:
+    """With the text in the message."""
+    with pytest.raises(InvalidPipeline, match=re.escape(f"the duration {text!r}")):
+        parse_duration_us(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: windows.tumbling("0 seconds"), "longer than nothing"),
+        (lambda: windows.sliding("5 seconds", "10 seconds"), "leaves rows out"),
+        (lambda: windows.tumbling("5 seconds", "5 seconds"), "shorter than its slide"),
+        (lambda: windows.tumbling("5 seconds", "-5 seconds"), "shorter than its slide"),
+        (lambda: windows.session("-1 seconds"), "longer than nothing"),
+        (lambda: windows.sliding("1 day", "1 second"), "more than 10,000 windows"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(make: Any, message: str) -> None:
+    """Where the window is written."""
+    with pytest.raises(InvalidPipeline, match=message):
+        make()
+
+
+def planned(window: TimeWindow | SessionWindow, **changed: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "uid": "op",
+        "key_columns": KEYS.names,
+        "key_ddl": "",
+        "key_schema": KEYS,
+        "schema": INPUT,
+        "time_column": "at",
+        "window": window,
+        "aggregates": AGGREGATES,
+        "mode": "update",
+        "watermarked": True,
+        "ddl": lambda s: ", ".join(s.names),
+    }
+    return plan_windows(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"time_column": "when"}, "no event-time column 'when'; the input has name, score, at"),
+        ({"time_column": "n"}, "event time 'n' must be a timestamp, not int64"),
+        ({"aggregates": {}}, "at least one aggregate"),
+        ({"aggregates": {"Window": aggregates.count()}}, "would be in the output twice"),
+        ({"aggregates": {"name": aggregates.count()}}, "would be in the output twice"),
+        ({"mode": "append", "watermarked": False}, "there is none; call with_watermark"),
+        ({"allowed_lateness": "-1 seconds"}, "is negative"),
+    ],
+)
+@pytest.mark.parametrize("window", [windows.tumbling("1 second"), windows.session("1 second")], ids=["time", "session"])
+def test_window_steps_that_cannot_run_are_refused_when_the_job_is_built(
+    window: Any, changed: Any, message: str
+) -> None:
+    """With the operator's name."""
+    with pytest.raises(InvalidPipeline, match=f"operator 'op'.*{message}"):
+        planned(window, **changed)
+
+
+def test_the_manifest_says_which_windows_the_state_is_of() -> None:
+    """Panes of other windows cannot be continued."""
+    entry = planned(windows.sliding("10 seconds", "4 seconds"), allowed_lateness="1 minute").entry()
+    assert (entry.kind, entry.modes) == (
+        "windows",
+        "update, size 10000000 us, slide 4000000 us, start 0 us, lateness 60000000 us",
+    )
+    (state,) = entry.states
+    assert (state.name, state.kind, state.time) == ("windows", "rows", "due")
+    session = planned(windows.session("10 seconds")).entry()
+    assert (session.kind, session.states[0].schema.split(", ")[:2]) == ("sessions", ["window.end", "rows"])
+
+
+def test_the_output_has_keys_window_and_aggregates() -> None:
+    """As Spark's groupBy(keys, window(…)).agg(…)."""
+    schema = planned(windows.tumbling("10 seconds")).output_schema
+    assert schema.names == ["name", "score", "window", *AGGREGATES]
+    moment = pa.timestamp("us", "UTC")
+    assert schema.field("window").type == pa.struct([("start", moment), ("end", moment)])

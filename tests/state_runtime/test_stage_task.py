@@ -1,0 +1,151 @@
+"""What a task does around an operator, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from model import CountingIds, FakeClock, empty_manifest
+
+from state_runtime.aggregates import count
+from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import EpochClock, ShardResult
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import open_job_root, open_run
+from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.state.keyhash import hash_rows
+from state_runtime.state.reader import StateReader
+from state_runtime.store import open_store
+from state_runtime.task import (
+    HASH_COLUMN,
+    NO_VERSION,
+    SEQUENCE_COLUMN,
+    SHARD_COLUMN,
+    WAKE_SEQUENCE,
+    Acknowledgement,
+    StageTask,
+    TaskJob,
+)
+
+KEYS = pa.schema([("k", pa.string())])
+
+
+@dataclass
+class Gather:
+    """Stands for Spark's accumulator."""
+
+    got: list[Acknowledgement] = field(default_factory=list)
+
+    def add(self, more: list[Acknowledgement]) -> None:
+        self.got += more
+
+
+class DamagedOnce:
+    """The operator, over a local copy in which a damaged block is met: `after` batches of output were there before."""
+
+    def __init__(self, inner: AggregateOperator, after: int) -> None:
+        self.inner = inner
+        self.after = after
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def process(
+        self, rows: GroupedRows, state: StateReader, clock: EpochClock, shard: int, initial: GroupedRows | None = None
+    ) -> ShardResult:
+        self.calls += 1
+        result = self.inner.process(rows, state, clock, shard, initial)
+        if self.calls == 1:
+            result.outputs = self._broken(list(result.outputs))
+        return result
+
+    def _broken(self, outputs: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from outputs[: self.after]
+        raise LocalCopyUnusable("a block is damaged")
+
+
+def operator() -> AggregateOperator:
+    plan = plan_aggregates({"n": count()}, KEYS, "counts")
+    return AggregateOperator("counts", ("k",), "`k` string", KEYS, plan, "`n` bigint")
+
+
+def rows(*keys: str, sequence: int = 0) -> pa.RecordBatch:
+    column = pa.array(keys, pa.string())
+    return pa.RecordBatch.from_pydict(
+        {
+            "k": column,
+            HASH_COLUMN: pa.array(hash_rows([column]).view("int64")),
+            SHARD_COLUMN: pa.array([0] * len(keys), pa.int32()),
+            SEQUENCE_COLUMN: pa.array(
+                [sequence + n if sequence >= 0 else sequence for n in range(len(keys))], pa.int64()
+            ),
+        }
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TaskJob:
+    """The first epoch after the first fencing snapshot."""
+    catalog = Catalog(open_store(str(tmp_path / "store")), "job")
+    info = open_job_root(catalog.root, "job", clock=FakeClock(), ids=CountingIds())
+    empty = empty_manifest(info.uid, 1)
+    committer = open_run(catalog, info, empty, clock=FakeClock(), ids=CountingIds(), host="h", pid=1)
+    return TaskJob(
+        name="job",
+        uid=info.uid,
+        store_url=str(tmp_path / "store"),
+        storage_options={},
+        local_dir=str(tmp_path / "local"),
+        term=1,
+        epoch="e",
+        snapshot_id=committer.last.snapshot_id + 1,
+        base_snapshot_id=committer.last.snapshot_id,
+        parallelism=1,
+        clock=EpochClock(1_000),
+        inline_bytes_max=1 << 20,
+        runs_max=8,
+        backend="arrow",
+    )
+
+
+def run(
+    job: TaskJob, process: Any, versions: str, *batches: pa.RecordBatch
+) -> tuple[list[pa.RecordBatch], Acknowledgement]:
+    """One task over some input: what it emits and acknowledges."""
+    gather = Gather()
+    task = StageTask(job, 0, process, None, (), versions, "1", True, gather)
+    outputs = list(task(batches))
+    (acknowledged,) = gather.got
+    return outputs, acknowledged
+
+
+def test_a_local_copy_that_turns_out_damaged_while_it_is_read_is_replaced_by_the_primary(job: TaskJob) -> None:
+    """Before anything was handed on, a damaged block costs time and nothing else."""
+    _, first = run(job, operator(), NO_VERSION, rows("a", "b", "a"))
+    # No manifest names that epoch, so the primary has nothing: what the retry sees is the primary's.
+    damaged = DamagedOnce(operator(), after=0)
+    outputs, acknowledged = run(job, damaged, first.version, rows("a"))
+    assert damaged.calls == 2
+    assert [o.to_pylist() for o in outputs] == [[{"k": "a", "n": 1}]]
+    assert acknowledged.local_failed
+    assert acknowledged.version not in (first.version, NO_VERSION)
+
+
+def test_what_was_handed_on_is_never_handed_on_again(job: TaskJob) -> None:
+    """Later operators have seen it: the task fails, and the next one begins from the start."""
+    _, first = run(job, operator(), NO_VERSION, rows("a", "b"))
+    with pytest.raises(LocalCopyUnusable):
+        run(job, DamagedOnce(operator(), after=1), first.version, rows("a"))
+
+
+def test_a_row_that_wakes_a_shard_is_no_input(job: TaskJob) -> None:
+    """It says which shard is meant, and is gone before the operator looks."""
+    outputs, acknowledged = run(job, operator(), NO_VERSION, rows("", sequence=WAKE_SEQUENCE))
+    assert outputs == []
+    assert (acknowledged.shard, acknowledged.input_rows, acknowledged.changes.rows) == (0, 0, 0)
