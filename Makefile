@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.stillstate-ready
+TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
 
@@ -38,12 +39,29 @@ demo-check: setup ## The same demo without a person: kills the driver three time
 ##@ Check
 
 .PHONY: test
-test: setup ## All tests (needs no network and no running service)
-	$(BIN)/python -m pytest
+test: setup ## All tests but the three kinds below (needs no network and no running service)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not cluster and not parity and not kill'
+
+.PHONY: test-parity
+test-parity: setup ## Each operator and processor beside Spark's own, row by row (CI runs them too)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m parity
+
+.PHONY: test-kill
+test-kill: setup ## Drivers that are killed at every point and started again (CI runs them too)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m kill
+
+.PHONY: test-cluster
+test-cluster: setup ## Tests on Spark clusters of several processes, started on loopback (CI runs them too)
+	$(BIN)/python -m pytest -m cluster
 
 .PHONY: test-quick
 test-quick: setup ## Tests that start no Spark
-	$(BIN)/python -m pytest -m 'not spark and not kill'
+	$(BIN)/python -m pytest -m 'not spark and not kill and not cluster'
+
+SOAK ?= 20
+.PHONY: soak
+soak: setup ## The fault suite with SOAK (20) times as many seeds; a failure names the seed that replays it
+	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/test_commit_schedule.py tests/state_runtime/test_driver_schedule.py -m 'not spark and not kill and not cluster'
 
 .PHONY: lint
 lint: setup ## ruff and its formatter
@@ -73,6 +91,14 @@ bench: setup ## First table: Stillstate against Spark 4.3 on this machine (about
 .PHONY: bench-engine
 bench-engine: setup ## Second table: every kind of state and operator against Spark 4.3, growth, tail, memory (about 25 minutes)
 	$(BIN)/python -m benchmarks.engine
+
+.PHONY: bench-checkpoint
+bench-checkpoint: setup ## Third table: what a checkpoint costs, changelog on and off, both backends, and Spark (about 30 minutes)
+	$(BIN)/python -m benchmarks.checkpoint
+
+.PHONY: bench-recovery
+bench-recovery: setup ## Fourth table: restarts from the primary store, from local copies, with twice the shards (about 12 minutes)
+	$(BIN)/python -m benchmarks.recovery
 
 ##@ Tidy up
 

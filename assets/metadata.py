@@ -6,16 +6,26 @@ are always present, so that a plot has no holes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import dagster as dg
 
-from assets.specs import checkpoints_key, stream_key
+from assets.specs import checkpoints_key, materialized_key, stream_key
+from orchestration.folds import record_numbers
 from orchestration.text import time_text
+from state_runtime.materialize.records import Record
 from state_runtime.progress import Progress
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["DATA_VERSION_TAG", "checkpoint_materialization", "checkpoint_metadata", "run_materialization"]
+__all__ = [
+    "DATA_VERSION_TAG",
+    "checkpoint_materialization",
+    "checkpoint_metadata",
+    "fold_materialization",
+    "fold_metadata",
+    "run_materialization",
+]
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 TERM_TAG: Final = "stillstate/term"
@@ -51,6 +61,16 @@ def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) ->
         "parallelism": dg.IntMetadataValue(manifest.parallelism),
         "local_restores": dg.IntMetadataValue(progress.local_restores),
         "primary_restores": dg.IntMetadataValue(progress.primary_restores),
+        "stale_restores": dg.IntMetadataValue(progress.stale_restores),
+        "moved_shards": dg.IntMetadataValue(progress.moved_shards),
+        "restore_s": _seconds(progress.restore_ms),
+        "restored_bytes": dg.IntMetadataValue(progress.restored_bytes),
+        "local_failures": dg.IntMetadataValue(progress.local_failures),
+        "epoch": dg.IntMetadataValue(progress.epoch),
+        "epochs": dg.IntMetadataValue(progress.epochs),
+        "uploads": dg.IntMetadataValue(progress.uploads),
+        "upload_attempts": dg.IntMetadataValue(progress.upload_attempts),
+        "upload_wait_s": _seconds(progress.upload_wait_ms),
         "late_rows": dg.IntMetadataValue(progress.late_rows),
         "watermark_lag_s": _seconds(
             max(0, progress.timestamp_ms - progress.watermark_ms) if progress.watermark_ms else 0
@@ -85,6 +105,24 @@ def run_materialization(job: str, manifest: Manifest) -> dg.AssetMaterialization
             "restore_bytes": manifest.total_bytes,
         },
         tags=_tags(manifest),
+    )
+
+
+def fold_metadata(numbers: Mapping[str, int | float]) -> dict[str, Number]:
+    """The numbers of a materialization (`FoldNumbers`), as integers and floats that Dagster plots."""
+    return {
+        name: dg.FloatMetadataValue(value) if isinstance(value, float) else dg.IntMetadataValue(value)
+        for name, value in numbers.items()
+    }
+
+
+def fold_materialization(job: str, record: Record, log_bytes_left: int | None) -> dg.AssetMaterialization:
+    """A fold that no Dagster run made (the driver did, or the command line), as a run-less materialization."""
+    return dg.AssetMaterialization(
+        materialized_key(job),
+        description=f"{record.mode} materialization {record.record_id} of snapshot {record.snapshot_id}",
+        metadata={"mode": record.mode, **fold_metadata(record_numbers(record, log_bytes_left))},
+        tags={DATA_VERSION_TAG: str(record.record_id)},
     )
 
 

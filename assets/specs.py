@@ -15,7 +15,15 @@ import dagster as dg
 from orchestration.spec import AvailableNow, JobSpec
 from orchestration.text import redacted_location
 
-__all__ = ["JOB_TAG", "build_asset_specs", "checkpoints_key", "job_asset_specs", "stream_key"]
+__all__ = [
+    "JOB_TAG",
+    "build_asset_specs",
+    "checkpoints_key",
+    "job_asset_specs",
+    "materialized_key",
+    "materialized_spec",
+    "stream_key",
+]
 
 JOB_TAG: Final = "stillstate/job"
 _WARN_SHARE: Final = 0.5  # of the freshness window: half of it is left to look before the badge turns red
@@ -31,6 +39,11 @@ def checkpoints_key(job: str) -> dg.AssetKey:
     return dg.AssetKey([job, "checkpoints"])
 
 
+def materialized_key(job: str) -> dg.AssetKey:
+    """`[job, "materialized_state"]`: materialized once for each fold of the changelog into tables, whoever made it."""
+    return dg.AssetKey([job, "materialized_state"])
+
+
 def build_asset_specs(jobs: Iterable[JobSpec]) -> list[dg.AssetSpec]:
     """The specs of all jobs."""
     return [spec for job in jobs for spec in job_asset_specs(job)]
@@ -39,11 +52,7 @@ def build_asset_specs(jobs: Iterable[JobSpec]) -> list[dg.AssetSpec]:
 def job_asset_specs(job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
     """The stream of a job, and its checkpoints downstream of it."""
     location = redacted_location(job.store).rstrip("/")
-    shared: dict[str, Any] = {
-        "group_name": job.identifier,
-        "owners": list(job.owners),
-        "tags": {JOB_TAG: job.name},
-    }
+    shared = _shared(job)
     stream = dg.AssetSpec(
         stream_key(job.name),
         description=_paragraphs(
@@ -71,12 +80,47 @@ def job_asset_specs(job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
         metadata={
             "dagster/uri": f"{location}/{job.name}",
             "store": location,
-            "materialization": "on" if job.materialization.enabled else "off",
+            "changelog": job.changelog,
+            "materialization": f"by {job.materialization.by}",
         },
         freshness_policy=_freshness(job),
         **shared,
     )
     return stream, checkpoints
+
+
+def materialized_spec(job: JobSpec) -> dg.AssetSpec:
+    """The state tables of a job. Unlike the other two, a Dagster run can make them."""
+    fold = job.materialization
+    who = {
+        "driver": "The driver folds beside its epochs; a run of this asset folds at once.",
+        "dagster": "A sensor starts a run when the log has grown"
+        + (f", and so does the schedule `{fold.schedule}`." if fold.schedule else "."),
+        "nobody": "Only a person starts a run.",
+    }[fold.by]
+    return dg.AssetSpec(
+        materialized_key(job.name),
+        deps=[checkpoints_key(job.name)],
+        description=(
+            f"State tables of `{job.name}`: each materialization folded its changelog into sorted tables, so that a restart has less "
+            f"to replay. {who} The data version is the number of the materialization."
+        ),
+        kinds={"spark", "parquet"},
+        metadata={
+            "by": fold.by,
+            "schedule": fold.schedule or "none",
+            "min_bytes": fold.min_bytes,
+            "ratio": fold.ratio,
+            "max_segments": fold.max_segments,
+            "interval_s": fold.interval_s,
+            "replay_s": fold.replay_s,
+        },
+        **_shared(job),
+    )
+
+
+def _shared(job: JobSpec) -> dict[str, Any]:
+    return {"group_name": job.identifier, "owners": list(job.owners), "tags": {JOB_TAG: job.name}}
 
 
 def _freshness(job: JobSpec) -> dg.FreshnessPolicy | None:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from state_runtime import StreamingJob
     from state_runtime.progress import Progress
 
-__all__ = ["Engine", "Sample", "WorkerPlan", "open_engine"]
+__all__ = ["Engine", "Sample", "WorkerPlan", "open_engine", "our_job", "peer_conf", "set_up_python"]
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 60.0
@@ -55,13 +56,28 @@ PEER_CONF: dict[str, str] = {
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Everything a worker process needs to open its engine."""
+    """Everything a worker process needs to open its engine.
+
+    Attributes:
+        settings: of ours, beside parallelism and local folder: fields of `JobSettings`.
+        conf: Spark settings that win over the common ones.
+        store: URL of the primary store of ours; a folder of the worker by default.
+    """
 
     side: Side
     workload: Workload
     folder: Path
     cores: int
     files: tuple[Path, ...]
+    settings: tuple[tuple[str, Any], ...] = ()
+    conf: tuple[tuple[str, str], ...] = ()
+    store: str = ""
+    storage_options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def store_url(self) -> str:
+        """The primary store of ours."""
+        return self.store or str(self.folder / "store")
 
     @property
     def partitions(self) -> int:
@@ -86,6 +102,7 @@ class Sample:
             that run at once, plus the commit log.
         state_rows: Rows of state after the batch, as the engine itself counts them.
         phases_ms: Where the trigger's time went: Spark's `durationMs`, and in ours the phases of `Progress`.
+        numbers: Of ours, all other numbers of `Progress`.
     """
 
     batch_id: int
@@ -94,6 +111,7 @@ class Sample:
     checkpoint_ms: float
     state_rows: int
     phases_ms: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -115,12 +133,17 @@ class EngineFailed(RuntimeError):
 def open_engine(plan: WorkerPlan) -> Engine:
     """Start the session and the query of one side; the query is idle when this returns."""
     plan.inbox.mkdir(parents=True, exist_ok=True)
-    # Spark's Python workers are children of the JVM and import benchmarks.processors by name.
+    set_up_python()
+    return _Ours(plan) if plan.side == "ours" else _Peer(plan)
+
+
+def set_up_python() -> None:
+    """Let Spark's Python workers import what this process does; before the JVM starts."""
+    # They are children of the JVM and import benchmarks.processors by name.
     root = str(Path(__file__).resolve().parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    return _Ours(plan) if plan.side == "ours" else _Peer(plan)
 
 
 class _Inbox:
@@ -196,8 +219,10 @@ class _Ours:
         from state_runtime.session import build_session
 
         self._inbox = _Inbox(plan)
-        self._spark = build_session("benchmark-ours", master=f"local[{plan.cores}]", conf=COMMON_CONF)
-        self._job = _our_job(plan)
+        self._spark = build_session(
+            "benchmark-ours", master=f"local[{plan.cores}]", conf={**COMMON_CONF, **dict(plan.conf)}
+        )
+        self._job = our_job(plan)
         self._stop = threading.Event()
         self._epochs: dict[int, Progress] = {}
         self._failure: BaseException | None = None
@@ -250,6 +275,7 @@ class _Ours:
             checkpoint_ms=ours.checkpoint_ms,
             state_rows=ours.state_rows,
             phases_ms={**durations, **{phase: round(ms, 2) for phase, ms in ours.phases_ms.items()}},
+            numbers=_numbers(ours),
         )
 
 
@@ -260,20 +286,28 @@ def peer_conf(plan: WorkerPlan) -> dict[str, str]:
         **PEER_CONF,
         "spark.sql.shuffle.partitions": str(plan.partitions),
         **dict(plan.workload.peer_conf),
+        **dict(plan.conf),
     }
 
 
-def _our_job(plan: WorkerPlan) -> Any:
+def _numbers(progress: Progress) -> dict[str, float]:
+    """The plain numbers of a progress, for the JSON file."""
+    fields = progress.to_json_dict()
+    return {name: round(value, 2) for name, value in fields.items() if isinstance(value, int | float)}
+
+
+def our_job(plan: WorkerPlan) -> StreamingJob:
+    """The plan's workload as a job; it has no sink, its output ends in the JVM."""
     from benchmarks.operators import our_operator
     from state_runtime import JobContext
     from state_runtime.settings import JobSettings
 
     context = JobContext(
         name="benchmark",
-        store=str(plan.folder / "store"),
+        store=plan.store_url,
         options={},
-        settings=JobSettings(parallelism=plan.partitions, local_dir=str(plan.folder / "local")),
-        storage_options={},
+        settings=JobSettings(parallelism=plan.partitions, local_dir=str(plan.folder / "local"), **dict(plan.settings)),
+        storage_options=dict(plan.storage_options),
     )
     job = context.job()
     # Without a reader our output would never leave the Python task, while the peer's ends in the JVM.

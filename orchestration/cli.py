@@ -10,6 +10,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 
@@ -76,6 +77,14 @@ DroppedOption = Annotated[
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
 ]
+
+
+class FoldMode(StrEnum):
+    """What `materialize --mode` takes."""
+
+    auto = "auto"
+    minor = "minor"
+    major = "major"
 
 
 def _guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -345,6 +354,46 @@ def query(
         _print_table(views.state_table(found))
     else:
         print(f"{found.title}: no row{' of this key' if key else ''}{' with these values' if where else ''}")
+
+
+@app.command(epilog="Example: stillstate materialize flights --mode major")
+@_guarded
+def materialize(
+    job: JobArgument,
+    mode: Annotated[
+        FoldMode,
+        typer.Option(
+            "--mode",
+            "-m",
+            help="auto: new base tables where changes have grown large; minor: none; major: all of them.",
+        ),
+    ] = FoldMode.auto,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold a job's changelog into state tables now, as a Spark job in this process, with a progress bar.
+
+    The job may run meanwhile: its driver takes the tables over with its next checkpoint, a job that does not run with its first.
+    Nothing to fold is no error. A crash at any point leaves unused files, never damage.
+    """
+    from orchestration.folds import fold_numbers
+    from orchestration.materialize import fold_in_new_session, fold_summary, fold_view
+    from orchestration.text import bytes_text, count_text, duration_text
+
+    spec = load_spec(config).job(job)
+    result, log_left = fold_in_new_session(spec, fold_view(job, as_json=as_json), mode=mode.value)
+    numbers = fold_numbers(result, log_left)
+    if as_json:
+        _print_json({"job": job, **fold_summary(result, numbers)})
+    elif result.record_id is None:
+        print(f"{job}: nothing was folded: {result.reason}")
+    else:
+        print(
+            f"{job}: {result.mode} materialization {result.record_id} of snapshot {result.snapshot_id} in "
+            f"{duration_text(result.duration_s)}: {bytes_text(result.log_bytes_folded)} of log folded, "
+            f"{count_text(result.rows)} rows, {bytes_text(result.written_bytes)} written, "
+            f"{result.shared_tables} tables kept, {bytes_text(log_left)} of log left"
+        )
 
 
 def _snapshot_id(text: str) -> int | None:

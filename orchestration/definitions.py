@@ -7,9 +7,9 @@ folder or above it. After a change of the file's set of jobs, reload the code lo
 import dagster as dg
 
 from assets.specs import build_asset_specs
-from orchestration.jobs import build_driver_jobs
+from orchestration.jobs import build_driver_jobs, build_fold_jobs
 from orchestration.resources import STILLSTATE, StillstateResource
-from orchestration.sensors import build_progress_sensor, build_recovery_sensor
+from orchestration.sensors import build_materialization_sensor, build_progress_sensor, build_recovery_sensor
 from orchestration.spec import Spec, load_spec
 
 __all__ = ["build_definitions", "defs"]
@@ -19,15 +19,19 @@ def build_definitions(spec: Spec, stillstate: StillstateResource | None = None) 
     """Definitions for one configuration; `stillstate` replaces the resource in tests."""
     resource = stillstate or StillstateResource(config_file=str(spec.file))
     jobs = {name: build_driver_jobs(job, resource) for name, job in spec.jobs.items()}
+    folds = {name: build_fold_jobs(job) for name, job in spec.jobs.items()}
     names = list(jobs)
     return dg.Definitions(
-        assets=build_asset_specs(spec.jobs.values()),
-        jobs=[definition for job in jobs.values() for definition in job.all()],
+        assets=[*build_asset_specs(spec.jobs.values()), *(fold.asset for fold in folds.values())],
+        asset_checks=[fold.check for fold in folds.values()],
+        jobs=[*(d for job in jobs.values() for d in job.all()), *(fold.job for fold in folds.values())],
+        schedules=[fold.schedule for fold in folds.values() if fold.schedule is not None],
         sensors=[
             build_progress_sensor(names),
             build_recovery_sensor(names, {name: job.recover for name, job in jobs.items()}),
+            build_materialization_sensor(names, {name: fold.job for name, fold in folds.items()}),
         ],
-        resources={STILLSTATE: resource},
+        resources={STILLSTATE: resource, **{key: r for fold in folds.values() for key, r in fold.resources.items()}},
     )
 
 

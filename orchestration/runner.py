@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -31,13 +32,30 @@ if TYPE_CHECKING:
     from state_runtime import StreamingJob
     from state_runtime.run import RunResult
 
-__all__ = ["JsonLines", "LiveLine", "PlainLines", "ProgressView", "progress_line", "progress_view", "run_job"]
+__all__ = [
+    "JsonLines",
+    "LiveLine",
+    "PlainLines",
+    "ProgressView",
+    "RestoreWatch",
+    "progress_line",
+    "progress_view",
+    "restore_line",
+    "run_job",
+]
 
 PLAIN_INTERVAL_S: Final = 1.0
+RESTORE_INTERVAL_S: Final = 1.0
+
+_LOG = logging.getLogger(__name__)
 
 
 class ProgressView(Protocol):
-    """Where the progress of a run is shown. Called from Spark's callback thread."""
+    """Where the progress of a run is shown. Called from Spark's callback thread, and before the first epoch from another."""
+
+    def restoring(self, done: int, total: int) -> None:
+        """So many of the shards are brought back; the first epoch goes on when all are."""
+        ...
 
     def show(self, progress: Progress) -> None:
         """One epoch ended."""
@@ -55,6 +73,9 @@ class LiveLine:
         self._job = job
         self._live = Live(Text(f"{job}: starting"), console=console, refresh_per_second=8, transient=False)
         self._live.start()
+
+    def restoring(self, done: int, total: int) -> None:
+        self._live.update(Text(restore_line(self._job, done, total)))
 
     def show(self, progress: Progress) -> None:
         self._live.update(Text(progress_line(self._job, progress)))
@@ -74,6 +95,9 @@ class PlainLines:
         self._held: Progress | None = None
         self._skipped = 0
         self._lock = threading.Lock()
+
+    def restoring(self, done: int, total: int) -> None:
+        self._console.print(Text(restore_line(self._job, done, total)), soft_wrap=True)
 
     def show(self, progress: Progress) -> None:
         with self._lock:
@@ -101,7 +125,10 @@ class PlainLines:
 
 
 class JsonLines:
-    """One JSON object per epoch on stdout, for programs."""
+    """One JSON object per epoch on stdout, for programs; how a restore goes is in `jobs --json`."""
+
+    def restoring(self, done: int, total: int) -> None:
+        """Not an epoch."""
 
     def show(self, progress: Progress) -> None:
         print(json.dumps(progress.to_json_dict()), flush=True)
@@ -110,17 +137,81 @@ class JsonLines:
         """Nothing is held back."""
 
 
+def restore_line(job: str, done: int, total: int) -> str:
+    """`flights  restoring  3 of 8 shards`"""
+    return f"{job}  restoring  {count_text(done)} of {count_text(total)} shards"
+
+
+class RestoreWatch:
+    """Shows how far the restore is, from this run's own heartbeats, until the first epoch is over.
+
+    Args:
+        wait: waits for so many seconds and says whether the watch is over; an event's in earnest.
+    """
+
+    def __init__(self, catalog: Catalog, view: ProgressView, wait: Callable[[float], bool], pid: int) -> None:
+        self._catalog = catalog
+        self._view = view
+        self._wait = wait
+        self._pid = pid
+
+    def follow(self) -> None:
+        """Look until `wait` says that it is enough. It never raises: the run goes on without it."""
+        shown = (0, 0)
+        while not self._wait(RESTORE_INTERVAL_S):
+            try:
+                status = self._catalog.status()
+            except StillstateError as error:
+                _LOG.debug("how far the restore is cannot be read: %s", error)
+                continue
+            if status is None or status.pid != self._pid:
+                continue  # of the run before this one
+            now = (status.restored, status.restoring)
+            if status.restoring and now != shown:
+                self._view.restoring(*now)
+                shown = now
+
+
+@contextmanager
+def _watched(catalog: Catalog, view: ProgressView) -> Iterator[Callable[[Progress], None]]:
+    """`view.show`, with a restore watch beside it until it is called first."""
+    over = threading.Event()
+    watch = RestoreWatch(catalog, view, over.wait, os.getpid())
+    thread = threading.Thread(target=watch.follow, name="stillstate-restore-watch", daemon=True)
+
+    def show(progress: Progress) -> None:
+        if not over.is_set():
+            over.set()
+            thread.join()  # else its last line could come after the epoch's
+        view.show(progress)
+
+    thread.start()
+    try:
+        yield show
+    finally:
+        over.set()
+        thread.join()
+
+
 def progress_line(job: str, progress: Progress) -> str:
-    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`"""
+    """`flights  epoch 12  rows 1,000  5,120/s  state 3,801  checkpoint 9 ms  log 1.2 MiB`, and where shards came back from."""
+    restores = {
+        "local": progress.local_restores,
+        "stale local": progress.stale_restores,
+        "store": progress.primary_restores,
+    }
+    came_back = ", ".join(f"{count} {kind}" for kind, count in restores.items() if count)
     return "  ".join(
         (
             job,
-            f"epoch {progress.snapshot_id}",
+            f"epoch {progress.epoch or progress.snapshot_id}",
             f"rows {count_text(progress.input_rows)}",
             f"{count_text(progress.rows_per_s)}/s",
             f"state {count_text(progress.state_rows)}",
-            f"checkpoint {progress.checkpoint_ms:.0f} ms",
+            # Between two checkpoints there is none to tell of.
+            f"checkpoint {progress.checkpoint_ms:.0f} ms" if progress.checkpoint_ms else "checkpoint later",
             f"log {bytes_text(progress.log_bytes)}",
+            *((f"restored {came_back}",) if came_back else ()),
         )
     )
 
@@ -157,9 +248,10 @@ def run_job(
     """
     _let_python_workers_import_from(folder)
     try:
+        catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name)
         if not takeover:
             # Asked again by the run itself; here it saves a second driver the start of Spark.
-            refuse_if_live(Catalog(open_store(spec.store, spec.storage_options), spec.name), SYSTEM_CLOCK)
+            refuse_if_live(catalog, SYSTEM_CLOCK)
         build = load_entry_point(spec.entry_point, folder)
         # Imported late: the rest of the command line must start quickly, and without Spark installed.
         from state_runtime.session import build_session
@@ -168,13 +260,13 @@ def run_job(
         session = build_session(spec.name, spec.spark.master, spec.spark.conf)
         try:
             # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
-            with _stop_on_signals() as stop:
+            with _stop_on_signals() as stop, _watched(catalog, view) as show:
                 return job.run(
                     session,
                     trigger=to_trigger(spec, until_idle=until_idle),
                     takeover=takeover,
                     allow_dropped_state=allow_dropped_state,
-                    on_progress=view.show,
+                    on_progress=show,
                     stop=stop,
                 )
         finally:

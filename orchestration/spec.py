@@ -19,12 +19,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from orchestration.sections import (
+    SECTIONS,
+    AvailableNow,
+    CheckpointSpec,
+    LauncherSpec,
+    LocalRecovery,
+    LocalRecoverySpec,
+    MaterializationSpec,
+    OnOff,
+    Placement,
+    ProcessingTime,
+    RecoverySpec,
+    SparkSpec,
+    Strict,
+    Trigger,
+    UploadSpec,
+)
 from orchestration.yaml_tree import Key, Located, Problems, Scalar, read_tree
 from state_runtime.errors import InvalidConfiguration, JobNotFound
-from state_runtime.limits import KIB, MAX_PARALLELISM, MIB
+from state_runtime.limits import MAX_PARALLELISM
+from state_runtime.settings import JobSettings
 
 if TYPE_CHECKING:
     # It lives beside the pipeline, which imports pyspark; the Dagster code location must load without it.
@@ -47,6 +65,7 @@ __all__ = [
     "identifier",
     "load_spec",
     "to_context",
+    "to_settings",
     "to_trigger",
 ]
 
@@ -102,106 +121,11 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-class _Strict(BaseModel):
-    # `hide_input_in_errors` matters: pydantic would otherwise print what was in a secret's place.
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
-
-
-def _conf_text(value: object) -> object:
-    """Spark's configuration is text; YAML's `true` and `4` are what people write."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
-
-
-ConfValue = Annotated[str, BeforeValidator(_conf_text)]
 Owner = Annotated[str, Field(pattern=r"^(team:[A-Za-z0-9_][A-Za-z0-9_ .-]*|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
-class SparkSpec(_Strict):
-    """The Spark session of the driver."""
-
-    master: str = Field(default="local[*]", min_length=1)
-    conf: dict[str, ConfValue] = Field(default_factory=dict)
-
-
-class ProcessingTime(_Strict):
-    """Look for new input at this interval."""
-
-    processing_time_s: float = Field(gt=0, le=86_400)
-
-
-class AvailableNow(_Strict):
-    """Process what is there, then finish."""
-
-    available_now: Literal[True]
-
-
-def _trigger_kind(value: object) -> str | None:
-    if isinstance(value, ProcessingTime) or (isinstance(value, dict) and list(value) == ["processing_time_s"]):
-        return "[processing_time]"
-    if isinstance(value, AvailableNow) or (isinstance(value, dict) and list(value) == ["available_now"]):
-        return "[available_now]"
-    return None
-
-
-# The kind is decided by hand: a plain union would report the errors of both members and bury the reason.
-Trigger = Annotated[
-    Annotated[ProcessingTime, Tag("[processing_time]")] | Annotated[AvailableNow, Tag("[available_now]")],
-    Discriminator(
-        _trigger_kind,
-        custom_error_type="trigger",
-        custom_error_message="must be `{processing_time_s: <seconds>}` or `{available_now: true}`; "
-        "leave it out to run as fast as possible",
-    ),
-]
-
-
-class CheckpointSpec(_Strict):
-    """How checkpoints are written, and how old the newest one may be."""
-
-    heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=3600)
-    inline_bytes_max: int = Field(default=256 * KIB, ge=0, le=64 * MIB)
-    freshness_s: float | None = Field(default=None, ge=60, le=31 * 86_400)
-
-
-class MaterializationSpec(_Strict):
-    """When the driver folds its changelog into state tables."""
-
-    enabled: bool = True
-    min_bytes: int = Field(default=64 * MIB, ge=1, le=1 << 50)
-    ratio: float = Field(default=1.0, ge=0.01, le=100)
-    max_segments: int = Field(default=256, ge=2, le=4096)
-
-
-class RecoverySpec(_Strict):
-    """When a driver counts as lost, and how often it is brought back.
-
-    Attributes:
-        heartbeat_timeout_s: a running driver whose newest heartbeat is older is silent.
-        start_grace_s: the same for a driver that is still starting.
-        max_attempts: recoveries in a row without a new checkpoint; after that a person must look.
-        backoff_s: wait before the second attempt; doubled for each further one.
-    """
-
-    enabled: bool = True
-    heartbeat_timeout_s: float = Field(default=30.0, gt=0, le=86_400)
-    start_grace_s: float = Field(default=120.0, gt=0, le=86_400)
-    max_attempts: int = Field(default=5, ge=1, le=50)
-    backoff_s: float = Field(default=10.0, ge=0, le=3600)
-
-
-class LauncherSpec(_Strict):
-    """How a driver process comes to be."""
-
-    kind: Literal["local"] = "local"
-    log_dir: str = Field(default="logs", min_length=1)
-    start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    stop_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
-
-
-class JobSpec(_Strict):
+class JobSpec(Strict):
     """One job. `name` and the resolved paths are filled in by `load_spec`."""
 
     model_config = ConfigDict(
@@ -227,6 +151,11 @@ class JobSpec(_Strict):
     local_dir: str = ""
     backend: Literal["arrow", "rocksdb"] = "arrow"
     checkpoint: CheckpointSpec = CheckpointSpec()
+    changelog: OnOff = "on"
+    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    upload: UploadSpec = UploadSpec()
+    local_recovery: LocalRecovery = LocalRecoverySpec()
+    placement: Placement = "sticky"
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
     launcher: LauncherSpec = LauncherSpec()
@@ -239,7 +168,7 @@ class JobSpec(_Strict):
         return identifier(self.name)
 
 
-class Spec(_Strict):
+class Spec(Strict):
     """The whole file."""
 
     version: Literal[1]
@@ -319,27 +248,44 @@ def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | N
     return None
 
 
-def to_context(spec: JobSpec) -> JobContext:
-    """What the job's entry point is called with. Imports pyspark, so only a driver calls it."""
-    from state_runtime.job import JobContext
-    from state_runtime.settings import JobSettings
-
-    settings = JobSettings(
+def to_settings(spec: JobSpec) -> JobSettings:
+    """What the runtime is set to."""
+    checkpoint, upload, materialization = spec.checkpoint, spec.upload, spec.materialization
+    return JobSettings(
         parallelism=spec.parallelism,
         local_dir=spec.local_dir,
         backend=spec.backend,
-        heartbeat_interval_s=spec.checkpoint.heartbeat_interval_s,
-        inline_bytes_max=spec.checkpoint.inline_bytes_max,
-        materialize=spec.materialization.enabled,
-        materialize_min_bytes=spec.materialization.min_bytes,
-        materialize_ratio=spec.materialization.ratio,
-        materialize_max_segments=spec.materialization.max_segments,
+        heartbeat_interval_s=checkpoint.heartbeat_interval_s,
+        inline_bytes_max=checkpoint.inline_bytes_max,
+        checkpoint_interval_s=checkpoint.interval_s,
+        checkpoint_batches=checkpoint.batches,
+        pending_bytes_max=checkpoint.pending_bytes_max,
+        changelog=spec.changelog,
+        compression=spec.compression,
+        upload_timeout_s=upload.timeout_s,
+        upload_attempts_max=upload.attempts_max,
+        upload_in_flight_bytes_max=upload.in_flight_bytes_max,
+        local_recovery=spec.local_recovery.enabled,
+        local_bytes_max=spec.local_recovery.bytes_max,
+        placement=spec.placement,
+        materialize=materialization.by == "driver",
+        materialize_interval_s=materialization.interval_s,
+        materialize_min_bytes=materialization.min_bytes,
+        materialize_ratio=materialization.ratio,
+        materialize_max_segments=materialization.max_segments,
+        materialize_replay_s=materialization.replay_s,
     )
+
+
+def to_context(spec: JobSpec) -> JobContext:
+    """What the job's entry point is called with. Imports pyspark, so only a driver calls it."""
+    from state_runtime.job import JobContext
+
     return JobContext(
         name=spec.name,
         store=spec.store,
         options=spec.options,
-        settings=settings,
+        settings=to_settings(spec),
         storage_options=spec.storage_options,
     )
 
@@ -456,19 +402,36 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
         if (problem := _store_problem(job.store)) is not None:
             place = root.find(("jobs", name, "store"))[0]
             problems.add(place.line, place.path, problem)
-        if job.recovery.enabled and job.recovery.heartbeat_timeout_s < 2 * job.checkpoint.heartbeat_interval_s:
-            place = root.find(("jobs", name, "recovery", "heartbeat_timeout_s"))[0]
-            problems.add(
-                place.line,
-                place.path,
-                f"heartbeat_timeout_s = {job.recovery.heartbeat_timeout_s:g} is under twice the "
-                f"heartbeat_interval_s = {job.checkpoint.heartbeat_interval_s:g}: a healthy driver would be replaced",
-            )
+        for keys, message in _contradictions(job):
+            place = root.find(("jobs", name, *keys))[0]
+            problems.add(place.line, place.path, message)
     jobs = {
         name: job.model_copy(update={"name": name, "launcher": _absolute_logs(job.launcher, file.parent)})
         for name, job in spec.jobs.items()
     }
     return spec.model_copy(update={"file": file, "jobs": jobs})
+
+
+def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values that are fine alone and not together."""
+    checkpoint, recovery, fold = job.checkpoint, job.recovery, job.materialization
+    if recovery.enabled and recovery.heartbeat_timeout_s < 2 * checkpoint.heartbeat_interval_s:
+        yield (
+            ("recovery", "heartbeat_timeout_s"),
+            f"heartbeat_timeout_s = {recovery.heartbeat_timeout_s:g} is under twice the "
+            f"heartbeat_interval_s = {checkpoint.heartbeat_interval_s:g}: a healthy driver would be replaced",
+        )
+    if checkpoint.freshness_s is not None and checkpoint.freshness_s < 2 * checkpoint.interval_s:
+        yield (
+            ("checkpoint", "freshness_s"),
+            f"freshness_s = {checkpoint.freshness_s:g} is under twice the interval_s = {checkpoint.interval_s:g}: "
+            "a healthy job would count as stale",
+        )
+    if fold.schedule and fold.by != "dagster":
+        yield (
+            ("materialization", "schedule"),
+            f"a schedule needs `by: dagster`; it is `by: {fold.by}`, and nobody would look at the schedule",
+        )
 
 
 def _absolute_logs(launcher: LauncherSpec, folder: Path) -> LauncherSpec:
@@ -541,17 +504,10 @@ def _unknown_key(loc: tuple[Key, ...]) -> str:
     for part in loc[:-1]:
         if part == "jobs":
             model = JobSpec
-        elif isinstance(part, str) and model is JobSpec and part in _SECTIONS:
-            model = _SECTIONS[part]
+        elif isinstance(part, str) and model is JobSpec and part in SECTIONS:
+            model = SECTIONS[part]
     known = sorted(set(model.model_fields) - {"name", "file"}) + (["defaults"] if model is Spec else [])
+    if model is MaterializationSpec and loc[-1] == "enabled":
+        return "unknown key; it is `by: driver` or `by: nobody` now"
     near = difflib.get_close_matches(str(loc[-1]), known, n=1)
     return "unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")
-
-
-_SECTIONS: Final[dict[str, type[BaseModel]]] = {
-    "spark": SparkSpec,
-    "checkpoint": CheckpointSpec,
-    "materialization": MaterializationSpec,
-    "recovery": RecoverySpec,
-    "launcher": LauncherSpec,
-}

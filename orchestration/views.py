@@ -66,6 +66,8 @@ class JobRow:
     last_snapshot_age_s: float | None = None
     rows_per_s: float | None = None
     state_rows: int | None = None
+    restored: int = 0
+    restoring: int = 0
     reason: str = ""
     exit_code: int = 0
 
@@ -85,6 +87,8 @@ class JobRow:
             last_snapshot_age_s=(None if latest is None else round(max(0, now_ms - latest.created_at_ms) / 1000, 3)),
             rows_per_s=None if progress is None else progress.rows_per_s,
             state_rows=None if progress is None else progress.state_rows,
+            restored=0 if status is None else status.restored,
+            restoring=0 if status is None else status.restoring,
             reason=seen.health.reason,
         )
 
@@ -216,9 +220,16 @@ def jobs_table(rows: list[JobRow]) -> Table:
             _age(row.last_snapshot_age_s),
             _number(row.rows_per_s),
             _number(row.state_rows),
-            Text("" if row.health == "healthy" else row.reason),
+            Text(_why(row)),
         )
     return table
+
+
+def _why(row: JobRow) -> str:
+    if row.health not in ("healthy", "starting"):
+        return row.reason
+    restoring = f"restoring {row.restored} of {row.restoring} shards" if row.restoring else ""
+    return restoring or ("" if row.health == "healthy" else row.reason)
 
 
 def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:

@@ -108,7 +108,9 @@ class _Step:
         self._snapshot_id = snapshot_id
         self._deleted = deleted
         self._ended_ms = before.time.batch_time_ms if before.time is not None else 0
-        stored = [*(s.snapshot_id for s in before.segments), *(layer.last_snapshot_id for layer in before.layers)]
+        stored = [s.snapshot_id for s in before.segments]
+        stored += [layer.newest_in(table) for layer in before.layers for table in layer.tables]
+        stored += [before.shards.oldest_snapshot_id] if before.shards is not None else []
         # What ended before the oldest thing that is stored has nothing left to describe.
         self._oldest = min(stored, default=snapshot_id)
 

@@ -4,63 +4,72 @@ One call of `EpochDriver.run_batch` is one epoch; so is one of `run_without_batc
 
 1. plan       the batch's frame through all stages: hash → repartitionById → mapInArrow, user code in between
 2. process    one Spark action; tasks restore, process, log and acknowledge
-3. segment    the acknowledged changes, packed into one object
-4. manifest   create-if-absent of the next snapshot: from here on the epoch has happened
-5. publish    sinks give staged output its final name
-6. return     Spark writes its commit log, which is scratch
+3. head       what the tasks acknowledged is added to what is pending (interval.py)
 
-A crash between any two steps is repaired by the next run: before 4 the batch is run again from the previous snapshot, after
-it the next run publishes what the manifest names and resumes behind the batch.
+By default each epoch ends in a checkpoint; with a checkpoint interval, some do, and none is needed for one to be made:
+
+4. segment    the pending changes, folded and packed into one object
+5. manifest   create-if-absent of the next snapshot: from here on the epochs have happened
+6. publish    sinks give staged output its final name
+
+Then Spark writes its commit log, which is scratch.
+
+A crash between any two steps is repaired by the next run: before 5 the epochs are run again from the previous snapshot, after
+it the next run publishes what the manifest names and resumes behind it.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 
-from state_runtime import errors, faults
+from state_runtime import faults
+from state_runtime.changelog.folding import fold_changes
+from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
 from state_runtime.clock import Clock
 from state_runtime.compatibility import usable_versions
 from state_runtime.epoch_plan import plan_epoch
-from state_runtime.errors import CorruptData, InvalidPipeline, StillstateError
+from state_runtime.errors import ChangesPending, CorruptData, Fenced, InvalidPipeline, StillstateError
+from state_runtime.file_book import FileBook, carried_source_logs
+from state_runtime.gathering import Gathering, typed_error
 from state_runtime.ids import Ids
+from state_runtime.interval import Interval, first_head, is_checkpoint_due, objects_of
 from state_runtime.materialize import BackgroundMaterializer
 from state_runtime.pipeline import CompiledPipeline, Stage
+from state_runtime.placement import Placement
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.progress import Progress
 from state_runtime.settings import JobSettings
+from state_runtime.shard_access import TaskJob, local_folder
+from state_runtime.shards import Shards, ShardStep
 from state_runtime.sinks import SinkSpec, staged_outputs
 from state_runtime.snapshot.commit import Committer
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StagedOutput, TimeEntry
+from state_runtime.snapshot.manifest import (
+    LayerEntry,
+    OperatorEntry,
+    SegmentEntry,
+    ShardFilesEntry,
+    StagedOutput,
+    TimeEntry,
+)
+from state_runtime.snapshot.shard_files import bottom_is_of_shape
 from state_runtime.source import SparkCheckpoint, same_offsets
 from state_runtime.store import Store
-from state_runtime.task import EMPTY_TASK, ERROR_MARK, NO_VERSION, Acknowledgement, StageTask, TaskJob
+from state_runtime.tally import checkpoint_ms, of_epoch, together, with_times
+from state_runtime.task import Acknowledgement, StageTask
 from state_runtime.watermark import Policy, advance, observed
 
 __all__ = ["EpochDriver", "typed_error"]
 
 _LOG = logging.getLogger(__name__)
-_VERSION_CHARS = 16
-
-
-class _Gather(AccumulatorParam[list[Any]]):
-    """Collects acknowledgements on the driver."""
-
-    def zero(self, value: list[Any]) -> list[Any]:
-        return []
-
-    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:
-        value1.extend(value2)
-        return value1
 
 
 @dataclass(frozen=True)
@@ -85,11 +94,35 @@ class DriverContext:
         return f"DriverContext({self.job_name!r})"
 
 
+@dataclass(frozen=True)
+class _Processed:
+    """An epoch's action, done.
+
+    Attributes:
+        time: the epoch's clock, with the event times that were seen.
+        planned_s, processed_s: when (monotonic) the plan was ready, and when the action was done.
+        flushed_ms, flushed_bytes: of a segment that had to be written before the action could succeed; between the two plans.
+    """
+
+    acknowledged: list[Acknowledgement]
+    time: TimeEntry
+    clock: EpochClock
+    started_s: float
+    planned_s: float
+    processed_s: float
+    flushed_ms: float = 0.0
+    flushed_bytes: int = 0
+
+
 class EpochDriver:
     """Runs epochs of one run, one at a time.
 
-    Life cycle: made after the fencing snapshot → `publish_pending` once → `run_batch`* → `stop`. After an error it refuses
-    further epochs; the error is kept in `failure`.
+    Life cycle: made after the fencing snapshot → `publish_pending` once → (`run_batch` | `run_without_batch` |
+    `checkpoint_if_due`)* → `stop` → `finish`. After an error it refuses further epochs; the error is kept in `failure`.
+
+    Attributes:
+        lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
+        progress: numbers of the newest epoch.
     """
 
     def __init__(
@@ -103,17 +136,45 @@ class EpochDriver:
         self._context = context
         self._committer = committer
         self._checkpoint = checkpoint
+        self._spark = spark
         self._on_progress = on_progress
-        self._accumulator: Accumulator[list[Any]] = spark.sparkContext.accumulator([], _Gather())
-        self._materializer = BackgroundMaterializer(context.root, context.settings, context.ids)
+        self._gathering = Gathering(spark.sparkContext)
+        self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
+        self._materializer = BackgroundMaterializer(context.root, context.settings, context.ids, context.clock)
         self._stopping = threading.Event()
-        self._versions, self._trusted = self._initial_versions()
-        self._next_due = self._initial_next_due()
-        # Held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
+        self._acting = ""  # the attempt at an epoch whose action runs
+        self._shards = self._first_shards()
+        self._files: FileBook | None = None
+        if context.settings.changelog == "off":
+            uids = [o.uid for o in context.pipeline.operators]
+            self._files = FileBook.begin(context.root, committer.last, context.parallelism, uids)
+            if not self._files.complete:
+                # The first checkpoint has all of the state as files, whatever it was before.
+                every = frozenset(range(context.parallelism))
+                stored = {o.uid for o in committer.last.operators} & set(uids)
+                self._shards = self._shards.visiting(dict.fromkeys(stored, every))
+        self._interval = Interval(first_head(committer.last), context.clock.monotonic_s())
+        self._committing = False
+        # Complete numbers of the newest checkpoint of this run; its manifest has them without the end.
+        self._previous: Progress | None = None
         self.lock = threading.Lock()
         self.failure: BaseException | None = None
         self.epochs = 0
         self.progress: Progress | None = None
+        self._placement = self._place()
+
+    def restoring(self) -> tuple[int, int]:
+        """While the first epoch with shards of an earlier run is under way: shards that are done, and all. Else (0, 0).
+
+        For the heartbeat, from its thread: Spark delivers acknowledgements one by one as tasks end.
+        """
+        acting, shards = self._acting, self._shards
+        if not acting or self.epochs > 0:
+            return 0, 0
+        done = sum(a.epoch == acting for a in self._gathering.so_far())
+        return min(done, total := sum(map(len, shards.trusted.values()))), total
+
+    # --- what the run calls --------------------------------------------------------------------------------------
 
     def publish_pending(self, spark: SparkSession) -> None:
         """Publish what the newest snapshot names; idempotent. The first thing that a run does after fencing.
@@ -126,11 +187,14 @@ class EpochDriver:
         for name, spec in self._context.sinks.items():
             named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
             spec.remove_abandoned(self._committer.term.term, named)
+        if self._files is None:
+            self._materializer.look(last)
 
     def stop(self, timeout_s: float) -> None:
         """Let no further epoch begin. Call it with the lock held."""
         self._stopping.set()
         self._materializer.join(timeout_s)
+        self._placement.close()
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """One epoch; the function that Spark calls.
@@ -142,12 +206,9 @@ class EpochDriver:
             if self._stopping.is_set() or self.failure is not None:
                 # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
                 return
-            try:
-                if not self._already_committed(batch_id):
+            with self._failing():
+                if not self._already_run(batch_id):
                     self._run_epoch(frame, batch_id, self._checkpoint.clock(batch_id).batch_time_ms)
-            except BaseException as error:
-                self.failure = typed_error(error)
-                raise self.failure from error
 
     def is_due(self) -> bool:
         """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark moved."""
@@ -158,7 +219,7 @@ class EpochDriver:
         """One epoch that Spark does not start; nothing happens if nothing is due any more.
 
         As Spark's own batches without data: for event time one whenever the watermark moved, for processing time when a timer is
-        due. If no shard has anything to do, the epoch is a manifest with the new clock, and no Spark job runs.
+        due. If no shard has anything to do, the epoch is a new clock, and no Spark job runs.
 
         Args:
             empty: a frame of the source's columns without rows.
@@ -168,182 +229,418 @@ class EpochDriver:
         """
         with self.lock:
             now_ms = self._context.clock.now_ms()
-            last = self._committer.last
-            if self._stopping.is_set() or self.failure is not None or last.source is None or not self._is_due(now_ms):
+            if self._stopping.is_set() or self.failure is not None or not self._is_due(now_ms):
                 return
-            try:
+            with self._failing():
                 self._run_epoch(empty, None, now_ms)
-            except BaseException as error:
-                self.failure = typed_error(error)
-                raise self.failure from error
+
+    def checkpoint_if_due(self) -> None:
+        """A checkpoint between two epochs, if the time for one is up: the source may be idle, and output waits for it.
+
+        Raises:
+            StillstateError: see `run_batch`.
+        """
+        with self.lock:
+            if self._stopping.is_set() or self.failure is not None or not self._is_checkpoint_due():
+                return
+            with self._failing():
+                self._checkpoint_alone()
+
+    def finish(self) -> None:
+        """The last checkpoint of a run that ends well: what is pending becomes durable, and its output visible.
+
+        Raises:
+            StillstateError: see `run_batch`.
+        """
+        with self.lock:
+            if self.failure is None and self._interval.epochs:
+                with self._failing():
+                    self._checkpoint_alone()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Keep an error as the run's failure, and take back what the run leaves of epochs that nobody will ever see."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = typed_error(error)
+            if not self._committing and not isinstance(self.failure, Fenced):
+                self._remove(self._gathering.so_far(), self._interval)
+            raise self.failure from error
+
+    def _remove(self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None) -> None:
+        """Remove output and changelog objects that no manifest names or ever will, as far as the stores answer.
+
+        So a job that fails again and again does not fill its store. Of a killed driver they stay: its staged output is removed by
+        the next run, the rest is for garbage collection.
+        """
+        context = self._context
+        staged = [(s.sink, f.staged) for a in acknowledged for s in a.staged for f in s.files]
+        objects = objects_of([a.changes for a in acknowledged])
+        if interval is not None:
+            staged += [(o.sink, f.staged) for o in interval.outputs for f in o.files]
+            objects += [*interval.uploaded, *(s.path for s in interval.segments)]
+        try:
+            for sink, path in staged:
+                context.sinks[sink].store().delete(path)
+            for path in objects:
+                context.root.delete(path)
+        except (StillstateError, OSError):
+            # They are unreachable and do no harm; the error that brought us here is the one to tell.
+            _LOG.warning("what a failed epoch wrote could not be removed", exc_info=True)
+
+    # --- what is due ---------------------------------------------------------------------------------------------
 
     def _is_due(self, now_ms: int) -> bool:
-        last = self._committer.last.time
-        if last is None or self._committer.last.source is None:
+        head = self._interval.head
+        if head.time is None or head.source is None:
             return False
         time = self._advanced(now_ms)
         operators = self._context.pipeline.operators
-        if any(o.time_domain == "event" for o in operators) and time.watermark_ms > last.watermark_ms:
+        if any(o.time_domain == "event" for o in operators) and time.watermark_ms > head.time.watermark_ms:
             return True
         return any(self._due_shards(o, time) for o in operators if o.time_domain == "processing")
 
     def _advanced(self, batch_time_ms: int) -> TimeEntry:
         context = self._context
-        return advance(self._committer.last.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
+        return advance(self._interval.head.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
 
     def _due_shards(self, operator: Operator, time: TimeEntry) -> list[int]:
         """The shards that something is due in."""
         now_ms = {"": None, "processing": time.batch_time_ms, "event": time.watermark_ms}[operator.time_domain]
-        if now_ms is None:
-            return []
-        known = self._next_due[operator.uid]
-        return [shard for shard, due_ms in enumerate(known) if due_ms is not None and due_ms <= now_ms]
+        return [] if now_ms is None else self._shards.due(operator.uid, now_ms)
+
+    def _woken(self, time: TimeEntry) -> dict[str, list[int]]:
+        """Per operator uid the shards that the epoch visits although no row may come."""
+        return {
+            o.uid: sorted({*self._due_shards(o, time), *self._shards.unvisited.get(o.uid, ())})
+            for o in self._context.pipeline.operators
+        }
+
+    def _is_checkpoint_due(self) -> bool:
+        return is_checkpoint_due(self._interval, self._context.settings, self._context.clock.monotonic_s())
+
+    # --- an epoch ------------------------------------------------------------------------------------------------
 
     def _run_epoch(self, frame: DataFrame, batch_id: int | None, batch_time_ms: int) -> None:
-        """One epoch, of a batch or (None) without one."""
-        context, last = self._context, self._committer.last
-        started_s = context.clock.monotonic_s()
-        time = self._advanced(batch_time_ms)
-        job = self._task_job(time)
-        acknowledged, time, planned_s = self._process(frame, batch_id is not None, time, job)
-        processed_s = context.clock.monotonic_s()
+        """One epoch, of a batch or (None) without one; and what is due after it: a checkpoint, a flush, or nothing."""
+        done = self._process(frame, batch_id is not None, batch_time_ms)
         faults.reach("action-done")
-
-        position = self._checkpoint.position(batch_id) if batch_id is not None else last.source
-        changes: list[TaskChanges] = [a.changes for a in acknowledged]
-        if position is not None and batch_id is not None:
-            for source, lines in self._checkpoint.new_log_lines(last.source, position).items():
-                changes.append(source_log_changes(source, lines))
-        segment = write_segment(
-            context.root,
-            changes,
-            job_uid=self._committer.info.uid,
-            term=self._committer.term.term,
-            snapshot_id=job.snapshot_id,
-            ids=context.ids,
-        )
-        segment_s = context.clock.monotonic_s()
-        faults.reach("segment-written")
-
-        outputs = staged_outputs(
-            [s for a in acknowledged for s in a.staged], list(context.sinks.values()), job.snapshot_id
-        )
-        versions, trusted, next_due = self._advance(acknowledged)
-        operators = (
-            replace(e, next_due_ms=min((due for due in next_due[e.uid] if due is not None), default=None))
-            for e in context.entries
-        )
-        draft = replace(
-            self._materializer.take(last),
-            kind="checkpoint",
-            parallelism=context.parallelism,
-            operators=tuple(operators),
-            time=time,
-            source=position,
-            outputs=outputs,
-            versions=versions,
-            previous=self.progress,
-        )
-        if segment is not None:
-            draft = replace(draft, segments=(*draft.segments, segment))
-        phases = {
-            "plan": (planned_s - started_s) * 1000,
-            "process": (processed_s - planned_s) * 1000,
-            "segment": (segment_s - processed_s) * 1000,
-        }
-        progress = self._progress(acknowledged, draft, job, position.batch_id if position else -1, segment, phases)
-        draft = replace(draft, progress=progress)
-        faults.reach("before-manifest")
-        committed = self._committer.commit(draft)
-        manifest_s = context.clock.monotonic_s()
-        faults.reach("manifest-written")
-
-        self._versions, self._trusted, self._next_due = versions, trusted, next_due
-        self._materializer.settled(committed)
-        faults.reach("before-publish")
-        for output in outputs:
-            self._publish(output, frame.sparkSession)
-        for output in last.outputs:
-            context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
-        published_s = context.clock.monotonic_s()
-        faults.reach("published")
-        if context.settings.materialize:
-            self._materializer.start_if_due(committed)
+        numbers = replace(self._take(done, batch_id), segment_bytes=done.flushed_bytes)
         self.epochs += 1
-        duration_s = published_s - started_s
-        self.progress = replace(
-            progress,
-            duration_ms=duration_s * 1000,
-            rows_per_s=progress.input_rows / duration_s if duration_s > 0 else 0.0,
-            checkpoint_ms=(manifest_s - processed_s) * 1000,
-            phases_ms={
-                **phases,
-                "manifest": (manifest_s - segment_s) * 1000,
-                "publish": (published_s - manifest_s) * 1000,
-            },
+        if self._is_checkpoint_due():
+            self._report(self._commit(numbers, done, frame.sparkSession))
+            return
+        segment_bytes, flushed_ms = 0, done.flushed_ms
+        if self._interval.holds_more_than(self._context.settings.pending_bytes_max) or self._shards.any_stranded:
+            begun_s = self._context.clock.monotonic_s()
+            segment_bytes = self._flush()
+            flushed_ms += (self._context.clock.monotonic_s() - begun_s) * 1000
+            faults.reach("pending-flushed")
+        ended_s = self._context.clock.monotonic_s()
+        numbers = with_times(
+            replace(
+                numbers,
+                segment_bytes=numbers.segment_bytes + segment_bytes,
+                upload_attempts=numbers.upload_attempts + self._uploader.take().attempts,
+            ),
+            (ended_s - done.started_s) * 1000,
+            {**_phases(done), "segment": flushed_ms},
         )
-        self._report(self.progress)
+        self._interval = self._interval.counted(numbers)
+        faults.reach("epoch-pending")
+        self._report(replace(numbers, epochs=self._interval.epochs))
 
-    def _process(
-        self, frame: DataFrame, has_batch: bool, time: TimeEntry, job: TaskJob
-    ) -> tuple[list[Acknowledgement], TimeEntry, float]:
-        """Plan and run the epoch's one Spark action; none where there is neither a batch nor anything due.
+    def _process(self, frame: DataFrame, has_batch: bool, batch_time_ms: int) -> _Processed:
+        """Plan and run the epoch's Spark action; none where there is neither a batch nor anything due.
 
-        Returns:
-            The acknowledgements, the clock with the event times that were seen, and when (monotonic seconds) the plan was ready.
+        If a task needs from the primary what only the driver holds, that is written and the action run once more.
         """
         context = self._context
-        wake = {o.uid: self._due_shards(o, time) for o in context.pipeline.operators}
-        stored = {o.uid for o in self._committer.last.operators}
+        started_s = context.clock.monotonic_s()
+        time = self._advanced(batch_time_ms)
+        wake = self._woken(time)
+        stored = {o.uid for o in self._interval.head.operators}
         beginning = frozenset(
             s.operator.uid for s in context.pipeline.stages if s.operator and s.initial and s.operator.uid not in stored
         )
+        job = self._task_job(time)
         if not (has_batch or beginning or any(wake.values())):
-            return [], time, context.clock.monotonic_s()
+            now_s = context.clock.monotonic_s()
+            return _Processed([], time, job.clock, started_s, now_s, now_s)
+        flushed_ms, flushed_bytes = 0.0, 0
+        try:
+            acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning)
+        except Exception as error:
+            if not isinstance(typed_error(error), ChangesPending):
+                raise
+            # What its tasks wrote will not be used: the action begins anew.
+            self._remove(self._gathering.so_far())
+            _LOG.info("epoch %d needs changes that were not written yet: %s", job.clock.epoch, typed_error(error))
+            begun_s = context.clock.monotonic_s()
+            flushed_bytes = self._flush()
+            flushed_ms = (context.clock.monotonic_s() - begun_s) * 1000
+            faults.reach("pending-flushed")
+            job = self._task_job(time)
+            acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning)
+        return _Processed(
+            acknowledged,
+            observed(time, event_times),
+            job.clock,
+            started_s,
+            planned_s,
+            context.clock.monotonic_s(),
+            flushed_ms,
+            flushed_bytes,
+        )
+
+    def _act(
+        self, frame: DataFrame, job: TaskJob, wake: Mapping[str, Sequence[int]], beginning: frozenset[str]
+    ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
+        """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
         plan = plan_epoch(
             frame,
-            context.pipeline,
+            self._context.pipeline,
             job.parallelism,
             task=lambda stage, number: self._stage_task(stage, number, job),
             wake=wake,
             beginning=beginning,
+            seats=self._placement.for_epoch(),
         )
-        planned_s = context.clock.monotonic_s()
-        self._accumulator.value.clear()
-        plan.final.collect()
-        return self._acknowledged(job), observed(time, plan.event_time_ms()), planned_s
+        planned_s = self._context.clock.monotonic_s()
+        self._gathering.clear()
+        self._acting = job.epoch
+        try:
+            plan.final.collect()
+        finally:
+            self._acting = ""
+        acknowledged = self._gathering.take(job.epoch, job.parallelism, self._context.pipeline.stages)
+        return acknowledged, plan.event_time_ms(), planned_s
+
+    def _take(self, done: _Processed, batch_id: int | None) -> Progress:
+        """Make what an epoch did the new head; its numbers as far as they are known."""
+        context, interval = self._context, self._interval
+        position = interval.head.source
+        changes: list[TaskChanges] = [a.changes for a in done.acknowledged]
+        if batch_id is not None:
+            position = self._checkpoint.position(batch_id)
+            for source, lines in self._checkpoint.new_log_lines(interval.head.source, position).items():
+                changes.append(source_log_changes(source, lines))
+        stages = context.pipeline.stages
+        self._shards = self._shards.after(
+            ShardStep(operator.uid, a.shard, a.version, a.next_due_ms, a.is_pending)
+            for a in done.acknowledged
+            if (operator := stages[a.stage].operator) is not None
+        )
+        if self._files is not None:
+            self._files = self._files.after(a.files for a in done.acknowledged)
+        head = replace(
+            interval.head,
+            epoch=done.clock.epoch,
+            parallelism=context.parallelism,
+            operators=tuple(
+                replace(e, next_due_ms=self._shards.earliest_due_ms(e.uid)) for e in context.entries
+            ),
+            time=done.time,
+            source=position,
+        )  # fmt: skip
+        staged = [s for a in done.acknowledged for s in a.staged]
+        outputs = staged_outputs(staged, list(context.sinks.values()), done.clock.epoch)
+        before = interval.numbers or self._committer.last.progress
+        self._interval = interval.with_epoch(head, changes, outputs)
+        moved = self._placement.ran(
+            (operator.uid, a.shard, a.executor)
+            for a in done.acknowledged
+            if (operator := stages[a.stage].operator) is not None
+        )
+        _log_restores(done.acknowledged, [stage.operator for stage in stages])
+        numbers = of_epoch(
+            done.acknowledged,
+            snapshot_id=self._committer.last.snapshot_id + 1,
+            batch_id=position.batch_id if position else -1,
+            clock=done.clock,
+            state_rows_before=before.state_rows if before is not None else 0,
+        )
+        return replace(numbers, moved_shards=moved)
+
+    # --- a checkpoint --------------------------------------------------------------------------------------------
+
+    def _flush(self) -> int:
+        """Write the changes in memory as one segment, folded; the bytes that it took.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: the run ends; nobody can reach what was written.
+        """
+        segment = write_segment(
+            self._context.root,
+            fold_changes(self._interval.changes, self._context.settings.compression),
+            job_uid=self._committer.info.uid,
+            term=self._committer.term.term,
+            snapshot_id=self._committer.last.snapshot_id + 1,
+            ids=self._context.ids,
+            uploader=self._uploader,
+        )
+        self._interval = self._interval.flushed(segment)
+        if self._files is not None:
+            self._files = self._files.written(
+                self._context.root,
+                term=self._committer.term.term,
+                snapshot_id=self._committer.last.snapshot_id + 1,
+                ids=self._context.ids,
+            )
+        self._shards = self._shards.flushed()
+        return segment.total_bytes if segment is not None else 0
+
+    def _checkpoint_alone(self) -> None:
+        """A checkpoint that no epoch has just ended in; reported with the numbers of an epoch that did nothing else."""
+        interval, now_s = self._interval, self._context.clock.monotonic_s()
+        head = interval.head
+        alone = _Processed([], head.time or TimeEntry(0), EpochClock(0, epoch=head.epoch), now_s, now_s, now_s)
+        latest = interval.numbers or Progress()
+        nothing = Progress(
+            snapshot_id=latest.snapshot_id,
+            batch_id=latest.batch_id,
+            timestamp_ms=latest.timestamp_ms,
+            state_rows=latest.state_rows,
+            watermark_ms=latest.watermark_ms,
+            epoch=head.epoch,
+            epochs=0,
+        )
+        self._report(self._commit(nothing, alone, self._spark))
+
+    def _commit(self, numbers: Progress, done: _Processed, spark: SparkSession) -> Progress:
+        """Make everything since the newest manifest durable, then publish its output.
+
+        Args:
+            numbers: of the epoch that ends here; those before it are in the interval.
+
+        Returns:
+            The same, complete.
+        """
+        context, last = self._context, self._committer.last
+        segment_bytes = self._flush()
+        segment_s = context.clock.monotonic_s()
+        faults.reach("segment-written")
+
+        interval = self._interval
+        layers, segments, files = self._below()
+        draft = replace(
+            interval.head,
+            kind="checkpoint",
+            layers=layers,
+            shards=files,
+            segments=segments,
+            outputs=interval.outputs,
+            versions=dict(self._shards.versions),
+            previous=self._previous,
+        )
+        numbers = replace(
+            numbers,
+            segment_bytes=numbers.segment_bytes + segment_bytes,
+            upload_attempts=numbers.upload_attempts + self._uploader.take().attempts,
+            log_bytes=draft.log_bytes,
+            log_segments=len(draft.segments),
+            table_bytes=draft.total_bytes - draft.log_bytes,
+            materializations=self._materializer.completed,
+            materialization_failures=self._materializer.failures_in_a_row,
+        )
+        phases = _phases(done)
+        phases["segment"] = (segment_s - done.processed_s) * 1000 + done.flushed_ms
+        so_far = self._timed(numbers, done, phases)
+        faults.reach("before-manifest")
+        # A commit that fails may have happened.
+        self._committing = True
+        committed = self._committer.commit(replace(draft, progress=together(interval.numbers, so_far)))
+        manifest_s = context.clock.monotonic_s()
+        numbers = self._timed(numbers, done, phases)
+        faults.reach("manifest-written")
+
+        self._shards = self._shards.checkpointed()
+        self._interval = Interval(first_head(committed), manifest_s)
+        self._committing = False
+        if self._files is not None:
+            self._files = self._files.checkpointed()
+        self._materializer.settled(committed)
+        faults.reach("before-publish")
+        for output in interval.outputs:
+            self._publish(output, spark)
+            faults.reach("one-output-published")
+        for output in last.outputs:
+            context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
+        published_s = context.clock.monotonic_s()
+        faults.reach("published")
+        if self._files is None:
+            self._materializer.start_if_due(committed)
+        phases |= {"manifest": (manifest_s - segment_s) * 1000, "publish": (published_s - manifest_s) * 1000}
+        complete = with_times(numbers, (published_s - done.started_s) * 1000, phases)
+        self._previous = together(interval.numbers, complete)
+        return replace(complete, epochs=self._previous.epochs)
+
+    def _below(self) -> tuple[tuple[LayerEntry, ...], tuple[SegmentEntry, ...], ShardFilesEntry | None]:
+        """What the next manifest names of the state: layers, segments, files of shards."""
+        last, pending = self._committer.last, self._interval.segments
+        if self._files is None:
+            base = self._materializer.take(last)
+            return base.layers, (*base.segments, *pending), base.shards
+        in_shape = bottom_is_of_shape(last, self._context.parallelism)
+        root, ids = self._context.root, self._context.ids
+        return (*carried_source_logs(root, last, pending, in_shape=in_shape, ids=ids), self._files.entry)
+
+    def _timed(self, numbers: Progress, done: _Processed, phases: Mapping[str, float]) -> Progress:
+        """The numbers of an epoch with its times, if its checkpoint became durable now."""
+        clock = self._context.clock
+        durable_s = clock.monotonic_s()
+        took_ms = checkpoint_ms(
+            max((a.processed_at_ms for a in done.acknowledged), default=0),
+            clock.now_ms(),
+            own_ms=(durable_s - done.processed_s) * 1000,
+            epoch_ms=(durable_s - done.started_s) * 1000,
+        )
+        return replace(with_times(numbers, (durable_s - done.started_s) * 1000, phases), checkpoint_ms=took_ms)
+
+    def _publish(self, output: StagedOutput, spark: SparkSession) -> None:
+        sink = self._context.pipeline.sinks.get(output.sink)
+        if sink is None:
+            raise InvalidPipeline(
+                f"the newest snapshot has unpublished output of sink {output.sink!r}, which the pipeline no longer has. Start "
+                "the job once with that sink, so that its output is published, then remove it"
+            )
+        sink.publish(self._context.sinks[output.sink], output, spark)
 
     def _report(self, progress: Progress) -> None:
+        self.progress = progress
         if self._on_progress is None:
             return
         try:
             self._on_progress(progress)
         except Exception:
-            # The epoch is committed; whoever watches it must not be able to end the job.
-            _LOG.exception("the progress callback failed for snapshot %d", progress.snapshot_id)
+            # The epoch is done; whoever watches it must not be able to end the job.
+            _LOG.exception("the progress callback failed for epoch %d", progress.epoch)
 
-    def _already_committed(self, batch_id: int) -> bool:
-        """Whether Spark repeats a batch that the newest snapshot holds.
+    # --- what tasks get and give ---------------------------------------------------------------------------------
+
+    def _already_run(self, batch_id: int) -> bool:
+        """Whether Spark repeats a batch that the head holds.
 
         Raises:
-            CorruptData: it is another batch of that number: Spark's position does not belong to the snapshot.
+            CorruptData: it is another batch of that number: Spark's position does not belong to the head.
         """
-        committed = self._committer.last.source
-        if committed is None or batch_id > committed.batch_id:
+        known = self._interval.head.source
+        if known is None or batch_id > known.batch_id:
             return False
         repeated = self._checkpoint.position(batch_id)
-        if batch_id == committed.batch_id and same_offsets(repeated.offsets, committed.offsets):
-            _LOG.info("batch %d is in snapshot %d already; not run again", batch_id, self._committer.last.snapshot_id)
+        if batch_id == known.batch_id and same_offsets(repeated.offsets, known.offsets):
+            _LOG.info("batch %d is in epoch %d already; not run again", batch_id, self._interval.head.epoch)
             return True
         raise CorruptData(
-            f"Spark runs batch {batch_id}, but snapshot {self._committer.last.snapshot_id} already holds batch "
-            f"{committed.batch_id} with other offsets. Spark's checkpoint directory was changed; start the job again, "
+            f"Spark runs batch {batch_id}, but epoch {self._interval.head.epoch} already holds batch "
+            f"{known.batch_id} with other offsets. Spark's checkpoint directory was changed; start the job again, "
             "which makes a fresh one"
         )
 
     def _task_job(self, time: TimeEntry) -> TaskJob:
-        context, last = self._context, self._committer.last
-        late_ms = last.time.watermark_ms if last.time is not None else 0
+        context, last, head = self._context, self._committer.last, self._interval.head
+        late_ms = head.time.watermark_ms if head.time is not None else 0
         return TaskJob(
             name=context.job_name,
             uid=self._committer.info.uid,
@@ -355,152 +652,84 @@ class EpochDriver:
             snapshot_id=last.snapshot_id + 1,
             base_snapshot_id=last.snapshot_id,
             parallelism=context.parallelism,
-            clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, last.snapshot_id + 1),
-            inline_bytes_max=context.settings.inline_bytes_max,
-            runs_max=context.settings.runs_max,
-            backend=context.settings.backend,
+            clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, head.epoch + 1),
+            settings=context.settings,
+            pending=self._interval.segments,
+            shards=self._flushed_files(),
+            has_pending=self._shards.any_pending,
         )
 
-    def _stage_task(self, stage: Stage, number: int, job: TaskJob) -> Any:
+    def _flushed_files(self) -> ShardFilesEntry | None:
+        """The listing that no manifest names yet, if it was written between two checkpoints."""
+        entry = self._files.entry if self._files is not None else None
+        return entry if entry != self._committer.last.shards else None
+
+    def _stage_task(self, stage: Stage, number: int, job: TaskJob) -> StageTask:
         uid = stage.operator.uid if stage.operator is not None else ""
+        shards = self._shards
         return StageTask(
             job=job,
             stage=number,
             operator=stage.operator,
             entry=next((e for e in self._context.entries if e.uid == uid), None),
             sinks=tuple(self._context.sinks[name] for name in stage.sinks),
-            versions=self._versions.get(uid, ""),
-            trusted=self._trusted.get(uid, ""),
+            versions=shards.versions.get(uid, ""),
+            trusted=shards.trusted.get(uid, ""),
             emit=stage.emit,
-            accumulator=self._accumulator,
+            accumulator=self._gathering.accumulator,
+            committed=shards.committed.get(uid, ""),
+            pending=shards.pending.get(uid, ""),
+            listed=self._files.of_tasks(uid) if self._files is not None else {},
         )
 
-    def _acknowledged(self, job: TaskJob) -> list[Acknowledgement]:
-        """One acknowledgement per stage and shard.
+    def _place(self) -> Placement:
+        context, last = self._context, self._committer.last
+        job = self._task_job(TimeEntry(0))
 
-        A stage that Spark re-ran (lost shuffle files) acknowledges some shards twice. Input order is reproduced, so both
-        attempts hold the same result; the newest is the one whose output Spark kept.
-        """
-        chosen: dict[tuple[int, int], Acknowledgement] = {}
-        empty = Counter[int]()
-        for acknowledgement in self._accumulator.value:
-            if acknowledgement.epoch != job.epoch:
-                continue  # a late task of an action that failed
-            if acknowledgement.shard == EMPTY_TASK:
-                empty[acknowledgement.stage] += 1
-            else:
-                chosen[(acknowledgement.stage, acknowledgement.shard)] = acknowledgement
-        for number, stage in enumerate(self._context.pipeline.stages):
-            if stage.operator is None:
-                continue
-            finished = sum(1 for key in chosen if key[0] == number) + empty[number]
-            if finished < job.parallelism:
-                raise InvalidPipeline(
-                    f"operator {stage.operator.uid!r}: only {finished} of {job.parallelism} shards were processed to the end. A "
-                    "step after it stops reading early (limit, take, head); remove it, or put it into the consumer of the output"
-                )
-        return [chosen[key] for key in sorted(chosen)]
+        def wanted() -> tuple[int, Mapping[str, str]]:
+            # Before the first epoch the copies are those of the run before, which may have had another parallelism.
+            if self.epochs == 0:
+                return last.parallelism, last.versions
+            return context.parallelism, self._shards.versions
 
-    def _initial_versions(self) -> tuple[dict[str, str], dict[str, str]]:
+        return Placement(
+            self._spark,
+            context.parallelism,
+            enabled=context.settings.placement == "sticky",
+            state_folder=partial(local_folder, job, "state"),
+            wanted=wanted,
+        )
+
+    def _first_shards(self) -> Shards:
         last, parallelism = self._committer.last, self._context.parallelism
         # Local copies have the columns of the run that wrote them; where those changed, the primary brings them to the new ones.
         serving = usable_versions(last, self._context.entries) if last.parallelism == parallelism else {}
-        versions: dict[str, str] = {}
-        for operator in self._context.pipeline.operators:
-            known = serving.get(operator.uid, "")
-            usable = len(known) == parallelism * _VERSION_CHARS
-            versions[operator.uid] = known if usable else NO_VERSION * parallelism
-        return versions, dict.fromkeys(versions, "0" * parallelism)
-
-    def _initial_next_due(self) -> dict[str, list[int | None]]:
-        """The manifest knows the earliest of all shards; which one it was shows when they are visited."""
-        known = {o.uid: o.next_due_ms for o in self._committer.last.operators}
-        parallelism = self._context.parallelism
-        return {o.uid: [known.get(o.uid)] * parallelism for o in self._context.pipeline.operators}
-
-    def _advance(
-        self, acknowledged: Sequence[Acknowledgement]
-    ) -> tuple[dict[str, str], dict[str, str], dict[str, list[int | None]]]:
-        """Versions after the epoch, whose were written by this run, and what is due next. An unvisited shard keeps what it had."""
-        versions = {uid: _split(joined, _VERSION_CHARS) for uid, joined in self._versions.items()}
-        trusted = {uid: list(flags) for uid, flags in self._trusted.items()}
-        next_due = {uid: list(times) for uid, times in self._next_due.items()}
-        stages = self._context.pipeline.stages
-        for acknowledgement in acknowledged:
-            operator = stages[acknowledgement.stage].operator
-            if operator is not None:
-                versions[operator.uid][acknowledgement.shard] = acknowledgement.version
-                trusted[operator.uid][acknowledgement.shard] = "1"
-                next_due[operator.uid][acknowledgement.shard] = acknowledgement.next_due_ms
-        return (
-            {uid: "".join(shards) for uid, shards in versions.items()},
-            {uid: "".join(flags) for uid, flags in trusted.items()},
-            next_due,
+        return Shards.at_start(
+            parallelism,
+            serving,
+            {o.uid: o.next_due_ms for o in last.operators},
+            (o.uid for o in self._context.pipeline.operators),
         )
 
-    def _publish(self, output: StagedOutput, spark: SparkSession) -> None:
-        sink = self._context.pipeline.sinks.get(output.sink)
-        if sink is None:
-            raise InvalidPipeline(
-                f"the newest snapshot has unpublished output of sink {output.sink!r}, which the pipeline no longer has. Start "
-                "the job once with that sink, so that its output is published, then remove it"
+
+def _log_restores(acknowledged: Sequence[Acknowledgement], operators: Sequence[Operator | None]) -> None:
+    """A line per shard that had to be restored; their sums are in the progress."""
+    for a in acknowledged:
+        operator = operators[a.stage]
+        if operator is not None and a.restored:
+            _LOG.info(
+                "operator %s, shard %d: restored from %s in %.0f ms, %d bytes of it from the primary store, on executor %s",
+                operator.uid,
+                a.shard,
+                a.restored,
+                a.restore_ms,
+                a.restored_bytes,
+                a.executor or "of the driver",
             )
-        sink.publish(self._context.sinks[output.sink], output, spark)
-
-    def _progress(
-        self,
-        acknowledged: Sequence[Acknowledgement],
-        draft: Manifest,
-        job: TaskJob,
-        batch_id: int,
-        segment: Any,
-        phases: Mapping[str, float],
-    ) -> Progress:
-        """The numbers as far as they are known before the manifest; times after it are only in the callback."""
-        before = self._committer.last.progress
-        first_stage = min((a.stage for a in acknowledged), default=0)
-        files = [f for output in draft.outputs for f in output.files]
-        total_ms = sum(phases.values())
-        input_rows = sum(a.input_rows for a in acknowledged if a.stage == first_stage)
-        return Progress(
-            snapshot_id=job.snapshot_id,
-            batch_id=batch_id,
-            timestamp_ms=job.clock.batch_time_ms,
-            input_rows=input_rows,
-            output_rows=sum(f.rows for f in files),
-            rows_per_s=input_rows / total_ms * 1000 if total_ms > 0 else 0.0,
-            state_rows=(before.state_rows if before is not None else 0) + sum(a.rows_added for a in acknowledged),
-            changed_rows=sum(a.changes.rows for a in acknowledged),
-            duration_ms=total_ms,
-            checkpoint_ms=phases["segment"],
-            phases_ms=dict(phases),
-            segment_bytes=segment.total_bytes if segment is not None else 0,
-            log_bytes=draft.log_bytes,
-            log_segments=len(draft.segments),
-            table_bytes=draft.table_bytes,
-            output_bytes=sum(f.bytes for f in files),
-            local_restores=sum(a.restored == "local" for a in acknowledged),
-            primary_restores=sum(a.restored == "primary" for a in acknowledged),
-            local_failures=sum(a.local_failed for a in acknowledged),
-            late_rows=sum(a.late_rows for a in acknowledged),
-            watermark_ms=job.clock.watermark_ms,
-        )
 
 
-def _split(joined: str, width: int) -> list[str]:
-    return [joined[i : i + width] for i in range(0, len(joined), width)]
-
-
-_MARKED = re.compile(re.escape(ERROR_MARK) + r"(\w+)\] (.*?) \[/stillstate-error\]", re.DOTALL)
-
-
-def typed_error(error: BaseException) -> BaseException:
-    """The error as ours: errors of tasks come back from Spark as text with a mark."""
-    if isinstance(error, StillstateError):
-        return error
-    match = _MARKED.search(str(error))
-    if match is not None:
-        cls = getattr(errors, match.group(1), None)
-        if isinstance(cls, type) and issubclass(cls, StillstateError):
-            return cls(match.group(2))
-    return error
+def _phases(done: _Processed) -> dict[str, float]:
+    return {
+        "plan": (done.planned_s - done.started_s) * 1000 - done.flushed_ms,
+        "process": (done.processed_s - done.planned_s) * 1000,
+    }

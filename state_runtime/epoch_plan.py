@@ -1,6 +1,6 @@
 """One epoch as one Spark plan: the batch through all stages, with user code in between.
 
-    batch → (observe event time) → hash → [initial state] → [wake rows] → repartitionById → mapInArrow → … → nothing
+    batch → (observe event time) → hash → [initial state] → [wake rows] → repartitionById → [seats] → mapInArrow → … → nothing
 
 Every row that a plan ends with is none: what tasks did comes back as acknowledgements (docs/design/0002).
 """
@@ -15,6 +15,7 @@ from pyspark.sql.functions import col, expr
 from pyspark.sql.functions import max as max_of
 
 from state_runtime.pipeline import CompiledPipeline, Stage, TransformStep, shard_columns
+from state_runtime.placement import SeatedPlan
 from state_runtime.sql import quoted
 from state_runtime.task import (
     HASH_COLUMN,
@@ -57,6 +58,7 @@ def plan_epoch(
     task: Callable[[Stage, int], StageTask],
     wake: Mapping[str, Sequence[int]],
     beginning: frozenset[str],
+    seats: SeatedPlan | None = None,
 ) -> EpochPlan:
     """Plan an epoch over a batch; nothing runs yet.
 
@@ -65,6 +67,7 @@ def plan_epoch(
         task: the function of a stage, by its number.
         wake: per operator uid the shards that something is due in: they are visited although no row may come.
         beginning: operators that have no state so far and get their initial one.
+        seats: keep each shard on its executor; None leaves it to Spark.
     """
     observation = None
     if pipeline.watermarks:
@@ -83,7 +86,10 @@ def plan_epoch(
                 frame = _with_initial_state(frame, part.initial, keys, parallelism)
             if wake.get(uid):
                 frame = _with_wake_rows(frame, wake[uid], parallelism)
-            frame = frame.repartitionById(parallelism, col(SHARD_COLUMN))
+            if seats is not None:
+                frame = seats.seat(frame, SHARD_COLUMN)
+            else:
+                frame = frame.repartitionById(parallelism, col(SHARD_COLUMN))
         frame = frame.mapInArrow(task(part, number), part.output)
         number += 1
     return EpochPlan(frame, pipeline.watermarks, observation)

@@ -1,6 +1,7 @@
 """Every error that Stillstate raises on purpose, by what the reader should do about it.
 
     StillstateError                exit 1   a bug or something unforeseen
+    ├── ChangesPending             —        between a task and its driver only: the driver writes what it holds and runs the epoch again
     ├── Invalid                    exit 2   fix the call, the configuration or the data
     │   ├── InvalidConfiguration
     │   ├── InvalidPipeline
@@ -13,6 +14,7 @@
     │   └── JobAlreadyRunning
     ├── Unavailable                exit 4   try again later; nothing is known to be wrong with the data
     │   ├── StoreUnavailable
+    │   │   └── StoreRefused
     │   ├── StoreNotCapable
     │   └── OutcomeUnknown
     ├── CorruptData                exit 5   repair, or restore from an older snapshot
@@ -30,6 +32,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "ChangesPending",
     "CorruptData",
     "CorruptManifest",
     "CorruptSegment",
@@ -47,6 +50,7 @@ __all__ = [
     "OutcomeUnknown",
     "StillstateError",
     "StoreNotCapable",
+    "StoreRefused",
     "StoreUnavailable",
     "Unavailable",
     "UnsupportedFormat",
@@ -60,6 +64,13 @@ class StillstateError(Exception):
 
     exit_code: ClassVar[int] = 1
     kind: ClassVar[str] = "internal"
+
+
+class ChangesPending(StillstateError):
+    """A task needs the primary store for a shard whose newest changes only the driver holds.
+
+    Never leaves the driver: it writes them to a segment and runs the epoch's action once more.
+    """
 
 
 class Invalid(StillstateError, ValueError):
@@ -117,6 +128,11 @@ class Unavailable(StillstateError):
 
 class StoreUnavailable(Unavailable, OSError):
     """The store did not answer, or refused (permission, quota, read-only file system)."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The store said no (permission, credentials, quota, read-only): the same request again gets the same answer, so it is not
+    sent again. Somebody must grant, pay or mount."""
 
 
 class StoreNotCapable(Unavailable):

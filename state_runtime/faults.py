@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["KILL_POINTS", "reach"]
+__all__ = ["FOLD_KILL_POINTS", "INTERVAL_KILL_POINTS", "KILL_POINTS", "reach"]
 
 KILL_POINTS = (
     "task-started",
@@ -27,6 +27,12 @@ KILL_POINTS = (
     "one-file-published",
     "published",
 )
+
+# Only where several epochs end in one checkpoint.
+INTERVAL_KILL_POINTS = ("epoch-pending", "pending-flushed", "one-output-published")
+
+# Of a materialization, in the driver's thread or in a process of its own.
+FOLD_KILL_POINTS = ("fold-claimed", "fold-table-written", "fold-units-done", "fold-recorded")
 
 _passed: dict[str, int] = {}
 

@@ -129,8 +129,8 @@ class StreamingJob:
             takeover: fence a run that seems alive, instead of being turned away by it.
             allow_dropped_state: start although operators or states of the newest snapshot are no longer in the pipeline;
                 what they stored is not read again, also not if they come back.
-            on_progress: called after every epoch.
-            stop: set it to stop after the current epoch.
+            on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that epoch alone.
+            stop: set it to stop after the current epoch and a checkpoint.
 
         Raises:
             InvalidPipeline, InvalidConfiguration: before anything is written.

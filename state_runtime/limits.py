@@ -6,6 +6,7 @@ __all__: list[str] = []
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
 
 # A manifest lists segments and table files, never keys or shards' parts. Design: at most 256 KiB in the planned
 # worst case (200 shards, 5 operators, 600 epochs); 8 MiB leaves room and still parses in milliseconds.
@@ -34,3 +35,15 @@ READ_BACK_ATTEMPTS_MAX = 5
 
 SNAPSHOTS_LISTED_MAX = 10_000_000
 SOURCE_LOG_BYTES_MAX = 256 * MIB
+
+# What the epochs of one checkpoint may leave in its manifest: about 300 bytes a file or segment. A checkpoint comes early beyond.
+PENDING_FILES_MAX = 2_000
+PENDING_SEGMENTS_MAX = 256
+# What the driver keeps in mind of them: parts in memory are flushed beyond, objects that tasks uploaded end in a checkpoint.
+PENDING_PARTS_MAX = 50_000
+PENDING_OBJECTS_MAX = 50_000
+
+# With the changelog off: the listing of all shards' files; about 250 bytes a file.
+SHARD_FILES_BYTES_MAX = 256 * MIB
+# A file up to this size rides in the listing; Flink's `state.storage.fs.memory-threshold`.
+SMALL_FILE_BYTES_MAX = 20 * KIB

@@ -30,6 +30,7 @@ from state_runtime.errors import (
     InvalidData,
     MissingSnapshot,
 )
+from state_runtime.restore.shard_files import Bottom, direct, read_listing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.state.ddl import DdlColumn, parse_value
@@ -39,6 +40,7 @@ from state_runtime.state.table import (
     HASH_MAX,
     Positions,
     StateSchema,
+    concat,
     entries_of,
     first_of_groups,
     hashes_of,
@@ -338,10 +340,10 @@ class StateView:
     def _sources(self, low: int, high: int) -> Iterator[_Source]:
         """The parts and tables of this state that overlap a hash range, newest first; indexes are read when asked for."""
         operator, state = self.operator.uid, self.state.name
-        for segment in reversed(self.manifest.segments):
+        for segment in reversed(self.manifest.state_segments):
             if segment.snapshot_id < self.versions.since:
                 continue
-            for part in read_index(self.root, segment, self.manifest.job_uid).parts:
+            for part in reversed(read_index(self.root, segment, self.manifest.job_uid).parts):
                 if (part.kind, part.operator, part.state) == ("state", operator, state):
                     load = partial(fetch_part, self.root, segment.path, part)
                     source = _Source(
@@ -350,12 +352,22 @@ class StateView:
                     if source.overlaps(low, high):
                         yield source
         for layer in reversed(self.manifest.layers):
-            for table in layer.tables if layer.last_snapshot_id >= self.versions.since else ():
-                if (table.operator, table.state) == (operator, state):
+            for table in layer.tables:
+                newest = layer.newest_in(table)
+                if (table.operator, table.state) == (operator, state) and newest >= self.versions.since:
                     load = partial(read_table, self.root, table)
-                    source = _Source(table.path, layer.last_snapshot_id, table.hash_low, table.hash_high, load)
+                    source = _Source(table.path, newest, table.hash_low, table.hash_high, load)
                     if source.overlaps(low, high):
                         yield source
+
+        objects = direct(self.root)
+        listing = read_listing(objects, self.manifest)
+        if listing is not None:
+            bottom = Bottom(objects, listing, self.operator)
+            for shard in bottom.shards(state, self.versions, low, high):
+                for run in bottom.runs(shard, state, low, high):
+                    load = partial(_whole, run, listing.schema(shard, state).arrow)
+                    yield _Source(f"version {shard.version}", shard.snapshot_id, *shard.hash_range, load)
 
     def _load(self, source: _Source) -> pa.RecordBatch:
         """A part or table in the newest columns, checked against the manifest's and its own range."""
@@ -515,6 +527,10 @@ def _hint(kind: pa.DataType | None) -> str:
         if is_kind(kind):
             return hint
     return ""
+
+
+def _whole(run: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    return concat(list(run), schema)
 
 
 def _only_key(batch: pa.RecordBatch, wanted: Sequence[pa.Array]) -> pa.RecordBatch:

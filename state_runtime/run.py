@@ -20,8 +20,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.clock import Clock
 from state_runtime.compatibility import reconcile
-from state_runtime.driver import DriverContext, EpochDriver, typed_error
+from state_runtime.driver import DriverContext, EpochDriver
 from state_runtime.errors import Fenced, InvalidConfiguration, StillstateError
+from state_runtime.gathering import typed_error
+from state_runtime.interval import has_intervals
 from state_runtime.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
 from state_runtime.operators import IntervalJoinStep
 from state_runtime.pipeline import CompiledPipeline, compile_pipeline
@@ -36,7 +38,7 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.terms import RunState, RunStatus, newest_term, write_status
 from state_runtime.source import SparkCheckpoint
 from state_runtime.store import Store
-from state_runtime.streams import open_source
+from state_runtime.streams import cleans_up, open_source
 from state_runtime.watermark import Policy
 
 if TYPE_CHECKING:
@@ -86,13 +88,18 @@ class JobRun:
         first = job._steps[0] if job._steps else None
         joined = first.streams if isinstance(first, IntervalJoinStep) else None
         source = open_source(self._spark, job.name, job._source, joined)
+        if has_intervals(job.settings) and cleans_up(source.frame):
+            raise InvalidConfiguration(
+                f"job {job.name!r}: cleanSource removes input files as soon as an epoch is over, but with a checkpoint interval they "
+                "are needed until the checkpoint. Leave cleanSource off, or make a checkpoint after each epoch"
+            )
         pipeline = compile_pipeline(self._spark, source, job._steps, job.settings)
         if not takeover:
             refuse_if_live(self._catalog, self._clock)
         self._job._store.child(self._job.name).probe()
         info = open_job_root(self._root, self._job.name, clock=self._clock, ids=self._ids)
         before = self._catalog.latest()
-        parallelism = self._parallelism(before)
+        parallelism = self._parallelism(before, info)
         described = [operator.entry() for operator in pipeline.operators]
         fit = partial(
             reconcile,
@@ -134,7 +141,12 @@ class JobRun:
             heartbeat.finish(state, message)
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
-    def _parallelism(self, before: Manifest | None) -> int:
+    def _parallelism(self, before: Manifest | None, info: JobInfo) -> int:
+        if info.max_parallelism != MAX_PARALLELISM:
+            raise InvalidConfiguration(
+                f"job {info.name!r} was created with max_parallelism {info.max_parallelism}, and this version has {MAX_PARALLELISM}: "
+                "keys would belong to other shards. Start it with the version that created it; nothing was changed"
+            )
         asked = self._job.settings.parallelism
         if asked == 0:
             asked = before.parallelism if before is not None else self._spark.sparkContext.defaultParallelism
@@ -214,9 +226,12 @@ class JobRun:
                     break
                 if driver.is_due() and _is_idle(query):
                     driver.run_without_batch(empty)
+                driver.checkpoint_if_due()
             while not stopped and driver.is_due() and not self._stop.is_set():
                 # The source has ended; what its last rows made due still happens.
                 driver.run_without_batch(empty)
+            if heartbeat.fenced is None:
+                driver.finish()
         except Exception as error:
             raise driver.failure or typed_error(error) from error
         finally:
@@ -314,6 +329,7 @@ class _Heartbeat:
 
     def _write(self, message: str) -> None:
         last, term = self._committer.last, self._committer.term
+        restored, restoring = self._driver.restoring() if self._driver is not None else (0, 0)
         write_status(
             self._root,
             RunStatus(
@@ -329,6 +345,8 @@ class _Heartbeat:
                 batch_id=last.source.batch_id if last.source is not None else -1,
                 message=message,
                 progress=self._driver.progress if self._driver is not None else None,
+                restored=restored,
+                restoring=restoring,
             ),
         )
 

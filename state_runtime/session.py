@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from state_runtime.java import require_java
 
-__all__ = ["RECOMMENDED", "build_session"]
+__all__ = ["RECOMMENDED", "build_session", "session_conf"]
 
 RECOMMENDED: Mapping[str, str] = {
     # A TCP loopback socket between JVM and Python costs a delayed acknowledgement (~40 ms) per task.
@@ -24,6 +24,12 @@ RECOMMENDED: Mapping[str, str] = {
     # The epoch's tasks must stay what the plan says: one per shard.
     "spark.sql.adaptive.enabled": "false",
     "spark.shuffle.reduceLocality.enabled": "false",
+    # A task waits so long for the executor that has its shard's state: moving the shard costs a restore. Nobody waits for an
+    # executor that is lost.
+    "spark.locality.wait.process": "30s",
+    # A run that begins before its executors are there would give all shards to the first one. Spark waits for 30 s at most;
+    # a standalone master needs spark.cores.max to know how many there will be.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     # PySpark asks the JVM for the call site of every column function: 4 ms of an epoch's planning.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Columns move in larger pieces than Spark's default of 10,000 rows.
@@ -33,8 +39,10 @@ RECOMMENDED: Mapping[str, str] = {
 }
 
 
-def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Start (or get) a session with `RECOMMENDED` settings; `conf` wins over them.
+def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """All settings of a session, for whoever builds it: `RECOMMENDED`, and `conf` over them.
+
+    Also sets what Spark reads from this process's environment, where it is not set yet.
 
     Raises:
         MissingJava: no Java 17 or newer.
@@ -46,9 +54,19 @@ def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, st
     if master.startswith("local"):
         # Everything is on this machine: no look-up of its public address, and no warning about it.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in {**RECOMMENDED, **(conf or {})}.items():
-        builder = builder.config(key, str(value))
+    own = {key: str(value) for key, value in {**RECOMMENDED, **(conf or {})}.items()}
+    return {"spark.app.name": app_name, "spark.master": master, **own}
+
+
+def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Start (or get) a session with `RECOMMENDED` settings; `conf` wins over them.
+
+    Raises:
+        MissingJava: no Java 17 or newer.
+    """
+    builder = SparkSession.builder
+    for key, value in session_conf(app_name, master, conf).items():
+        builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session

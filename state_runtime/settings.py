@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from state_runtime.errors import InvalidConfiguration
-from state_runtime.limits import KIB, MAX_PARALLELISM, MIB
+from state_runtime.limits import GIB, KIB, MAX_PARALLELISM, MIB
 
 __all__ = ["JobSettings"]
 
@@ -24,15 +24,32 @@ class JobSettings:
         inline_bytes_max: changes of one task up to this size ride in its acknowledgement and are packed into the
             epoch's one segment; larger ones are uploaded by the task itself.
         materialize: whether the driver folds its changelog into state tables in the background.
-        materialize_min_bytes: log size below which nothing is folded.
-        materialize_ratio: fold everything (major) once the log and the deltas exceed this share of the base.
-        materialize_max_segments: fold the log (minor) at this many segments, whatever their size, so that the
-            manifest and the number of reads at a restart stay bounded.
+        materialize_min_bytes: log size below which nothing is folded for its size.
+        materialize_ratio: a cell of the tables gets a new base once its deltas reach about this share of its base; the log is
+            folded once it reaches half of this share of all tables.
+        materialize_max_segments: fold the log at this many segments, whatever their size, so that the manifest and the number
+            of reads at a restart stay bounded.
         runs_max: about how many local runs a look-up searches per shard and state: more make merges rarer, fewer make
             look-ups quicker.
         backend: what keeps a shard's state on local disk: "arrow" (sorted, memory-mapped runs) or "rocksdb" (needs the package
             rocksdict). Snapshots do not depend on it.
         output_rows_per_batch: rows of one output Arrow batch.
+        changelog: "on" writes what an epoch changed; "off" uploads the new files of the backend at each checkpoint.
+        compression: of what is written to the changelog.
+        checkpoint_interval_s: at least so long from one checkpoint to the next; 0 makes one after each epoch. Output is
+            published at checkpoints only.
+        checkpoint_batches: at least so many epochs from one checkpoint to the next. A checkpoint is made when either of the two
+            that are set says so.
+        pending_bytes_max: changes of epochs without a checkpoint that the driver holds in memory before it writes them.
+        upload_timeout_s: an upload that has taken so long (and a second more per few megabytes) is begun again beside itself; the
+            first to succeed wins.
+        upload_attempts_max: uploads of one object under way at most.
+        upload_in_flight_bytes_max: bytes that uploads of one executor may hold; tasks wait beyond it.
+        materialize_interval_s: fold the log at least so often, if there is anything to fold.
+        materialize_replay_s: fold the log when a restart would need about so long to replay it.
+        local_recovery: whether shards may be restored from copies on the host's disk.
+        local_bytes_max: what local copies of one job may take of one host's disk.
+        placement: "sticky" keeps a shard on the executor that has its copy, as long as that lives.
     """
 
     parallelism: int = 0
@@ -40,16 +57,38 @@ class JobSettings:
     heartbeat_interval_s: float = 2.0
     inline_bytes_max: int = 256 * KIB
     materialize: bool = True
-    materialize_min_bytes: int = 64 * MIB
-    materialize_ratio: float = 1.0
+    materialize_min_bytes: int = 16 * MIB
+    materialize_ratio: float = 0.3
     materialize_max_segments: int = 256
     runs_max: int = 8
     output_rows_per_batch: int = 65_536
     backend: Literal["arrow", "rocksdb"] = "arrow"
+    changelog: Literal["on", "off"] = "on"
+    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    checkpoint_interval_s: float = 0.0
+    checkpoint_batches: int = 1
+    pending_bytes_max: int = 16 * MIB
+    upload_timeout_s: float = 1.0
+    upload_attempts_max: int = 3
+    upload_in_flight_bytes_max: int = 100 * MIB
+    materialize_interval_s: float = 600.0
+    materialize_replay_s: float = 10.0
+    local_recovery: bool = True
+    local_bytes_max: int = 64 * GIB
+    placement: Literal["sticky", "off"] = "sticky"
 
     def __post_init__(self) -> None:
-        if self.backend not in ("arrow", "rocksdb"):
-            raise InvalidConfiguration(f"setting backend = {self.backend!r} is neither arrow nor rocksdb")
+        choices = {
+            "backend": ("arrow", "rocksdb"),
+            "changelog": ("on", "off"),
+            "compression": ("lz4", "zstd", "none"),
+            "placement": ("sticky", "off"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidConfiguration(
+                    f"setting {name} = {getattr(self, name)!r} is not one of {', '.join(allowed)}"
+                )
         bounds: dict[str, tuple[float, float]] = {
             "parallelism": (0, MAX_PARALLELISM),
             "heartbeat_interval_s": (0.05, 3600),
@@ -59,6 +98,15 @@ class JobSettings:
             "materialize_max_segments": (2, 4096),
             "runs_max": (2, 64),
             "output_rows_per_batch": (1, 10_000_000),
+            "checkpoint_interval_s": (0, 86_400),
+            "checkpoint_batches": (1, 100_000),
+            "pending_bytes_max": (0, GIB),
+            "upload_timeout_s": (0.01, 600),
+            "upload_attempts_max": (1, 10),
+            "upload_in_flight_bytes_max": (MIB, 64 * GIB),
+            "materialize_interval_s": (0.1, 31 * 86_400),
+            "materialize_replay_s": (0.1, 86_400),
+            "local_bytes_max": (0, 1 << 60),
         }
         known = {f.name for f in fields(self)}
         for name, (low, high) in bounds.items():

@@ -19,7 +19,7 @@ from state_runtime.errors import InvalidConfiguration, MissingFile, UserCodeErro
 from state_runtime.limits import MIB
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.store import Created, Store, open_store
+from state_runtime.store import Created, Store, open_store, shared_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,7 @@ class SinkSpec:
 
     def store(self) -> Store:
         """The store below which `staged` and `final` paths lie."""
-        return open_store(self.store_url, self.storage_options)
+        return shared_store(self.store_url, self.storage_options)
 
     def remove_abandoned(self, term: int, named: Set[str]) -> None:
         """Remove what runs before `term` staged, except what the newest manifest names.
@@ -68,18 +68,22 @@ class SinkSpec:
                     if path not in named:
                         store.delete(path)
 
-    def open(self, term: int, snapshot_id: int, shard: int, attempt: str) -> _Staging:
-        """Begin staging for one task; names are unique to the attempt."""
-        return _Staging(self, term, snapshot_id, f"{snapshot_id:020d}-{shard:05d}-{attempt}")
+    def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
+        """Begin staging for one task; names are unique to the attempt.
+
+        Args:
+            epoch: its number, which is never published twice with other rows.
+        """
+        return _Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}")
 
 
 class _Staging:
     """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows."""
 
-    def __init__(self, spec: SinkSpec, term: int, snapshot_id: int, name: str) -> None:
+    def __init__(self, spec: SinkSpec, term: int, epoch: int, name: str) -> None:
         self._spec = spec
         self._term = term
-        self._snapshot_id = snapshot_id
+        self._epoch = epoch
         self._name = name
         self._files: list[StagedFile] = []
         self._buffer: pa.BufferOutputStream | None = None
@@ -90,7 +94,7 @@ class _Staging:
         if batch.num_rows == 0:
             return
         if self._spec.epoch_column:
-            epoch = pa.array([self._snapshot_id], pa.int64()).take(pa.array([0] * batch.num_rows, pa.int8()))
+            epoch = pa.array([self._epoch], pa.int64()).take(pa.array([0] * batch.num_rows, pa.int8()))
             batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
         if self._writer is None:
             self._buffer = pa.BufferOutputStream()
@@ -152,7 +156,7 @@ class ParquetSink(Sink):
 
     Args:
         path: folder; a path or a URL like the store's.
-        epoch_column: name of an added column with the epoch (snapshot id), by which consumers of update output pick
+        epoch_column: name of an added column with the epoch's number, by which consumers of update output pick
             the newest row of a key; None adds none.
         storage_options: for fsspec; never stored.
     """

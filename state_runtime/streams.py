@@ -18,7 +18,7 @@ from state_runtime.processors.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SI
 from state_runtime.sql import quoted, type_sql
 from state_runtime.watermark import WatermarkColumn, watermark_columns
 
-__all__ = ["JoinedStreams", "OpenedSource", "Source", "open_source"]
+__all__ = ["JoinedStreams", "OpenedSource", "Source", "cleans_up", "open_source"]
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
 
@@ -69,6 +69,22 @@ def open_source(spark: SparkSession, job: str, source: Source | None, joined: Jo
                     f"has {', '.join(side.columns)}"
                 )
     return OpenedSource(_united(frame, right, joined), _watermarks(frame, right, joined), frame.schema, right.schema)
+
+
+def cleans_up(frame: DataFrame) -> bool:
+    """Whether a file source removes or moves files behind Spark's own position (option `cleanSource`).
+
+    Spark's Python API does not show the options of a source, so they are looked up in its plan. False also where that has
+    another shape than in Spark 4.3.
+    """
+    leaves = frame._jdf.queryExecution().logical().collectLeaves()
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if leaf.getClass().getSimpleName() == "StreamingRelation":
+            options = leaf.dataSource().options().toString().lower()
+            if "cleansource -> " in options and "cleansource -> off" not in options:
+                return True
+    return False
 
 
 def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:

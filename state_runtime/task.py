@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,22 +24,22 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from state_runtime import faults
-from state_runtime.changelog.reader import read_states
-from state_runtime.changelog.writer import TaskChanges, write_task_changes
+from state_runtime.changelog.writer import TaskChanges
 from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.copies import executor_id
 from state_runtime.errors import StillstateError
 from state_runtime.ids import SYSTEM_IDS
+from state_runtime.persist import Step, persist
+from state_runtime.persist_files import PersistedFiles
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.processors.operator import Operator
+from state_runtime.shard_access import NO_VERSION, ShardAccess, TaskJob
 from state_runtime.sinks import SinkSpec, StagedFiles
-from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import OperatorEntry
+from state_runtime.snapshot.shard_files import ShardFiles
 from state_runtime.state.backend import LocalCopyUnusable
-from state_runtime.state.backends import Backend, open_backend
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import concat, hash_range_of_shard
-from state_runtime.state.version import OpenVersion
-from state_runtime.store import Store, open_store
+from state_runtime.state.table import concat
 
 __all__ = [
     "EMPTY_TASK",
@@ -65,42 +63,12 @@ _INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
 WAKE_SEQUENCE = -1
 """Stands in the sequence column of a row that only tells a shard that something is due."""
 
-NO_VERSION = "-" * 16
-"""Stands for "no local version" where a version id is expected."""
-
 EMPTY_TASK = -1
 
 # A driver-side parser finds typed errors of tasks by this mark in Spark's exception text.
 ERROR_MARK = "[stillstate-error:"
 
 _FROZEN = False
-
-
-@dataclass(frozen=True)
-class TaskJob:
-    """What every task of an epoch needs to know of its job. `storage_options` may hold secrets and has no place in a repr."""
-
-    name: str
-    uid: str
-    store_url: str
-    storage_options: Mapping[str, Any]
-    local_dir: str
-    term: int
-    epoch: str
-    snapshot_id: int
-    base_snapshot_id: int
-    parallelism: int
-    clock: EpochClock
-    inline_bytes_max: int
-    runs_max: int
-    backend: Backend
-
-    def __repr__(self) -> str:
-        return f"TaskJob({self.name!r}, term={self.term}, snapshot_id={self.snapshot_id})"
-
-    def root(self) -> Store:
-        """The job root."""
-        return open_store(self.store_url, self.storage_options).child(self.name)
 
 
 @dataclass(frozen=True)
@@ -114,6 +82,10 @@ class Acknowledgement:
         rows_added: live state rows gained.
         late_rows: input rows that came too late.
         next_due_ms: lower bound of what is due next in this shard; None if nothing is.
+        restored: where the state came from (`RestoreNumbers.kind`), how long that took, and what was read from the primary store.
+        files: with the changelog off the shard's files, in place of `changes`.
+        processed_at_ms: wall clock when the last row was processed and its output staged: what follows is the snapshot.
+        executor: that ran the attempt (`copies.executor_id`).
     """
 
     epoch: str
@@ -124,10 +96,21 @@ class Acknowledgement:
     rows_added: int
     changes: TaskChanges
     staged: tuple[StagedFiles, ...]
-    restored: str  # "" | "local" | "primary"
+    restored: str  # "" | "local" | "stale" | "primary"
     local_failed: bool
     late_rows: int = 0
     next_due_ms: int | None = None
+    processed_at_ms: int = 0
+    restore_ms: float = 0.0
+    restored_bytes: int = 0
+    executor: str = ""
+    files: PersistedFiles = field(default_factory=PersistedFiles)
+    changed_rows: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether only the driver's memory has changes of the shard, or the way to those that the task uploaded."""
+        return self.files.shard is not None or bool(self.changes.parts)
 
 
 @dataclass(frozen=True)
@@ -141,6 +124,9 @@ class StageTask:
         trusted: per shard "1" if this run wrote or verified that version, "0" if it comes from an earlier run and
             must be verified before use.
         emit: whether a later step of the pipeline reads the output.
+        committed: like `versions`, at the newest checkpoint: older where several epochs end in one.
+        listed: with the changelog off the files of the operator's shards, by shard.
+        pending: per shard "1" if the driver's memory holds changes of it that the primary store does not have.
     """
 
     job: TaskJob
@@ -152,6 +138,9 @@ class StageTask:
     trusted: str
     emit: bool
     accumulator: Any
+    committed: str = ""
+    pending: str = ""
+    listed: Mapping[int, ShardFiles] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _freeze_heap_once()
@@ -168,7 +157,7 @@ class StageTask:
 
     def _run_sinks(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
         attempt = SYSTEM_IDS.short()
-        stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
+        stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
         rows = 0
         for batch in batches:
             rows += batch.num_rows
@@ -193,12 +182,20 @@ class StageTask:
         shard = int(rows.column(SHARD_COLUMN)[0].as_py())
         before = self.versions[shard * 16 : shard * 16 + 16] or NO_VERSION
         attempt = SYSTEM_IDS.short()
-        access = _ShardAccess(self.job, operator, self.entry, shard)
-        version, restored, local_failed = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
+        access = ShardAccess(
+            self.job,
+            operator,
+            self.entry,
+            shard,
+            committed=self.committed,
+            pending=self.pending[shard : shard + 1] == "1",
+        )
+        version = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
+        version = access.tidied(attempt, version)
         grouped, initial = _split_rows(operator, rows)
         emitted = False
         while True:
-            stagings = [sink.open(self.job.term, self.job.snapshot_id, shard, attempt) for sink in self.sinks]
+            stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
             result = operator.process(grouped, version, self.job.clock, shard, initial)
             try:
                 for batch in result.outputs:
@@ -214,42 +211,50 @@ class StageTask:
                 if emitted or access.from_primary:
                     raise
                 attempt = SYSTEM_IDS.short()
-                version, restored = access.restore(before)
-                local_failed = True
+                version = access.restore(before, local_failed=True, local=False)
         staged = tuple(staging.finish() for staging in stagings)
         faults.reach("task-processed")
+        processed_at_ms = SYSTEM_CLOCK.now_ms()
         changed = {state: batch for state, batch in result.changes.items() if batch.num_rows}
-        changes = write_task_changes(
-            access.root,
-            term=self.job.term,
-            operator=operator.uid,
-            hash_range=access.hash_range,
-            changes=changed,
-            inline_bytes_max=self.job.inline_bytes_max,
-            ids=SYSTEM_IDS,
+        persisted = persist(
+            self.job,
+            operator,
+            access,
+            Step(
+                attempt,
+                before,
+                version,
+                changed,
+                result.due_taken,
+                access.numbers.kind == "primary",
+                self.listed.get(shard),
+            ),
         )
-        faults.reach("task-logged")
-        after, write_failed = access.write(attempt, version, changed, before, restored == "primary", result.due_taken)
         self._acknowledge(
             Acknowledgement(
                 self.job.epoch,
                 self.stage,
                 shard,
-                after,
+                persisted.version,
                 grouped.rows.num_rows,
                 result.rows_added,
-                changes,
+                persisted.changes,
                 staged,
-                restored,
-                local_failed or write_failed,
+                access.numbers.kind,
+                access.numbers.local_failed or persisted.local_failed,
                 result.late_rows,
                 _next_due(operator, version.overlaid(changed, result.due_taken)),
+                processed_at_ms,
+                access.numbers.ms,
+                access.numbers.bytes,
+                files=persisted.files,
+                changed_rows=sum(batch.num_rows for batch in changed.values()),
             )
         )
         faults.reach("task-acknowledged")
 
     def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        self.accumulator.add([acknowledgement])
+        self.accumulator.add([replace(acknowledgement, executor=executor_id())])
 
 
 def _split_rows(operator: Operator, rows: pa.RecordBatch) -> tuple[GroupedRows, GroupedRows | None]:
@@ -278,80 +283,6 @@ def _next_due(operator: Operator, after: StateReader) -> int | None:
     """When the operator must look at this shard again, whether or not rows come."""
     timed = (name for name, schema in operator.state_schemas.items() if schema.time == "due")
     return min((due for due in map(after.next_due, timed) if due is not None), default=None)
-
-
-class _ShardAccess:
-    """One task's way to its shard's state: the local copy if it serves, else the primary store."""
-
-    def __init__(self, job: TaskJob, operator: Operator, entry: OperatorEntry | None, shard: int) -> None:
-        self._job = job
-        self._entry = entry if entry is not None else operator.entry()
-        self._operator = operator
-        self.hash_range = hash_range_of_shard(shard, job.parallelism)
-        folder = Path(job.local_dir) / "state" / job.uid / operator.uid / f"{job.parallelism}-{shard}"
-        self._local = open_backend(job.backend, folder, operator.state_schemas, SYSTEM_CLOCK)
-        self._now_ms = job.clock.batch_time_ms
-        self._restored: Mapping[str, pa.RecordBatch] | None = None
-
-    @cached_property
-    def root(self) -> Store:
-        return self._job.root()
-
-    def open(self, version: str, *, verify: bool) -> tuple[StateReader, str, bool]:
-        """The state before the epoch; where it came from ("" for the ordinary case); whether a local copy failed."""
-        failed = False
-        if version != NO_VERSION:
-            try:
-                opened = self._local.open(version, self._now_ms, verify=verify)
-                return opened, "local" if verify else "", False
-            except LocalCopyUnusable:
-                failed = True  # silent on purpose (invariant 5); counted in the epoch's progress
-        return (*self.restore(version), failed)
-
-    @property
-    def from_primary(self) -> bool:
-        """Whether the state before the epoch came from the primary store (or there is none)."""
-        return self._restored is not None
-
-    def restore(self, version: str) -> tuple[StateReader, str]:
-        """The state before the epoch from the primary store; and where it came from, "" if there is none."""
-        schemas = self._operator.state_schemas
-        job = self._job
-        manifest = Catalog(open_store(job.store_url, job.storage_options), job.name).manifest(job.base_snapshot_id)
-        stored = any(o.uid == self._operator.uid for o in manifest.operators) and bool(
-            manifest.segments or manifest.layers
-        )
-        if not stored:
-            # The operator is new: it has no state anywhere, and this is not a restore.
-            self._restored = {name: schema.empty() for name, schema in schemas.items()}
-        else:
-            self._restored = read_states(self.root, manifest, self._entry, schemas, *self.hash_range)
-        restored = "primary" if any(batch.num_rows for batch in self._restored.values()) else ""
-        return OpenVersion.of_batches(version, self._restored, schemas, self._now_ms), restored
-
-    def write(
-        self,
-        attempt: str,
-        base: StateReader,
-        changes: Mapping[str, pa.RecordBatch],
-        before: str,
-        restored: bool,
-        due_taken: Mapping[str, int],
-    ) -> tuple[str, bool]:
-        """Write the local version after the epoch. A failure costs a restore from the primary later, nothing else."""
-        if not changes and not restored and not due_taken:
-            return before, False
-        try:
-            if self._restored is None:
-                self._local.prune(before)
-            else:
-                base = self._local.write_restored(SYSTEM_IDS.short(), self._restored, self._now_ms)
-            self._local.write(
-                attempt, base, changes, now_ms=self._now_ms, due_taken=due_taken, runs_max=self._job.runs_max
-            )
-        except (OSError, pa.ArrowException, LocalCopyUnusable):
-            return NO_VERSION, True
-        return attempt, False
 
 
 def _freeze_heap_once() -> None:

@@ -70,6 +70,14 @@ PAGES: Final = (
         shown="document.querySelectorAll('canvas').length >= 4",
         width=1190,  # without the sidebar, which has the path of the store on this machine
     ),
+    Page(
+        "materialization-plots",
+        f"/assets/{JOB}/materialized_state?view=overview",
+        ready="[...document.querySelectorAll('button')].some(b => b.innerText.trim() === 'Plots')",
+        click="Plots",
+        shown="document.querySelectorAll('canvas').length >= 4",
+        width=1190,
+    ),
     Page("runs", "/runs", ready=f"document.body.innerText.includes('start_{JOB}')"),
 )
 

@@ -1,10 +1,13 @@
-"""Dagster jobs that act on drivers: for each streaming job one to start, one to stop and one to recover it."""
+"""Dagster jobs: for each streaming job one to start, one to stop and one to recover its driver, and one to fold its changelog."""
 
 from orchestration.jobs.driver import DriverJobs, build_driver_jobs
+from orchestration.jobs.materialize import FoldJobs, build_fold_jobs
 from orchestration.jobs.tags import (
     ACTION_TAG,
+    AFTER_TAG,
     ATTEMPT_TAG,
     JOB_TAG,
+    MATERIALIZE_TAG,
     PROGRESS_TAG,
     STREAK_TAG,
     TERM_TAG,
@@ -14,13 +17,17 @@ from orchestration.jobs.tags import (
 
 __all__ = [
     "ACTION_TAG",
+    "AFTER_TAG",
     "ATTEMPT_TAG",
     "JOB_TAG",
+    "MATERIALIZE_TAG",
     "PROGRESS_TAG",
     "STREAK_TAG",
     "TERM_TAG",
     "DriverJobs",
+    "FoldJobs",
     "build_driver_jobs",
+    "build_fold_jobs",
     "recovery_run_key",
     "recovery_run_tags",
 ]

@@ -17,7 +17,7 @@ from orchestration.resources import STILLSTATE, StillstateResource
 from orchestration.spec import JobSpec
 from state_runtime.errors import StillstateError
 
-__all__ = ["DriverJobs", "RecoverConfig", "StartConfig", "build_driver_jobs"]
+__all__ = ["DriverJobs", "RecoverConfig", "StartConfig", "build_driver_jobs", "typed_failures"]
 
 
 class StartConfig(dg.Config):
@@ -84,7 +84,7 @@ def _start_op(job: JobSpec) -> dg.OpDefinition:
     def start(
         context: dg.OpExecutionContext, config: StartConfig, stillstate: StillstateResource
     ) -> dg.Output[dict[str, Any]]:
-        with _typed_failures():
+        with typed_failures():
             spec = stillstate.spec()
             launcher = stillstate.launcher(spec, spec.job(name))
             context.log.info(f"starting the driver of {name} (takeover: {config.takeover})")
@@ -99,7 +99,7 @@ def _stop_op(job: JobSpec) -> dg.OpDefinition:
 
     @dg.op(name=f"stop_{job.identifier}_driver", out=dg.Out(dict[str, Any]))
     def stop(context: dg.OpExecutionContext, stillstate: StillstateResource) -> dg.Output[dict[str, Any]]:
-        with _typed_failures():
+        with typed_failures():
             spec = stillstate.spec()
             stopped = stillstate.launcher(spec, spec.job(name)).stop()
         context.log.info(f"term {stopped.term} of {name}: {stopped.how}")
@@ -116,7 +116,7 @@ def _recover_op(job: JobSpec) -> dg.OpDefinition:
     def recover(
         context: dg.OpExecutionContext, config: RecoverConfig, stillstate: StillstateResource
     ) -> dg.Output[dict[str, Any]]:
-        with _typed_failures():
+        with typed_failures():
             spec = stillstate.spec()
             job = spec.job(name)
             seen = stillstate.observe(spec, job)
@@ -192,7 +192,7 @@ def _metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _typed_failures() -> Iterator[None]:
+def typed_failures() -> Iterator[None]:
     """Our errors as a Dagster failure that reads like one and is not retried."""
     try:
         yield

@@ -6,8 +6,10 @@ from assets.specs import JOB_TAG
 
 __all__ = [
     "ACTION_TAG",
+    "AFTER_TAG",
     "ATTEMPT_TAG",
     "JOB_TAG",
+    "MATERIALIZE_TAG",
     "PROGRESS_TAG",
     "STREAK_TAG",
     "TERM_TAG",
@@ -15,6 +17,9 @@ __all__ = [
     "recovery_run_tags",
 ]
 
+MATERIALIZE_TAG: Final = "stillstate/materialize"
+"""Not JOB_TAG, of which one run goes at a time: a long fold must not keep a lost driver from being recovered."""
+AFTER_TAG: Final = "stillstate/after-record"
 ACTION_TAG: Final = "stillstate/action"
 TERM_TAG: Final = "stillstate/term"
 ATTEMPT_TAG: Final = "stillstate/attempt"

@@ -17,11 +17,21 @@ from state_runtime.changelog.segment import PartEntry, SegmentIndex, decode_inde
 from state_runtime.changelog.versions import StateVersions, check_dropped
 from state_runtime.errors import CorruptManifest, CorruptSegment, MissingFile
 from state_runtime.limits import SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
+from state_runtime.restore.shard_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, SegmentEntry, TableEntry
-from state_runtime.state.table import DELETED, StateSchema, slice_hash_range
+from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range
 from state_runtime.store import Store
 
-__all__ = ["count_live", "fetch_part", "read_index", "read_source_log", "read_states", "read_table"]
+__all__ = [
+    "check_index",
+    "count_live",
+    "fetch_part",
+    "index_range",
+    "read_index",
+    "read_source_log",
+    "read_states",
+    "read_table",
+]
 
 
 def read_index(root: Store, segment: SegmentEntry, job_uid: str) -> SegmentIndex:
@@ -30,9 +40,26 @@ def read_index(root: Store, segment: SegmentEntry, job_uid: str) -> SegmentIndex
     Raises:
         MissingFile, CorruptSegment: the segment cannot be trusted. StoreUnavailable: try again.
     """
+    return check_index(segment, _range(root, segment.path, *index_range(segment)), job_uid)
+
+
+def index_range(segment: SegmentEntry) -> tuple[int, int]:
+    """Where the index of a segment lies in it: offset and length.
+
+    Raises:
+        CorruptSegment: the manifest's numbers cannot be.
+    """
     if segment.index_bytes > min(segment.bytes, SEGMENT_INDEX_BYTES_MAX):
         raise CorruptSegment(f"the manifest gives {segment.path} an index larger than itself")
-    tail = _range(root, segment.path, segment.bytes - segment.index_bytes, segment.index_bytes)
+    return segment.bytes - segment.index_bytes, segment.index_bytes
+
+
+def check_index(segment: SegmentEntry, tail: bytes, job_uid: str) -> SegmentIndex:
+    """The index of a segment from its tail, checked.
+
+    Raises:
+        CorruptSegment: see `read_index`.
+    """
     index = decode_index(tail, segment.path)
     if index.job_uid != job_uid or index.snapshot_id != segment.snapshot_id:
         raise CorruptSegment(
@@ -52,7 +79,7 @@ def read_states(
 ) -> dict[str, pa.RecordBatch]:
     """The states of one operator in one hash range, as of a snapshot.
 
-    Layers and segments are read newest first and folded, so the newest row of an identity wins; tombstones, clear markers
+    Segments, layers and files of shards are read newest first and folded, so the newest row of an identity wins; tombstones, clear markers
     and rows whose TTL has run out are gone. What is older than its operator or state (`since`), or of a state that was
     dropped since, is passed over; rows of older columns are brought to the newest.
 
@@ -80,17 +107,33 @@ def read_states(
             batch = slice_hash_range(load(), low, high)
             newest_first[state].append(versions[state].read(batch, snapshot_id, path))
 
-    for segment in reversed(manifest.segments):
+    for segment in reversed(manifest.state_segments):
         if segment.snapshot_id < entry.since:
             continue
-        for part in read_index(root, segment, manifest.job_uid).parts:
+        # Several epochs may be in one segment: its later parts are younger.
+        for part in reversed(read_index(root, segment, manifest.job_uid).parts):
             if part.kind == "state" and part.operator == entry.uid and part.hash_high >= low and part.hash_low <= high:
                 load = partial(fetch_part, root, segment.path, part)
                 add(part.state, segment.snapshot_id, part.path or segment.path, load)
     for layer in reversed(manifest.layers):
-        for table in layer.tables if layer.last_snapshot_id >= entry.since else ():
-            if table.operator == entry.uid and table.hash_low <= high and table.hash_high >= low:
-                add(table.state, layer.last_snapshot_id, table.path, partial(read_table, root, table))
+        for table in layer.tables:
+            newest = layer.newest_in(table)
+            if (
+                table.operator == entry.uid
+                and newest >= entry.since
+                and table.hash_low <= high
+                and table.hash_high >= low
+            ):
+                add(table.state, newest, table.path, partial(read_table, root, table))
+    objects = direct(root)
+    listing = read_listing(objects, manifest)
+    if listing is not None:
+        bottom = Bottom(objects, listing, entry)
+        bottom.check(versions)
+        for state, version in versions.items():
+            newest_first[state] += [
+                concat(list(source), schemas[state].arrow) for source in bottom.sources(state, version, low, high)
+            ]
     now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
     states = {state: schema.empty() for state, schema in schemas.items()}
     for state, batches in newest_first.items():

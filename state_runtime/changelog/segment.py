@@ -1,7 +1,7 @@
 """The changelog segment: one immutable object with the state changes of one epoch; the format, pure.
 
     magic "STSEG001"
-    part, part, …                 Arrow IPC streams (lz4) of state batches; zstd'd lines of a source's log
+    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; zstd'd lines of a source's log
     index                         zstd'd JSON, see `SegmentIndex`
     footer: index bytes (u64, big endian), SHA-256 of the index as stored, magic
 
@@ -30,6 +30,7 @@ from state_runtime.snapshot.paths import check_relative_path
 
 __all__ = [
     "FOOTER_BYTES",
+    "Compression",
     "PartEntry",
     "SegmentIndex",
     "build_segment",
@@ -40,6 +41,8 @@ __all__ = [
     "encode_part",
     "sha256",
 ]
+
+Compression = Literal["lz4", "zstd", "none"]
 
 _MAGIC = b"STSEG001"
 FOOTER_BYTES = 8 + 32 + len(_MAGIC)
@@ -75,7 +78,11 @@ class PartEntry:
 
 @dataclass(frozen=True)
 class SegmentIndex:
-    """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log."""
+    """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log.
+
+    `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and overlapping range
+    are in it, the later hides the earlier.
+    """
 
     job_uid: str
     snapshot_id: int
@@ -90,16 +97,17 @@ def sha256(data: bytes | pa.Buffer | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def encode_part(batch: pa.RecordBatch) -> bytes:
-    """A state batch as an Arrow IPC stream with lz4 buffers."""
+def encode_part(batch: pa.RecordBatch, compression: Compression = "lz4") -> bytes:
+    """A state batch as an Arrow IPC stream; readers see from the stream how its buffers are compressed."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     body: bytes = sink.getvalue().to_pybytes()
     return body
 
 
-def decode_part(data: bytes, part: PartEntry, where: str) -> pa.RecordBatch:
+def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.RecordBatch:
     """Check a part's digest and decode it.
 
     Raises:
@@ -118,7 +126,7 @@ def decode_part(data: bytes, part: PartEntry, where: str) -> pa.RecordBatch:
     return batches[0]
 
 
-def _decoded_bytes(data: bytes) -> int:
+def _decoded_bytes(data: bytes | pa.Buffer) -> int:
     """What the buffers of an Arrow IPC stream say that they decompress to: known before memory is taken for it.
 
     Arrow believes the size in front of each compressed buffer, and pyarrow does not tell it, so the buffers are looked up in
@@ -239,7 +247,7 @@ def decode_index(tail: bytes, where: str) -> SegmentIndex:
     return index
 
 
-def _check_digest(data: bytes, part: PartEntry, where: str) -> None:
+def _check_digest(data: bytes | pa.Buffer, part: PartEntry, where: str) -> None:
     if len(data) != part.length or sha256(data) != part.digest:
         raise CorruptSegment(f"{where}: {_name(part)} has another digest than its index says. {_NEXT}")
 

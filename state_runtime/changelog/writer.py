@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from state_runtime.changelog.segment import PartEntry, SegmentIndex, build_segment, encode_lines, encode_part, sha256
+from state_runtime.changelog.segment import (
+    Compression,
+    PartEntry,
+    SegmentIndex,
+    build_segment,
+    encode_lines,
+    encode_part,
+    sha256,
+)
+from state_runtime.changelog.upload import Upload, Uploader, UploadTotals
 from state_runtime.ids import Ids
+from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import SegmentEntry
 from state_runtime.snapshot.paths import segment_path
-from state_runtime.store import Created, Store
+from state_runtime.store import Store
 
-__all__ = ["TaskChanges", "source_log_changes", "write_segment", "write_task_changes"]
+__all__ = [
+    "PendingChanges",
+    "TaskChanges",
+    "begin_task_changes",
+    "source_log_changes",
+    "write_segment",
+    "write_task_changes",
+]
 
 
 @dataclass(frozen=True)
 class TaskChanges:
     """The changes of one attempt of one task, as they ride in its acknowledgement.
 
-    `inline[i]` are the bytes of `parts[i]`, or empty if the part lies in an object that the task uploaded.
+    Attributes:
+        inline: `inline[i]` are the bytes of `parts[i]`, or empty if the part lies in an object that the task uploaded.
+        uploads: what uploading that object cost.
     """
 
     parts: tuple[PartEntry, ...] = ()
     inline: tuple[bytes, ...] = ()
+    uploads: UploadTotals = field(default_factory=UploadTotals)
 
     @property
     def rows(self) -> int:
@@ -33,6 +53,62 @@ class TaskChanges:
     @property
     def bytes(self) -> int:
         return sum(p.length for p in self.parts)
+
+
+@dataclass(frozen=True)
+class PendingChanges:
+    """A task's changes, encoded, of which the large ones are still on their way.
+
+    Life cycle: made by `begin_task_changes` → `result` once, or `abandon`.
+    """
+
+    parts: tuple[PartEntry, ...]
+    inline: tuple[bytes, ...]
+    upload: Upload | None = None
+
+    def result(self) -> TaskChanges:
+        """Wait for the upload, if there is one.
+
+        Raises:
+            StoreUnavailable: it failed; the epoch fails and is run again.
+        """
+        if self.upload is None:
+            return TaskChanges(self.parts, self.inline)
+        path = self.upload.result()
+        return TaskChanges(tuple(replace(part, path=path) for part in self.parts), self.inline, self.upload.totals)
+
+    def abandon(self) -> None:
+        """The task fails for another reason: what was uploaded is deleted."""
+        if self.upload is not None:
+            self.upload.abandon()
+
+
+def begin_task_changes(
+    root: Callable[[], Store],
+    uploader: Uploader,
+    *,
+    term: int,
+    operator: str,
+    hash_range: tuple[int, int],
+    changes: Mapping[str, pa.RecordBatch],
+    settings: JobSettings,
+    ids: Ids,
+) -> PendingChanges:
+    """Encode a task's changes; begin to upload them from here, as one object, if they are too large to ride along.
+
+    Args:
+        root: opens the job root; only called for an upload.
+        changes: per state one sorted batch, each identity once: an update that a later one of the epoch hides is not written.
+        settings: `inline_bytes_max` and `compression`.
+
+    Raises:
+        StoreUnavailable: no room for the upload within its deadline.
+    """
+    parts, bodies = _encode(operator, hash_range, changes, settings.compression)
+    if sum(map(len, bodies)) <= settings.inline_bytes_max:
+        return PendingChanges(parts, bodies)
+    upload = uploader.begin(root(), lambda: _direct_path(term, operator, ids), b"".join(bodies))
+    return PendingChanges(parts, tuple(b"" for _ in parts), upload)
 
 
 def write_task_changes(
@@ -45,27 +121,43 @@ def write_task_changes(
     inline_bytes_max: int,
     ids: Ids,
 ) -> TaskChanges:
-    """Encode a task's changes; upload them from here if they are too large to ride along.
+    """What `begin_task_changes` does, in one step and with one attempt.
 
-    The object's name is unique to the attempt, so a late or repeated attempt overwrites nothing; without a manifest that
+    An object's name is unique to the attempt, so a late or repeated attempt overwrites nothing; without a manifest that
     leads to it, it is garbage.
 
     Raises:
-        StoreUnavailable, OutcomeUnknown: the upload failed; the epoch fails and is run again.
+        StoreUnavailable: the upload failed; the epoch fails and is run again.
     """
-    bodies = {state: encode_part(batch) for state, batch in changes.items() if batch.num_rows}
-    direct = sum(map(len, bodies.values())) > inline_bytes_max
-    path = segment_path(term, f"direct-{operator}-{ids.uid()}.seg") if direct else ""
+    parts, bodies = _encode(operator, hash_range, changes, "lz4")
+    if sum(map(len, bodies)) <= inline_bytes_max:
+        return TaskChanges(parts, bodies)
+    path = _direct_path(term, operator, ids)
+    root.put(path, b"".join(bodies))
+    return TaskChanges(tuple(replace(part, path=path) for part in parts), tuple(b"" for _ in parts))
+
+
+def _direct_path(term: int, operator: str, ids: Ids) -> str:
+    return segment_path(term, f"direct-{operator}-{ids.uid()}.seg")
+
+
+def _encode(
+    operator: str, hash_range: tuple[int, int], changes: Mapping[str, pa.RecordBatch], compression: Compression
+) -> tuple[tuple[PartEntry, ...], tuple[bytes, ...]]:
+    """One part per state with changes, one behind the other; none has a path yet."""
     parts: list[PartEntry] = []
+    bodies: list[bytes] = []
     offset = 0
-    for state, body in bodies.items():
-        batch = changes[state]
+    for state, batch in changes.items():
+        if not batch.num_rows:
+            continue
+        body = encode_part(batch, compression)
         parts.append(
             PartEntry(
                 kind="state",
                 operator=operator,
                 state=state,
-                path=path,
+                path="",
                 offset=offset,
                 length=len(body),
                 digest=sha256(body),
@@ -75,11 +167,9 @@ def write_task_changes(
                 hash_high=hash_range[1],
             )
         )
+        bodies.append(body)
         offset += len(body)
-    if direct:
-        root.put(path, b"".join(bodies.values()))
-        return TaskChanges(tuple(parts), tuple(b"" for _ in parts))
-    return TaskChanges(tuple(parts), tuple(bodies.values()))
+    return tuple(parts), tuple(bodies)
 
 
 def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
@@ -93,24 +183,40 @@ def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
 
 
 def write_segment(
-    root: Store, changes: Sequence[TaskChanges], *, job_uid: str, term: int, snapshot_id: int, ids: Ids
+    root: Store,
+    changes: Sequence[TaskChanges],
+    *,
+    job_uid: str,
+    term: int,
+    snapshot_id: int,
+    ids: Ids,
+    uploader: Uploader | None = None,
 ) -> SegmentEntry | None:
     """Write the one packed object of an epoch.
+
+    Args:
+        uploader: whose attempts are hedged; without one there is a single attempt.
 
     Returns:
         The manifest's entry; None if nothing changed (then there is no object).
 
     Raises:
-        StoreUnavailable, OutcomeUnknown: see `Store.create`. The object is unreachable until a manifest names it.
+        StoreUnavailable: the object could not be written. It is unreachable until a manifest names it.
     """
     parts = tuple(part for task in changes for part in task.parts)
     if not parts:
         return None
     inline = [body for task in changes for part, body in zip(task.parts, task.inline, strict=True) if not part.path]
     body, index_bytes = build_segment(SegmentIndex(job_uid, snapshot_id, parts), inline)
-    path = segment_path(term, f"{snapshot_id:020d}-{ids.uid()}.seg")
-    if root.create(path, body) is not Created.MINE:  # a 128-bit random name: only a broken store gets here
-        raise FileExistsError(f"{path} in {root.url} exists although its name was just drawn")
+
+    def name() -> str:
+        return segment_path(term, f"{snapshot_id:020d}-{ids.uid()}.seg")
+
+    if uploader is None:
+        path = name()
+        root.put(path, body)
+    else:
+        path = uploader.begin(root, name, body).result()
     direct_bytes = sum(part.length for part in parts if part.path)
     return SegmentEntry(
         path, len(body), sha256(body), index_bytes, snapshot_id, sum(p.rows for p in parts), direct_bytes

@@ -234,7 +234,7 @@ class AggregateOperator:
         if rows.groups == 0:
             return
         found, before = version.find(STATE, rows.hashes, rows.keys)
-        order = self.plan.order(clock.snapshot_id, rows.sequence)
+        order = self.plan.order(clock.epoch, rows.sequence)
         slots = self.plan.reduce(rows.rows, Groups(rows.starts, rows.rows.num_rows), order)
         if bool(found.any()):
             slots = self.plan.merge(before, slots)

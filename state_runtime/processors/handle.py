@@ -210,7 +210,7 @@ class Handle:
         self._dropped = dropped
         self._time_mode: TimeMode = time_mode
         self._clock = clock
-        self._info = QueryInfo(operator, shard, clock.snapshot_id)
+        self._info = QueryInfo(operator, shard, clock.epoch)
         self._phase = "CREATED"
         self.scope = Scope(reader)
         self.states: dict[str, SliceState] = {}
@@ -299,7 +299,7 @@ class Handle:
         if kind == "value":
             return ValueState(name, where, schema, self.scope, expires_ms)
         if kind == "list":
-            return ListState(name, where, schema, self.scope, expires_ms, self._clock.snapshot_id)
+            return ListState(name, where, schema, self.scope, expires_ms, self._clock.epoch)
         return MapState(name, where, schema, self.scope, expires_ms)
 
     def _no_timers(self, operation: str) -> NoReturn:

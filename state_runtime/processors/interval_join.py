@@ -495,7 +495,7 @@ class IntervalJoinOperator:
         """New rows, rows that have matched for the first time, and tombstones, as a sorted batch."""
         schema = self.state_schemas[name]
         values = [*new.values, *(pa.array(flag) for flag in flags)]
-        places = self._places(clock.snapshot_id, len(new))
+        places = self._places(clock.epoch, len(new))
         batches = [schema.batch(new.hashes, None, new.keys, values, entries=places, times=pa.array(due))]
         if flipped is not None and len(flipped):
             due = self._due_of(name, flipped.micros)

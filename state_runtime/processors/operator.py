@@ -28,13 +28,13 @@ class EpochClock:
             falls; 0 before there is any.
         late_watermark_ms: event time, for what comes too late: the watermark of the epoch before. Rows that an operator
             emits because `watermark_ms` passed them are not late for the next operator.
-        snapshot_id: of the epoch; orders the elements of lists.
+        epoch: number of the epoch, growing over all runs; orders the elements of lists.
     """
 
     batch_time_ms: int
     watermark_ms: int = 0
     late_watermark_ms: int = 0
-    snapshot_id: int = 1
+    epoch: int = 1
 
 
 @dataclass

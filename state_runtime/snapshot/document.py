@@ -1,10 +1,12 @@
 """The envelope of every JSON file below a job root; pure.
 
-    {"stillstate": "manifest", "format": 2, "sha256": "<of the second line>", "bytes": 123}\\n
+    {"stillstate": "manifest", "format": 3, "sha256": "<see below>", "bytes": 123}\\n
     {…body…}\\n
 
 The first line says what the file is and which version wrote it, so that an older reader can refuse before it looks at
-the body; the digest finds a truncated or altered body. A body is one dataclass, validated strictly by pydantic.
+the body; the digest finds a truncated or altered body. From format 3 on it covers kind and format too, as
+`<kind> <format>\\n` before the body: before, a format that turned into an older one was not found. A body is one
+dataclass, validated strictly by pydantic.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from state_runtime.errors import CorruptManifest, UnsupportedFormat
 
 __all__ = ["FORMAT_VERSION", "decode_document", "encode_document", "header_format"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of everything below a job root; raised with any change that an older reader would misread.
 
-1: one row per key, without times. 2: many rows per key, times, and schema versions of states. Newer ones read all older.
+1: one row per key, without times. 2: many rows per key, times, and schema versions of states.
+3: epochs apart from checkpoints, base tables that are younger than their layer, files of shards. Newer ones read all older.
 """
 
 D = TypeVar("D")
@@ -37,7 +40,7 @@ def encode_document(kind: str, body: Any, format_version: int = FORMAT_VERSION) 
     header = {
         "stillstate": kind,
         "format": format_version,
-        "sha256": hashlib.sha256(line).hexdigest(),
+        "sha256": _digest(kind, format_version, line),
         "bytes": len(line),
     }
     return json.dumps(header).encode() + b"\n" + line + b"\n"
@@ -75,7 +78,7 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
         body = rest[:-1]
         if size != len(body) or rest[-1:] != b"\n":
             raise ValueError(f"{len(body)} bytes of body where {size} were written")
-        if hashlib.sha256(body).hexdigest() != header["sha256"]:
+        if _digest(kind, version, body) != header["sha256"]:
             raise ValueError("digest differs")
         adapter = _ADAPTERS.get(cls)
         if adapter is None:
@@ -88,6 +91,11 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
         raise CorruptManifest(f"{where} is damaged: {place}: {first['msg']}. {_NEXT}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptManifest(f"{where} is damaged: {error}. {_NEXT}") from error
+
+
+def _digest(kind: str, format_version: int, line: bytes) -> str:
+    covered = f"{kind} {format_version}\n".encode() if format_version >= 3 else b""
+    return hashlib.sha256(covered + line).hexdigest()
 
 
 def header_format(data: bytes) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "OperatorEntry",
     "SchemaVersion",
     "SegmentEntry",
+    "ShardFilesEntry",
     "SourcePosition",
     "StagedFile",
     "StagedOutput",
@@ -158,7 +159,12 @@ class SegmentEntry:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A sorted Parquet file of one state, over one closed range of key hashes (unsigned)."""
+    """A sorted Parquet file of one state, over one closed range of key hashes (unsigned).
+
+    Attributes:
+        last_snapshot_id: newest snapshot that it holds; 0 is its layer's. A base table may be younger than its layer: ranges are
+            folded one by one, and what lies above a younger table in its range was removed from the deltas.
+    """
 
     path: str
     bytes: int
@@ -168,6 +174,32 @@ class TableEntry:
     state: str
     hash_low: int
     hash_high: int
+    last_snapshot_id: int = 0
+
+
+@dataclass(frozen=True)
+class ShardFilesEntry:
+    """With the changelog off: the object that lists the backend's files of all shards (snapshot/shard_files.py).
+
+    It is the bottom of the state. Tables lie above it in no manifest; segments that are newer do, after the changelog was switched
+    on. Segments that are not newer, and layers, hold only what sources have seen.
+
+    Attributes:
+        backend: whose files they are.
+        parallelism: of the run that wrote them.
+        snapshot_id: the checkpoint that they are the state of.
+        total_bytes: of all files that it lists; one that several shards have counts once.
+        oldest_snapshot_id: the checkpoint that the oldest shard's files were written for: their rows have the columns of that time.
+    """
+
+    path: str
+    bytes: int
+    digest: str
+    backend: Literal["arrow", "rocksdb"]
+    parallelism: int
+    snapshot_id: int
+    total_bytes: int
+    oldest_snapshot_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,6 +218,10 @@ class LayerEntry:
     @property
     def total_bytes(self) -> int:
         return sum(t.bytes for t in self.tables) + sum(f.bytes for f in self.source_logs)
+
+    def newest_in(self, table: TableEntry) -> int:
+        """The newest snapshot that one of its tables holds."""
+        return table.last_snapshot_id or self.last_snapshot_id
 
 
 @dataclass(frozen=True)
@@ -239,6 +275,9 @@ class Manifest:
         progress: numbers of this epoch as far as they are known before the manifest is written: its times end there.
         previous: the complete numbers of the checkpoint before, from the same run.
         time: None before the first epoch.
+        epoch: number of the newest epoch. It counts on over all runs, is never below the snapshot's id, and orders list elements and
+            output; several epochs may end in one checkpoint. 0 in manifests of format 2 and older: there it is the id.
+        shards: the state's bottom where the changelog is (or was) off.
     """
 
     format_version: int
@@ -258,6 +297,15 @@ class Manifest:
     progress: Progress | None = None
     previous: Progress | None = None
     time: TimeEntry | None = None
+    epoch: int = 0
+    shards: ShardFilesEntry | None = None
+
+    @property
+    def state_segments(self) -> tuple[SegmentEntry, ...]:
+        """The segments that may hold state: those that are not newer than the files of shards only hold what sources have seen."""
+        if self.shards is None:
+            return self.segments
+        return tuple(s for s in self.segments if s.snapshot_id > self.shards.snapshot_id)
 
     @property
     def log_bytes(self) -> int:
@@ -272,7 +320,7 @@ class Manifest:
     @property
     def total_bytes(self) -> int:
         """Bytes that a full restore reads."""
-        return self.log_bytes + self.table_bytes
+        return self.log_bytes + self.table_bytes + (self.shards.total_bytes if self.shards is not None else 0)
 
     def encode(self) -> bytes:
         """The file's bytes; the bound is checked before anything is written."""
@@ -300,6 +348,8 @@ class Manifest:
         for layer in manifest.layers:
             for path in [*(t.path for t in layer.tables), *(f.path for f in layer.source_logs)]:
                 check_relative_path(path)
+        if manifest.shards is not None:
+            check_relative_path(manifest.shards.path)
         for output in manifest.outputs:
             for file in output.files:
                 check_relative_path(file.staged)

@@ -11,15 +11,19 @@ __all__ = [
     "BOUNDARY",
     "CONTROL_DIR",
     "JOB_FILE",
+    "MATERIALIZATIONS_DIR",
     "SNAPSHOTS_DIR",
     "TERMS_DIR",
     "check_job_name",
     "check_relative_path",
     "check_uid",
     "heartbeat_path",
+    "listing_path",
     "manifest_path",
+    "materialization_path",
     "safe_name",
     "segment_path",
+    "shard_file_path",
     "snapshot_id_of",
     "term_of",
     "term_path",
@@ -29,6 +33,7 @@ JOB_FILE = "job.json"
 TERMS_DIR = "terms"
 SNAPSHOTS_DIR = "snapshots"
 CONTROL_DIR = "control"
+MATERIALIZATIONS_DIR = "materializations"
 BOUNDARY = "boundary.json"
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+\Z")
@@ -88,8 +93,21 @@ def heartbeat_path(term: int) -> str:
     return f"{TERMS_DIR}/{term:0{_DIGITS}d}.heartbeat.json"
 
 
+def materialization_path(record_id: int, *, started: bool = False) -> str:
+    """A materialization's record, or (started) the pin that it holds while it works."""
+    return f"{MATERIALIZATIONS_DIR}/{record_id:0{_DIGITS}d}{'.started' if started else ''}.json"
+
+
 def segment_path(term: int, name: str) -> str:
     return f"changelog/{term:0{_DIGITS}d}/{name}"
+
+
+def shard_file_path(term: int, operator: str, name: str) -> str:
+    return f"files/{term:0{_DIGITS}d}/{operator}/{name}"
+
+
+def listing_path(term: int, name: str) -> str:
+    return f"files/{term:0{_DIGITS}d}/{name}.json"
 
 
 def snapshot_id_of(name: str) -> int | None:

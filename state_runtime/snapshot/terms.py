@@ -37,6 +37,7 @@ class RunStatus:
     Attributes:
         at_ms: wall clock of the driver's machine when it was written.
         message: one line for people: why it failed, who fenced it.
+        restored, restoring: while shards are brought back after a start: how many are, of how many; 0 and 0 at other times.
         progress: complete numbers of the run's newest epoch.
     """
 
@@ -52,6 +53,8 @@ class RunStatus:
     batch_id: int = -1
     message: str = ""
     progress: Progress | None = None
+    restored: int = 0
+    restoring: int = 0
 
     def age_s(self, now_ms: int) -> float:
         """Seconds since the heartbeat; never negative, whatever the clocks say."""

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from state_runtime.clock import Clock
 from state_runtime.errors import InvalidConfiguration
-from state_runtime.state.backend import ShardStore
+from state_runtime.state.backend import NO_STAMP, ShardStore, Stamp
 from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema
 
-__all__ = ["Backend", "open_backend"]
+__all__ = ["Backend", "backend_folder", "discard", "open_backend"]
 
 Backend = Literal["arrow", "rocksdb"]
 
 
-def open_backend(kind: str, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock) -> ShardStore:
+def backend_folder(kind: str, folder: Path) -> Path:
+    """Where a backend keeps its versions in a shard's folder."""
+    return folder if kind == "arrow" else folder / "rocksdb"
+
+
+def discard(kind: str, folder: Path, clock: Clock) -> None:
+    """Remove what a backend kept of a shard: another one serves now. Needs no library; never fails."""
+    if kind == "arrow":
+        LocalShard(folder, {}, clock).discard()
+    else:
+        shutil.rmtree(backend_folder(kind, folder), ignore_errors=True)
+
+
+def open_backend(
+    kind: str, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP
+) -> ShardStore:
     """The local versions of one shard. Nothing is read or written yet.
 
     Args:
         kind: "arrow" (state/local.py) or "rocksdb" (state/rocksdb.py). What one wrote, the other does not find: it begins with
             a restore from the primary store, as after the loss of the host.
         folder: the shard's own; RocksDB uses a folder in it.
+        stamp: what new versions are marked with.
 
     Raises:
         InvalidConfiguration: no such backend, or its library is not installed.
     """
     if kind == "arrow":
-        return LocalShard(folder, schemas, clock)
+        return LocalShard(folder, schemas, clock, stamp=stamp)
     if kind != "rocksdb":
         raise InvalidConfiguration(f"there is no backend {kind!r}: choose arrow or rocksdb")
     try:
@@ -40,4 +57,4 @@ def open_backend(kind: str, folder: Path, schemas: Mapping[str, StateSchema], cl
         raise InvalidConfiguration(
             "the backend rocksdb needs a library that is not installed here: pip install 'stillstate[rocksdb]'"
         ) from error
-    return RocksShard(folder / "rocksdb", schemas, clock)
+    return RocksShard(backend_folder(kind, folder), schemas, clock, stamp)

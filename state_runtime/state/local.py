@@ -1,6 +1,6 @@
 """Local runs: the state of one shard of one operator on the host's disk, in immutable versions.
 
-    <local dir>/<job uid>/<operator>/<parallelism>-<shard>/
+    <local dir>/state/<store id>-<job uid>/<operator>/<parallelism>-<shard>/
         <version>.json        which files make the version's runs (state/runs.py), with size, rows and digest
         <version>-<n>.arrow   Arrow IPC files, sorted by key hash (and entry), memory-mapped
 
@@ -20,8 +20,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,16 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.clock import Clock
-from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.limits import MIB
+from state_runtime.state.backend import (
+    NO_STAMP,
+    Adopted,
+    LocalCopyUnusable,
+    LocalFile,
+    Stamp,
+    StoredVersion,
+    VersionFiles,
+)
 from state_runtime.state.reader import StateReader
 from state_runtime.state.runs import (
     BUDGET_ROWS_MIN,
@@ -40,20 +50,24 @@ from state_runtime.state.runs import (
     add_run,
     budget_rows,
     record_piece,
+    side_by_side,
     start_merge,
 )
-from state_runtime.state.table import HASH_MAX, Hashes, StateSchema, fold, hashes_of, slice_hash_range
-from state_runtime.state.version import OpenVersion, RunData, Version, due_order_of
+from state_runtime.state.table import HASH_MAX, Hashes, StateSchema, concat, fold, hashes_of, slice_hash_range
+from state_runtime.state.version import OpenVersion, RunData, Version, due_order_of, rows_of_piece
 
-__all__ = ["LocalShard", "cut_hash"]
+__all__ = ["LocalShard", "cut_hash", "describe_whole", "encode_run", "parse_description", "read_run"]
 
-_FORMAT = 3
+_FORMAT = 4
 _DUE_ORDER = "due_order"  # only in local files: positions of the rows in order of `due`, see RunData
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _FILE = re.compile(r"[0-9a-f]{16}-[0-9]{1,4}\.arrow\Z")
 _VERSION_BYTES_MAX = 1 << 20
 # Files that no version names are leavings of a killed attempt; a live attempt needs its files for minutes at most.
 _ORPHAN_AGE_S = 3600.0
+# A restored run is written in pieces of this size, so that no more of it is in private memory.
+_PIECE_BYTES = 32 * MIB
+_FIRST_NEW = 5000  # number of a version's first new run; those below are outputs of merges
 _SAMPLES = 128  # per file, to find where a merge's next range ends
 
 
@@ -74,8 +88,10 @@ class LocalShard:
         schemas: Mapping[str, StateSchema],
         clock: Clock,
         *,
+        stamp: Stamp = NO_STAMP,
         merge_rows_min: int = BUDGET_ROWS_MIN,
     ) -> None:
+        self._stamp = stamp
         self._merge_rows_min = merge_rows_min
         self._folder = folder
         self._schemas = schemas
@@ -83,11 +99,19 @@ class LocalShard:
 
     def open(self, version: str, now_ms: int, *, verify: bool) -> OpenVersion:
         """Map a version's runs: see `ShardStore.open`."""
+        return self._open(version, now_ms, verify, lambda state, file: True)
+
+    def _open(self, version: str, now_ms: int, verify: bool, is_wanted: Callable[[str, RunFile], bool]) -> OpenVersion:
+        """Map those files of a version that are wanted; nothing is known of the others, and they must not be looked at."""
         try:
             self._check_folder()
             described = self._read_version(version)
             mapped = {
-                state: {file.file: self._map(file, schema, verify) for file in described.states[state].files}
+                state: {
+                    file.file: self._map(file, schema, verify)
+                    for file in described.states[state].files
+                    if is_wanted(state, file)
+                }
                 for state, schema in self._schemas.items()
                 if state in described.states
             }
@@ -105,15 +129,48 @@ class LocalShard:
         due_taken: Mapping[str, int],
         runs_max: int,
     ) -> None:
-        """One new run per changed state, and a bounded piece of the merges due: see `ShardStore.write`.
+        """One new run per changed state: see `ShardStore.write`. A base that was not tidied is now.
 
-        The version file is written last, under a temporary name first: a crash leaves files that no version names. Merges that
-        reach the oldest run drop what has expired.
+        The version file is written last, under a temporary name first: a crash leaves files that no version names.
+        """
+        base = self.tidied(version, base, now_ms=now_ms, runs_max=runs_max)
+        self._make_folder()
+        with self._removed_if_it_fails(version):
+            self._write(version, base, changes, due_taken)
+
+    def tidied(self, version: str, base: StateReader, *, now_ms: int, runs_max: int) -> OpenVersion:
+        """A bounded piece of the merges that are due: see `ShardStore.tidied`.
+
+        Merges that reach the oldest run drop what has expired.
         """
         if not isinstance(base, OpenVersion):
             raise TypeError(f"a version follows one that this backend opened, not a {type(base).__name__}")
+        merging = {
+            state: started
+            for state, layout in base.version.states.items()
+            if (started := start_merge(layout, runs_max)).merges and state in self._schemas
+        }
+        if base.tidied_for == version or not merging:
+            return base.tidied_as(version, {}, {})
         self._make_folder()
         names = (f"{version}-{number}.arrow" for number in itertools.count())
+        mapped: dict[str, dict[str, RunData]] = {}
+        with self._removed_if_it_fails(version):
+            for state, layout in merging.items():
+                # As much as the newest epoch changed is what keeps up with it.
+                budget = budget_rows(layout, _newest_rows(layout), runs_max, self._merge_rows_min)
+                mapped[state] = dict(base.mapped.get(state, {}))
+                merging[state] = self._merge(layout, mapped[state], self._schemas[state], budget, names, now_ms)
+        return base.tidied_as(version, merging, mapped)
+
+    def _write(
+        self,
+        version: str,
+        base: OpenVersion,
+        changes: Mapping[str, pa.RecordBatch],
+        due_taken: Mapping[str, int],
+    ) -> None:
+        names = (f"{version}-{number}.arrow" for number in itertools.count(_FIRST_NEW))
         states = dict(base.version.states)
         for state, through_ms in due_taken.items():
             # Before the new run is added: what the epoch itself wrote, nobody has looked at yet.
@@ -121,64 +178,167 @@ class LocalShard:
         for state, change in changes.items():
             if change.num_rows == 0:
                 continue
-            # Written after the merges: small states merge the new run away in the same epoch.
-            new = RunFile(next(names), change.num_rows, 0, "")
-            layout = start_merge(add_run(states.get(state, Layout()), new), runs_max)
-            batches = {file: data.batch for file, data in base.mapped.get(state, {}).items()}
-            batches[new.file] = change
-            budget = budget_rows(layout, change.num_rows, runs_max, self._merge_rows_min)
-            layout = self._merge(layout, batches, self._schemas[state], budget, names, now_ms)
-            if new in layout.files:
-                written, _ = self._write_run(new.file, change, self._schemas[state])
-                layout = layout.with_file(new, written)
-            states[state] = layout
-        self._write_version(Version(version, base.version.version, states))
+            written, _ = self._write_run(next(names), change, self._schemas[state])
+            states[state] = add_run(states.get(state, Layout()), written)
+        self._write_version(Version(version, base.version.version, states, self._stamp.snapshot_id, self._stamp.epoch))
 
     def _merge(
         self,
         layout: Layout,
-        batches: Mapping[str, pa.RecordBatch],
+        mapped: dict[str, RunData],
         schema: StateSchema,
         budget: int,
         names: Iterator[str],
         now_ms: int,
     ) -> Layout:
-        """Take the merges under way further, newest first, reading about `budget` rows in all."""
+        """Take the merges under way further, newest first, reading about `budget` rows in all. What is written joins `mapped`."""
         for older in range(len(layout.merges) - 1, -1, -1):
             # Counted from the oldest, because finishing a newer merge removes it from the front.
             current = layout.merges[len(layout.merges) - 1 - older]
             inputs = [
-                slice_hash_range(batches[piece.file], run.low, HASH_MAX)
+                mapped[piece.file].batch.slice(first, end - first)
                 for run in layout.inputs(current)
                 for piece in run.pieces
+                for first, end in [rows_of_piece(mapped[piece.file].batch, run, piece)]
             ]
             low = layout.inputs(current)[0].low
             end = cut_hash(inputs, low, budget)
             parts = [slice_hash_range(batch, low, HASH_MAX if end is None else end - 1) for batch in inputs]
             folded = fold(parts, schema, drop_deleted=layout.reaches_bottom(current), now_ms=now_ms)
-            piece = self._write_run(next(names), folded, schema)[0] if folded.num_rows else None
+            piece = None
+            if folded.num_rows:
+                piece, data = self._write_run(next(names), folded, schema)
+                mapped[piece.file] = data
             layout = record_piece(layout, current, piece, end)
             budget -= sum(part.num_rows for part in parts)
             if budget <= 0:
                 break
         return layout
 
-    def write_restored(self, version: str, states: Mapping[str, pa.RecordBatch], now_ms: int) -> OpenVersion:
-        """One run per state: see `ShardStore.write_restored`. What has expired is not written."""
+    def write_restored(
+        self,
+        version: str,
+        states: Mapping[str, pa.RecordBatch | Iterable[pa.RecordBatch]],
+        now_ms: int,
+        *,
+        adopted: Iterable[Adopted] = (),
+        snapshot_id: int = 0,
+        restored_from: str = "",
+    ) -> OpenVersion:
+        """One run per state, in pieces, and below it the runs that are taken over: see `ShardStore.write_restored`.
+
+        Without such, what is removed or has expired is not written.
+        """
+        taken_over = [(a, self._opened(a, now_ms)) for a in adopted]
         self._make_folder()
+        with self._removed_if_it_fails(version):
+            return self._write_restored(version, states, now_ms, taken_over, snapshot_id, restored_from)
+
+    def _write_restored(
+        self,
+        version: str,
+        states: Mapping[str, pa.RecordBatch | Iterable[pa.RecordBatch]],
+        now_ms: int,
+        taken_over: Sequence[tuple[Adopted, OpenVersion]],
+        snapshot_id: int,
+        restored_from: str,
+    ) -> OpenVersion:
+        names = (f"{version}-{number}.arrow" for number in itertools.count())
         layouts: dict[str, Layout] = {}
         mapped: dict[str, dict[str, RunData]] = {}
-        for number, (state, schema) in enumerate(self._schemas.items()):
-            layouts[state], mapped[state] = Layout(), {}
-            batch = fold([states[state]] if state in states else [], schema, drop_deleted=True, now_ms=now_ms)
-            if batch.num_rows:
-                file, data = self._write_run(f"{version}-{number}.arrow", batch, schema)
-                layouts[state], mapped[state] = add_run(Layout(), file), {file.file: data}
-        described = Version(version, "", layouts)
+        for state, schema in self._schemas.items():
+            given = states.get(state, ())
+            pieces: list[RunFile] = []
+            mapped[state] = {}
+            for batch in _pieces([given] if isinstance(given, pa.RecordBatch) else given, schema):
+                if not taken_over:
+                    batch = fold([batch], schema, drop_deleted=True, now_ms=now_ms)
+                if batch.num_rows:
+                    file, data = self._write_run(next(names), batch, schema)
+                    pieces.append(file)
+                    mapped[state][file.file] = data
+            linked = [self._link(a, base, state, names, mapped[state]) for a, base in taken_over]
+            on_top = (Run(tuple(pieces)),) if pieces else ()
+            columns = [runs for _, runs in sorted((c for column in linked for c in column), key=lambda c: c[0])]
+            layouts[state] = Layout((*on_top, *side_by_side(columns)))
+        described = Version(
+            version,
+            "",
+            layouts,
+            snapshot_id if restored_from else self._stamp.snapshot_id,
+            self._stamp.epoch,
+            restored_from,
+        )
         self._write_version(described)
         return OpenVersion(described, mapped, self._schemas, now_ms)
 
-    def prune(self, keep: str) -> None:
+    @contextmanager
+    def _removed_if_it_fails(self, version: str) -> Iterator[None]:
+        """Leave no files of a version behind that was not finished: a full disk stays full otherwise."""
+        try:
+            yield
+        except FileExistsError:
+            raise  # there is such a version, and its files are not ours
+        except Exception:
+            for name in os.listdir(self._folder):
+                if name.startswith((f"{version}-", f".tmp-{version}")):
+                    (self._folder / name).unlink(missing_ok=True)
+            raise
+
+    def _opened(self, adopted: Adopted, now_ms: int) -> OpenVersion:
+        """Only what is taken over is verified: after a rescale several shards share the files of one."""
+
+        def is_wanted(state: str, file: RunFile) -> bool:
+            return any(file.low <= high and low <= file.high for low, high in adopted.ranges.get(state, ()))
+
+        shard = LocalShard(adopted.folder, self._schemas, self._clock)
+        return shard._open(adopted.version, now_ms, True, is_wanted)
+
+    def _link(
+        self, adopted: Adopted, base: OpenVersion, state: str, names: Iterator[str], mapped: dict[str, RunData]
+    ) -> list[tuple[int, list[Run]]]:
+        """Take a state's files over. Per hash range its lower end, and the runs there, newest first."""
+        columns = []
+        for low, high in adopted.ranges.get(state, ()):
+            runs = []
+            for run in base.version.states.get(state, Layout()).runs:
+                pieces = []
+                for file in run.pieces:
+                    first_hash, last_hash = max(low, run.low, file.low), min(high, file.high)
+                    if first_hash > last_hash:
+                        continue
+                    clipped = replace(file, low=first_hash, high=last_hash)
+                    data = base.mapped[state][file.file]
+                    first, end = rows_of_piece(data.batch, run, clipped)
+                    if first == end:
+                        continue
+                    name = next(names)
+                    os.link(adopted.folder / file.file, self._folder / name, follow_symlinks=False)
+                    pieces.append(replace(clipped, file=name))
+                    mapped[name] = data
+                if pieces:
+                    runs.append(Run(tuple(pieces), 0, run.taken_ms))
+            columns.append((low, runs))
+        return columns
+
+    def versions(self) -> list[StoredVersion]:
+        """See `ShardStore.versions`."""
+        try:
+            self._check_folder()
+            names = os.listdir(self._folder)
+        except (OSError, ValueError):
+            return []
+        found = []
+        for name in names:
+            if name.endswith(".json") and _ID.match(name[:-5]):
+                try:
+                    v = self._read_version(name[:-5])
+                except _UNREADABLE:
+                    continue
+                found.append(StoredVersion(v.version, v.snapshot_id, v.restored_from, sum(f.bytes for f in v.files)))
+        return sorted(found, key=lambda v: (v.snapshot_id, v.version), reverse=True)
+
+    def prune(self, keep: str, committed: str = "", *, epoch: str = "") -> None:
         """See `ShardStore.prune`."""
         versions = {name[:-5] for name in os.listdir(self._folder) if name.endswith(".json") and _ID.match(name[:-5])}
         kept_files: set[str] = set()
@@ -189,7 +349,7 @@ class LocalShard:
             except _UNREADABLE:
                 continue
             files = {file.file for file in described.files}
-            if version == keep or described.parent == keep:
+            if version in (keep, committed) or (described.parent == keep and epoch in ("", described.epoch)):
                 kept_files |= files | {f"{version}.json"}
             else:
                 old_files |= files
@@ -208,6 +368,46 @@ class LocalShard:
         for name in doomed:
             (self._folder / name).unlink(missing_ok=True)
 
+    def export(self, version: str) -> VersionFiles:
+        """See `ShardStore.export`."""
+        try:
+            self._check_folder()
+            body, described = self._read_description(version)
+        except _UNREADABLE as error:
+            raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
+        named = {file.file: file for file in described.files}
+        files = tuple(LocalFile(f.file, f.bytes, f.digest, self._folder / f.file) for f in named.values())
+        return VersionFiles(body.decode(), files)
+
+    def install(self, version: str, description: str, files: Mapping[str, pa.Buffer]) -> None:
+        """See `ShardStore.install`."""
+        try:
+            described = parse_description(description, version)
+        except _UNREADABLE as error:
+            raise LocalCopyUnusable(f"version {version}: {error}") from error
+        self._make_folder()
+        for name in {file.file for file in described.files}:
+            if name not in files:
+                raise LocalCopyUnusable(f"version {version} lacks {name}")
+            # Under a name of this process first: another task may install the same.
+            temporary = self._folder / f".tmp-{version}-{os.getpid()}-{name}"
+            try:
+                _write_private(temporary, files[name])
+                os.replace(temporary, self._folder / name)
+            finally:
+                temporary.unlink(missing_ok=True)
+        self._write_description(version, description.encode())
+
+    def discard(self) -> None:
+        """Remove everything of this backend: another one serves now. Never fails."""
+        try:
+            self._check_folder()
+            for name in os.listdir(self._folder):
+                if _FILE.match(name) or (name.endswith(".json") and _ID.match(name[:-5])):
+                    (self._folder / name).unlink(missing_ok=True)
+        except (OSError, ValueError):
+            return
+
     def _check_folder(self) -> None:
         status = self._folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -221,27 +421,28 @@ class LocalShard:
             raise PermissionError(f"{self._folder}: {error}") from error
 
     def _read_version(self, version: str) -> Version:
+        return self._read_description(version)[1]
+
+    def _read_description(self, version: str) -> tuple[bytes, Version]:
         if not _ID.match(version):
             raise ValueError("not a version id")
         data = _read_no_follow(self._folder / f"{version}.json", _VERSION_BYTES_MAX)
         digest, _, body = data.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             raise ValueError("the version file has another digest")
-        described = json.loads(body)
-        if described["format"] != _FORMAT or described["version"] != version:
-            raise ValueError("another format or version")
-        states = {str(state): _parse_layout(layout) for state, layout in described["states"].items()}
-        found = Version(version, str(described["parent"]), states)
-        if any(not _FILE.match(file.file) for file in found.files):
-            raise ValueError("a run has a foreign name")
-        return found
+        return body, parse_description(body, version)
 
     def _write_version(self, described: Version) -> None:
-        body = json.dumps({"format": _FORMAT, **asdict(described)}).encode()
+        self._write_description(described.version, json.dumps({"format": _FORMAT, **asdict(described)}).encode())
+
+    def _write_description(self, version: str, body: bytes) -> None:
         body = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
-        temporary = self._folder / f".tmp-{described.version}"
-        _write_private(temporary, body)
-        os.replace(temporary, self._folder / f"{described.version}.json")
+        temporary = self._folder / f".tmp-{version}-{os.getpid()}.json"
+        try:
+            _write_private(temporary, body)
+            os.replace(temporary, self._folder / f"{version}.json")
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _map(self, run: RunFile, schema: StateSchema, verify: bool) -> RunData:
         path = self._folder / run.file
@@ -251,27 +452,83 @@ class LocalShard:
         source = pa.memory_map(str(path))
         if verify and hashlib.sha256(source.read_buffer()).hexdigest() != run.digest:
             raise ValueError(f"{run.file} has another digest")
-        reader = pa.ipc.open_file(source)
-        if reader.num_record_batches != 1:
-            raise ValueError(f"{run.file} has {reader.num_record_batches} batches")
-        batch = reader.get_batch(0)
-        if not batch.schema.equals(_stored_schema(schema)) or batch.num_rows != run.rows:
-            raise ValueError(f"{run.file} has other columns or rows")
-        if schema.time != "due":
-            return RunData(batch)
-        return RunData(pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema.arrow), batch.columns[-1])
+        return read_run(source, run, schema)
 
     def _write_run(self, name: str, batch: pa.RecordBatch, schema: StateSchema) -> tuple[RunFile, RunData]:
         order = due_order_of(batch) if schema.time == "due" else None
         data = RunData(batch, order)
         if order is not None:
             batch = pa.RecordBatch.from_arrays([*batch.columns, order], schema=_stored_schema(schema))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        body = sink.getvalue()
+        body = _encoded(batch)
         _write_private(self._folder / name, body)
-        return RunFile(name, batch.num_rows, body.size, hashlib.sha256(body).hexdigest()), data
+        hashes = hashes_of(batch)
+        digest = hashlib.sha256(body).hexdigest()
+        return RunFile(name, batch.num_rows, body.size, digest, int(hashes[0]), int(hashes[-1])), data
+
+
+def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> tuple[tuple[LocalFile, ...], str]:
+    """The files and the description of a version that was never on a disk: per state one run (`encode_run`), and its rows."""
+    layouts: dict[str, Layout] = {}
+    files = []
+    for number, (state, (body, rows)) in enumerate(runs.items()):
+        file = RunFile(f"{version}-{number}.arrow", rows, body.size, hashlib.sha256(body).hexdigest())
+        layouts[state] = add_run(Layout(), file)
+        files.append(LocalFile(file.file, file.bytes, file.digest, Path(file.file)))
+    return tuple(files), json.dumps({"format": _FORMAT, **asdict(Version(version, "", layouts))})
+
+
+def encode_run(batch: pa.RecordBatch, schema: StateSchema) -> pa.Buffer:
+    """The bytes of a run's file."""
+    if schema.time == "due":
+        batch = pa.RecordBatch.from_arrays([*batch.columns, due_order_of(batch)], schema=_stored_schema(schema))
+    return _encoded(batch)
+
+
+def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def read_run(source: pa.NativeFile | pa.Buffer, run: RunFile, schema: StateSchema) -> RunData:
+    """The inverse of `encode_run`; the digest was compared before.
+
+    Raises:
+        ValueError, pyarrow.ArrowException: not such a file.
+    """
+    reader = pa.ipc.open_file(source)
+    if reader.num_record_batches != 1:
+        raise ValueError(f"{run.file} has {reader.num_record_batches} batches")
+    batch = reader.get_batch(0)
+    if not batch.schema.equals(_stored_schema(schema)) or batch.num_rows != run.rows:
+        raise ValueError(f"{run.file} has other columns or rows")
+    if schema.time != "due":
+        return RunData(batch)
+    return RunData(pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema.arrow), batch.columns[-1])
+
+
+def parse_description(body: bytes | str, version: str) -> Version:
+    """What a version consists of, from what the backend wrote of it.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError: it cannot be read.
+    """
+    described = json.loads(body)
+    if described["format"] != _FORMAT or described["version"] != version:
+        raise ValueError("another format or version")
+    states = {str(state): _parse_layout(layout) for state, layout in described["states"].items()}
+    found = Version(
+        version,
+        str(described["parent"]),
+        states,
+        int(described["snapshot_id"]),
+        str(described["epoch"]),
+        str(described["restored_from"]),
+    )
+    if any(not _FILE.match(file.file) for file in found.files):
+        raise ValueError("a run has a foreign name")
+    return found
 
 
 def _stored_schema(schema: StateSchema) -> pa.Schema:
@@ -303,10 +560,38 @@ def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | N
     return int(above[0]) if len(above) else None
 
 
+def _newest_rows(layout: Layout) -> int:
+    """Rows of the newest run that no merge writes."""
+    outputs = {merge.start for merge in layout.merges}
+    return next((run.rows for number, run in enumerate(layout.runs) if number not in outputs), 0)
+
+
+def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.RecordBatch]:
+    """Batches put together to the pieces of one run."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            size += batch.nbytes
+            if size >= _PIECE_BYTES:
+                yield concat(waiting, schema.arrow)
+                waiting, size = [], 0
+    if waiting:
+        yield concat(waiting, schema.arrow)
+
+
+def _parse_file(stored: Any) -> RunFile:
+    low, high = int(stored["low"]), int(stored["high"])
+    if not 0 <= low <= high <= HASH_MAX:
+        raise ValueError("a run's range is none")
+    return RunFile(str(stored["file"]), int(stored["rows"]), int(stored["bytes"]), str(stored["digest"]), low, high)
+
+
 def _parse_layout(stored: Any) -> Layout:
     runs = tuple(
         Run(
-            tuple(RunFile(str(p["file"]), int(p["rows"]), int(p["bytes"]), str(p["digest"])) for p in run["pieces"]),
+            tuple(_parse_file(piece) for piece in run["pieces"]),
             int(run["low"]),
             None if run["taken_ms"] is None else int(run["taken_ms"]),
         )

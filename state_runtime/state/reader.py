@@ -24,6 +24,10 @@ class StateReader(Protocol):
     and a constant; nothing of the state is loaded that is not asked for.
     """
 
+    def whole(self, state: str) -> pa.RecordBatch:
+        """All live rows of a state, sorted, each identity once: in private memory, so only where there is no other way."""
+        ...
+
     def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
         """Value layout: look many keys up at once.
 

@@ -1,6 +1,6 @@
 """The other backend: the state of one shard of one operator in RocksDB, in immutable versions.
 
-    <local dir>/<job uid>/<operator>/<parallelism>-<shard>/
+    <local dir>/state/<store id>-<job uid>/<operator>/<parallelism>-<shard>/rocksdb/
         <version>.rocksdb/
             version.json    the version's files with size and digest, its parent, its states
             db/             a RocksDB database: CURRENT, MANIFEST, *.sst
@@ -34,7 +34,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -56,7 +56,15 @@ from rocksdict import (
 
 from state_runtime.clock import Clock
 from state_runtime.errors import check
-from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.state.backend import (
+    NO_STAMP,
+    Adopted,
+    LocalCopyUnusable,
+    LocalFile,
+    Stamp,
+    StoredVersion,
+    VersionFiles,
+)
 from state_runtime.state.reader import StateReader
 from state_runtime.state.rowcodec import (
     RowCodec,
@@ -68,10 +76,12 @@ from state_runtime.state.rowcodec import (
 )
 from state_runtime.state.table import (
     CLEAR_MARKER,
+    HASH_MAX,
     Hashes,
     Mask,
     Positions,
     StateSchema,
+    concat,
     entries_of,
     expired,
     fold,
@@ -82,10 +92,10 @@ from state_runtime.state.version import OpenVersion
 
 __all__ = ["RocksReader", "RocksShard"]
 
-_FORMAT = 1
+_FORMAT = 2
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _FOLDER = re.compile(r"([0-9a-f]{16})\.rocksdb\Z")
-_SCRATCH = re.compile(r"\.new-[0-9a-f]{16}\Z")
+_SCRATCH = re.compile(r"\.new-[0-9a-f]{16}(?:-[0-9]+)?\Z")
 _DB_FILE = re.compile(r"(?:CURRENT|MANIFEST-[0-9]{6,20}|[0-9]{6,20}\.sst)\Z")
 # rocksdict notes raw mode here, and writes the same again, in place, whenever a database is opened: another attempt may see
 # any beginning of it. Other text could change how keys are read.
@@ -141,6 +151,9 @@ class _Version:
     config: str
     files: tuple[_File, ...]
     states: Mapping[str, _State]
+    snapshot_id: int = 0
+    epoch: str = ""
+    restored_from: str = ""
 
 
 class RocksShard:
@@ -150,8 +163,9 @@ class RocksShard:
     in a folder of its own, and `prune` only removes what is older, or what was abandoned an hour ago.
     """
 
-    def __init__(self, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock) -> None:
+    def __init__(self, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP) -> None:
         check(len(schemas) < _STATES_MAX, f"{len(schemas)} states of one operator")
+        self._stamp = stamp
         self._folder = folder
         self._schemas = schemas
         self._clock = clock
@@ -169,6 +183,10 @@ class RocksShard:
         with _reading(folder):
             db = Rdict(str(folder), _options(), access_type=AccessType.read_only())
         return RocksReader(db, folder, replace(described, states=states), self._schemas, now_ms)
+
+    def tidied(self, version: str, base: StateReader, *, now_ms: int, runs_max: int) -> StateReader:
+        """RocksDB compacts when a version is written: see `ShardStore.tidied`."""
+        return base
 
     def write(
         self,
@@ -204,29 +222,113 @@ class RocksShard:
                     if change is not None:
                         _apply(db, codec, change)
                 _settle(db)
-            self._publish(scratch, _Version(version, described.version, "", described.files, states), base.folder)
+            written = _Version(
+                version, described.version, "", described.files, states, self._stamp.snapshot_id, self._stamp.epoch
+            )
+            self._publish(scratch, written, base.folder)
 
-    def write_restored(self, version: str, states: Mapping[str, pa.RecordBatch], now_ms: int) -> RocksReader:
-        """A new database: see `ShardStore.write_restored`. What has expired is not written."""
-        numbered = _with_new_states({}, self._schemas)
+    def write_restored(
+        self,
+        version: str,
+        states: Mapping[str, pa.RecordBatch | Iterable[pa.RecordBatch]],
+        now_ms: int,
+        *,
+        adopted: Iterable[Adopted] = (),
+        snapshot_id: int = 0,
+        restored_from: str = "",
+    ) -> RocksReader:
+        """A new database, or one that begins with another's tables: see `ShardStore.write_restored`.
+
+        At most one is taken over, with the same ranges of every state: two databases cannot be put into one. What it holds
+        outside of the ranges is removed, a range at a time. Without one, what is removed or has expired is not written.
+        """
+        bases = [(a, self._opened(a, now_ms)) for a in adopted]
+        check(len(bases) <= 1, "one database is taken over at most")
+        base = bases[0][1] if bases else None
+        numbered = _with_new_states(base.described.states if base is not None else {}, self._schemas)
+        files = base.described.files if base is not None else ()
         with self._scratch(version) as scratch:
-            with _database(scratch / "db", 1) as db:
+            if base is not None:
+                _link(base.folder, scratch / "db", files)
+            with _database(scratch / "db", 4 if base is not None else 1) as db:
                 for state, schema in self._schemas.items():
-                    batch = fold([states[state]] if state in states else [], schema, drop_deleted=True, now_ms=now_ms)
-                    _apply(db, _StateCodec(schema, numbered[state].number), batch)
+                    codec = _StateCodec(schema, numbered[state].number)
+                    for taken, _ in bases:
+                        _keep_ranges(db, codec, taken.ranges.get(state, ()))
+                    given = states.get(state, ())
+                    for batch in [given] if isinstance(given, pa.RecordBatch) else given:
+                        if base is None:
+                            batch = fold([batch], schema, drop_deleted=True, now_ms=now_ms)
+                        _apply(db, codec, batch)
                 _settle(db)
-            self._publish(scratch, _Version(version, "", "", (), numbered), None)
+            known_as = snapshot_id if restored_from else self._stamp.snapshot_id
+            written = _Version(version, "", "", files, numbered, known_as, self._stamp.epoch, restored_from)
+            self._publish(scratch, written, base.folder if base is not None else None)
         try:
             return self.open(version, now_ms, verify=False)
         except LocalCopyUnusable as error:
             raise OSError(f"what was written cannot be read: {error}") from error
 
-    def prune(self, keep: str) -> None:
+    def _opened(self, adopted: Adopted, now_ms: int) -> RocksReader:
+        return RocksShard(adopted.folder, self._schemas, self._clock).open(adopted.version, now_ms, verify=True)
+
+    def export(self, version: str) -> VersionFiles:
+        """See `ShardStore.export`."""
+        try:
+            _check_private(self._folder)
+            body, described = self._read_description(version)
+        except _UNREADABLE as error:
+            raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
+        folder = self._folder / f"{version}.rocksdb" / "db"
+        return VersionFiles(
+            body.decode(), tuple(LocalFile(f.name, f.bytes, f.digest, folder / f.name) for f in described.files)
+        )
+
+    def install(self, version: str, description: str, files: Mapping[str, pa.Buffer]) -> None:
+        """See `ShardStore.install`."""
+        try:
+            described = _parse_description(description, version)
+        except _UNREADABLE as error:
+            raise LocalCopyUnusable(f"version {version}: {error}") from error
+        if missing := {file.name for file in described.files} - set(files):
+            raise LocalCopyUnusable(f"version {version} lacks {sorted(missing)[0]}")
+        final = self._folder / f"{version}.rocksdb"
+        if final.exists():
+            return
+        with self._scratch(f"{version}-{os.getpid()}") as scratch:
+            for file in described.files:
+                _write_private(scratch / "db" / file.name, files[file.name])
+            body = description.encode()
+            _write_private(scratch / _DESCRIPTION, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+            try:
+                os.rename(scratch, final)
+            except OSError:
+                if not final.exists():
+                    raise
+                shutil.rmtree(scratch, ignore_errors=True)  # another task was quicker
+
+    def versions(self) -> list[StoredVersion]:
+        """See `ShardStore.versions`."""
+        try:
+            _check_private(self._folder)
+            named = [match[1] for name in os.listdir(self._folder) if (match := _FOLDER.match(name))]
+        except (OSError, ValueError):
+            return []
+        found = []
+        for name in named:
+            try:
+                v = self._read_version(name)
+            except _UNREADABLE:
+                continue
+            found.append(StoredVersion(v.version, v.snapshot_id, v.restored_from, sum(f.bytes for f in v.files)))
+        return sorted(found, key=lambda v: (v.snapshot_id, v.version), reverse=True)
+
+    def prune(self, keep: str, committed: str = "", *, epoch: str = "") -> None:
         """See `ShardStore.prune`."""
         now_s = self._clock.now_ms() / 1000
         for name in os.listdir(self._folder):
             named = _FOLDER.match(name)
-            if named is not None and not self._is_kept(named[1], keep):
+            if named is not None and named[1] != committed and not self._is_kept(named[1], keep, epoch):
                 _remove_folder(self._folder / name)
             elif _SCRATCH.match(name):
                 try:
@@ -236,15 +338,19 @@ class RocksShard:
                 if abandoned:
                     _remove_folder(self._folder / name)
 
-    def _is_kept(self, version: str, keep: str) -> bool:
+    def _is_kept(self, version: str, keep: str, epoch: str) -> bool:
         if version == keep:
             return True
         try:
-            return self._read_version(version).parent == keep
+            described = self._read_version(version)
+            return described.parent == keep and epoch in ("", described.epoch)
         except _UNREADABLE:
             return False
 
     def _read_version(self, version: str) -> _Version:
+        return self._read_description(version)[1]
+
+    def _read_description(self, version: str) -> tuple[bytes, _Version]:
         if not _ID.match(version):
             raise ValueError("not a version id")
         folder = self._folder / f"{version}.rocksdb"
@@ -254,24 +360,14 @@ class RocksShard:
         digest, _, body = data.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             raise ValueError("the version file has another digest")
-        described = json.loads(body)
-        if described["format"] != _FORMAT or described["version"] != version:
-            raise ValueError("another format or version")
-        files = tuple(_File(str(f["name"]), int(f["bytes"]), str(f["digest"])) for f in described["files"])
-        if any(not _DB_FILE.match(file.name) for file in files):
-            raise ValueError("a file has a foreign name")
-        states = {
-            str(name): _State(int(s["number"]), str(s["columns"]), bytes.fromhex(s["cursor"]).hex())
-            for name, s in described["states"].items()
-        }
-        if any(not 0 <= state.number < _STATES_MAX for state in states.values()):
-            raise ValueError("a state has a foreign number")
-        return _Version(version, str(described["parent"]), str(described["config"]), files, states)
+        return body, _parse_description(body, version)
 
     @contextmanager
     def _scratch(self, version: str) -> Iterator[Path]:
         """A private folder that `_publish` renames; removed if that does not happen."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The shard's own folder too: the other backend would find it open to others, and refuse it for good.
+        self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
         try:
             _check_private(self._folder)
         except ValueError as error:
@@ -294,6 +390,31 @@ class RocksShard:
         body = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
         _write_private(scratch / _DESCRIPTION, body)
         os.rename(scratch, self._folder / f"{described.version}.rocksdb")
+
+
+def _parse_description(body: bytes | str, version: str) -> _Version:
+    described = json.loads(body)
+    if described["format"] != _FORMAT or described["version"] != version:
+        raise ValueError("another format or version")
+    files = tuple(_File(str(f["name"]), int(f["bytes"]), str(f["digest"])) for f in described["files"])
+    if any(not _DB_FILE.match(file.name) for file in files):
+        raise ValueError("a file has a foreign name")
+    states = {
+        str(name): _State(int(s["number"]), str(s["columns"]), bytes.fromhex(s["cursor"]).hex())
+        for name, s in described["states"].items()
+    }
+    if any(not 0 <= state.number < _STATES_MAX for state in states.values()):
+        raise ValueError("a state has a foreign number")
+    return _Version(
+        version,
+        str(described["parent"]),
+        str(described["config"]),
+        files,
+        states,
+        int(described["snapshot_id"]),
+        str(described["epoch"]),
+        str(described["restored_from"]),
+    )
 
 
 class RocksReader:
@@ -406,6 +527,30 @@ class RocksReader:
                 return last
         return None
 
+    def whole(self, state: str) -> pa.RecordBatch:
+        """See `StateReader.whole`."""
+        return concat(list(self.read_range(state, 0, HASH_MAX, _BATCH_ROWS)), self._schemas[state].arrow)
+
+    def read_range(self, state: str, low: int, high: int, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """The rows in a closed range of hashes, sorted by (hash, entry), so many at a time; expired ones are left out.
+
+        Different keys of one hash are in order of their bytes, so their entries are sorted here: rows of one hash come together.
+        """
+        codec = self.codecs[state]
+        start = codec.row_prefix + low.to_bytes(8, "big")
+        end = codec.row_prefix + (high + 1).to_bytes(8, "big") if high < HASH_MAX else _after(codec.row_prefix)
+        waiting: pa.RecordBatch | None = None
+        for stored, values in self._scan(start, end, rows_max):
+            batch, _ = self._batch(codec, stored, values)
+            waiting = batch if waiting is None else concat([waiting, batch], codec.schema.arrow)
+            hashes = hashes_of(waiting)
+            whole = int(np.searchsorted(hashes, hashes[-1], side="left")) if len(hashes) else 0
+            if whole:
+                yield _in_order(waiting.slice(0, whole), codec.schema)
+                waiting = waiting.slice(whole)
+        if waiting is not None and waiting.num_rows:
+            yield _in_order(waiting, codec.schema)
+
     def overlaid(
         self, changes: Mapping[str, pa.RecordBatch], due_taken: Mapping[str, int] | None = None
     ) -> OpenVersion:
@@ -495,6 +640,15 @@ class RocksReader:
             if not keys:
                 return
             yield keys, values
+
+
+def _in_order(batch: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
+    if schema.entries is None:
+        return batch
+    hashes, entries = hashes_of(batch), entries_of(batch)
+    if bool(np.all((hashes[:-1] < hashes[1:]) | (entries[:-1] <= entries[1:]))):
+        return batch
+    return batch.take(pa.array(np.lexsort((entries, hashes))))
 
 
 class _StateCodec:
@@ -599,6 +753,23 @@ def _apply(db: Rdict, codec: _StateCodec, changes: pa.RecordBatch) -> None:
             for key in bytes_of_rows(codec.due_keys(int64_values(times[0].filter(ever)), live_keys.filter(ever))):
                 writes.put(key, b"")
         db.write(writes, _unlogged())
+
+
+def _keep_ranges(db: Rdict, codec: _StateCodec, ranges: Sequence[tuple[int, int]]) -> None:
+    """Remove the rows outside of some closed ranges of hashes, which are in order.
+
+    The index by time is in no order of hashes; of a row that is gone its entry is not believed, and goes when its time has come.
+    """
+    begin = codec.row_prefix
+    for low, high in ranges:
+        _remove_range(db, begin, codec.row_prefix + low.to_bytes(8, "big"))
+        begin = codec.row_prefix + (high + 1).to_bytes(8, "big") if high < HASH_MAX else _after(codec.row_prefix)
+    _remove_range(db, begin, _after(codec.row_prefix))
+
+
+def _remove_range(db: Rdict, begin: bytes, end: bytes) -> None:
+    if begin < end:
+        db.delete_range(begin, end, _unlogged())
 
 
 def _remove(db: Rdict, keys: list[bytes]) -> None:
@@ -755,7 +926,7 @@ def _read_no_follow(path: Path, bytes_max: int) -> bytes:
     return body
 
 
-def _write_private(path: Path, body: bytes) -> None:
+def _write_private(path: Path, body: bytes | pa.Buffer) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(body)

@@ -26,6 +26,7 @@ __all__ = [
     "budget_rows",
     "plan_merge",
     "record_piece",
+    "side_by_side",
     "start_merge",
 ]
 
@@ -37,12 +38,19 @@ _PIECES_PER_RUN_MAX = 64
 
 @dataclass(frozen=True)
 class RunFile:
-    """One sorted file on disk."""
+    """One sorted file on disk.
+
+    Attributes:
+        low, high: only rows with a hash in this closed range count: a file that was taken over from a shard of another
+            parallelism may hold others.
+    """
 
     file: str
     rows: int
     bytes: int
     digest: str
+    low: int = 0
+    high: int = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -81,11 +89,6 @@ class Layout:
     def files(self) -> tuple[RunFile, ...]:
         return tuple(piece for run in self.runs for piece in run.pieces)
 
-    def with_file(self, old: RunFile, new: RunFile) -> Layout:
-        """The layout with one file in the place of another."""
-        runs = tuple(replace(r, pieces=tuple(new if p == old else p for p in r.pieces)) for r in self.runs)
-        return replace(self, runs=runs)
-
     def with_taken(self, through_ms: int) -> Layout:
         """The layout after an epoch that handled what was due by a time in all runs there are now."""
         runs = tuple(
@@ -100,6 +103,26 @@ class Layout:
     def reaches_bottom(self, merge: Merge) -> bool:
         """Whether nothing older lies below a merge: its output needs no tombstones."""
         return merge.start + 1 + merge.count == len(self.runs)
+
+
+def side_by_side(columns: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
+    """The runs of several shards as those of one.
+
+    Args:
+        columns: per shard its runs, newest first; the shards in ascending order of their disjoint hash ranges.
+
+    Returns:
+        Runs, newest first. Which of two shards is older does not matter, because no row of one hides a row of the other.
+    """
+    depth = max((len(column) for column in columns), default=0)
+    runs = []
+    for number in range(depth):
+        # Aligned at the bottom: large old runs lie beside large old runs.
+        beside = [column[number - depth + len(column)] for column in columns if number >= depth - len(column)]
+        taken = [run.taken_ms for run in beside]
+        earliest = None if None in taken else min(t for t in taken if t is not None)
+        runs.append(Run(tuple(piece for run in beside for piece in run.pieces), 0, earliest))
+    return tuple(runs)
 
 
 def add_run(layout: Layout, file: RunFile) -> Layout:

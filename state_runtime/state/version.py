@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from state_runtime.errors import check
 from state_runtime.state.reader import StateReader
-from state_runtime.state.runs import Layout, RunFile, add_run
+from state_runtime.state.runs import Layout, Run, RunFile, add_run
 from state_runtime.state.table import (
     CLEAR_MARKER,
     HASH_MAX,
@@ -42,10 +42,9 @@ from state_runtime.state.table import (
     lookup_entries,
     ranges,
     same_keys,
-    slice_hash_range,
 )
 
-__all__ = ["OpenVersion", "RunData", "Version", "due_order_of"]
+__all__ = ["OpenVersion", "RunData", "Version", "due_order_of", "rows_of_piece"]
 
 # `next_due` looks past rows that were removed since, but not past more than this: tens of milliseconds.
 _STALE_ROWS_MAX = 65_536
@@ -54,11 +53,14 @@ _STALE_ROWS_FIRST = 256
 
 @dataclass(frozen=True)
 class Version:
-    """What a version consists of; immutable."""
+    """What a version consists of; immutable. See `state_runtime.state.backend.StoredVersion` for the last three."""
 
     version: str
     parent: str
     states: Mapping[str, Layout] = field(default_factory=dict)
+    snapshot_id: int = 0
+    epoch: str = ""
+    restored_from: str = ""
 
     @property
     def files(self) -> tuple[RunFile, ...]:
@@ -85,6 +87,14 @@ class RunData:
         return int64_values(self.batch.column(self.batch.num_columns - 1))
 
 
+def rows_of_piece(batch: pa.RecordBatch, run: Run, file: RunFile) -> tuple[int, int]:
+    """Which rows of a run's file count: from a position up to, without, another."""
+    low, hashes = max(run.low, file.low), hashes_of(batch)
+    first = int(np.searchsorted(hashes, np.uint64(low), side="left")) if low else 0
+    end = int(np.searchsorted(hashes, np.uint64(file.high), side="right")) if file.high < HASH_MAX else len(hashes)
+    return first, max(first, end)
+
+
 def due_order_of(batch: pa.RecordBatch) -> pa.Array:
     """The index by time of a batch of a state with `due`: positions in order of due, the rest of the column is null."""
     times = batch.column(batch.num_columns - 1)
@@ -103,7 +113,8 @@ class _Piece:
 
     Attributes:
         age: of the run; the newest has the lowest.
-        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on.
+        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on. (What lies behind it
+            belongs to another shard, see `RunFile`.)
         taken_ms: rows due by then were handled by an earlier epoch.
     """
 
@@ -147,7 +158,8 @@ class _Piece:
     def rows_at(self, places: slice) -> pa.RecordBatch:
         """The rows at places of the index, in order of due; without those that a merge has taken away."""
         at = self.data.due_order[places]
-        return self.data.batch.take(pa.array(at[at >= self.first]))
+        inside = (at >= self.first) & (at < self.first + self.batch.num_rows)
+        return self.data.batch.take(pa.array(at[inside]))
 
 
 class OpenVersion:
@@ -156,6 +168,7 @@ class OpenVersion:
     Attributes:
         version: what it consists of; in memory only, the id may be any.
         mapped: per state the files' rows by file name.
+        tidied_for: the version that the outputs of this one's merges belong to; empty if there were none.
     """
 
     def __init__(
@@ -177,6 +190,19 @@ class OpenVersion:
         self._bottom = bottom
         self._taken_below: Mapping[str, int] = {}  # of the bottom: per state what was due there by then was handled
         self._pieces: dict[str, list[_Piece]] = {}
+        self.tidied_for = ""
+
+    def tidied_as(
+        self, version: str, layouts: Mapping[str, Layout], mapped: Mapping[str, Mapping[str, RunData]]
+    ) -> OpenVersion:
+        """The same state in other runs, which merges made for the version to come."""
+        tidied = self
+        if layouts:
+            described = replace(self.version, states={**self.version.states, **layouts})
+            tidied = OpenVersion(described, {**self.mapped, **mapped}, self._schemas, self._now_ms, self._bottom)
+            tidied._taken_below = self._taken_below
+        tidied.tidied_for = version
+        return tidied
 
     @staticmethod
     def of_batches(
@@ -224,15 +250,23 @@ class OpenVersion:
         """The batches of a state's runs, newest first; those of one run have disjoint hash ranges. Without the bottom."""
         return [piece.batch for piece in self._pieces_of(state)]
 
+    def whole(self, state: str) -> pa.RecordBatch:
+        """See `StateReader.whole`."""
+        schema = self._schemas[state]
+        newest_first = [concat([p.batch for p in run], schema.arrow) for run in self._runs_of(state)]
+        if self._bottom is not None:
+            newest_first.append(self._bottom.whole(state))
+        return fold(newest_first, schema, drop_deleted=True, now_ms=self._now_ms)
+
     def _pieces_of(self, state: str) -> list[_Piece]:
         if state not in self._pieces:
             pieces = []
             for age, run in enumerate(self.version.states.get(state, Layout()).runs):
                 for file in run.pieces:
                     data = self.mapped[state][file.file]
-                    batch = slice_hash_range(data.batch, run.low, HASH_MAX)
+                    first, end = rows_of_piece(data.batch, run, file)
+                    batch = data.batch.slice(first, end - first)
                     if batch.num_rows:
-                        first = data.batch.num_rows - batch.num_rows
                         pieces.append(_Piece(age, batch, data, first, run.taken_ms))
             self._pieces[state] = pieces
         return self._pieces[state]

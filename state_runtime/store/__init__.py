@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
 from state_runtime.store.port import Created, Store
 
-__all__ = ["Created", "FsspecStore", "LocalStore", "Store", "open_store"]
+__all__ = ["Created", "FsspecStore", "LocalStore", "Store", "open_store", "shared_store"]
+
+# By process, URL and options. A store is a few clients; a process knows one or two.
+_SHARED: dict[tuple[int, str, str], Store] = {}
+_SHARED_MAX = 16
 
 # File systems whose `pipe_file(mode="create")` is one conditional request (docs/design/0003-commit.md).
 _CONDITIONAL = {
@@ -65,3 +70,20 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         ) from error
     root = f"/{parts.netloc}{parts.path}" if parts.scheme == "memory" else f"{parts.netloc}{parts.path}"
     return FsspecStore(fs, root, shown)
+
+
+def shared_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
+    """`open_store`, once per process and place: making a client of an object store takes a tenth of a second and megabytes.
+
+    For tasks, of which a worker process runs thousands. A process that was forked makes its own: connections cannot be shared.
+
+    Raises:
+        InvalidConfiguration: see `open_store`.
+    """
+    key = (os.getpid(), url, repr(sorted((storage_options or {}).items())))
+    store = _SHARED.get(key)
+    if store is None:
+        if len(_SHARED) >= _SHARED_MAX:
+            _SHARED.clear()
+        store = _SHARED[key] = open_store(url, storage_options)
+    return store

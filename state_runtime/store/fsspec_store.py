@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreUnavailable
-from state_runtime.limits import READ_BACK_ATTEMPTS_MAX
+from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
+from state_runtime.limits import MIB, READ_BACK_ATTEMPTS_MAX
 from state_runtime.snapshot.paths import check_relative_path
 from state_runtime.store.port import Created, Store
 
@@ -22,6 +22,10 @@ T = TypeVar("T")
 # The memory file system checks and then sets; one lock makes that atomic for threads of a test.
 _MEMORY_LOCK = threading.Lock()
 _NOT_IMPLEMENTED = {errno.ENOSYS, errno.EOPNOTSUPP}
+# Errors of botocore that are neither an OSError nor passing, by name: the library is optional.
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
+# Up to here an object is read by one request; beyond it several streams are worth a request for the size.
+_READ_AT_ONCE_MAX = 32 * MIB
 
 
 class FsspecStore(Store):
@@ -84,16 +88,37 @@ class FsspecStore(Store):
         ) from ambiguous
 
     def put(self, path: str, body: bytes) -> None:
-        self._retried("write", path, lambda: self._fs.pipe_file(self._at(path), body))
+        at = self._at(path)
+        try:
+            self._retried("write", path, lambda: self._fs.pipe_file(at, body))
+        except FileNotFoundError as error:
+            raise StoreRefused(
+                f"cannot write {path} to {self.url}: there is no such bucket. Create it first"
+            ) from error
 
     def put_file(self, local: Path, path: str) -> None:
         self._retried("write", path, lambda: self._fs.put_file(str(local), self._at(path)))
 
     def read(self, path: str, bytes_max: int) -> bytes:
+        at = self._at(path)
+        if bytes_max <= _READ_AT_ONCE_MAX:
+            # One request that asks for a byte too many, instead of one for the size and one for the bytes.
+            try:
+                body = self._retried("read", path, lambda: bytes(self._fs.cat_file(at, start=0, end=bytes_max + 1)))
+            except StoreUnavailable:
+                if self.size(path) > 0:
+                    raise
+                return b""  # S3 answers 416 to any range of an empty object
+            if len(body) > bytes_max:
+                raise CorruptData(f"{path} in {self.url} has more than {bytes_max:,} bytes; it was not used")
+            return body
         size = self.size(path)
         if size > bytes_max:
             raise CorruptData(f"{path} in {self.url} has {size:,} bytes, more than {bytes_max:,}; it was not read")
-        return self._retried("read", path, lambda: bytes(self._fs.cat_file(self._at(path))))
+        return self._retried("read", path, lambda: bytes(self._fs.cat_file(at)))
+
+    def get_file(self, path: str, local: Path) -> None:
+        self._retried("read", path, lambda: self._fs.get_file(self._at(path), str(local)))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         at = self._at(path)
@@ -156,12 +181,14 @@ class FsspecStore(Store):
             except CorruptData:
                 raise
             except Exception as error:
-                raise StoreUnavailable(
+                refused = isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS
+                kind = StoreRefused if refused else StoreUnavailable
+                raise kind(
                     f"cannot {verb} {path} in {self.url}: {error}. Check the network, the permissions and the bucket"
                 ) from error
 
         return Retrying(
-            retry=retry_if_exception_type(StoreUnavailable),
+            retry=retry_if_exception(lambda e: isinstance(e, StoreUnavailable) and not isinstance(e, StoreRefused)),
             stop=stop_after_attempt(READ_BACK_ATTEMPTS_MAX),
             wait=wait_random_exponential(multiplier=0.05, max=self._retry_wait_max_s),
             reraise=True,

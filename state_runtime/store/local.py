@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreUnavailable
+from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.snapshot.paths import check_relative_path
 from state_runtime.store.port import Created, Store
@@ -19,6 +19,8 @@ __all__ = ["LocalStore"]
 
 # What file systems without hard links answer to os.link (vfat, exFAT, some network mounts).
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+# Nothing passes by waiting here.
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR}
 _TEMPORARY = ".tmp-"
 
 
@@ -88,6 +90,10 @@ class LocalStore(Store):
             raise CorruptData(f"{path} in {self.url} is larger than {bytes_max:,} bytes; it was not read")
         return body
 
+    def get_file(self, path: str, local: Path) -> None:
+        with self._translated("read", path):
+            shutil.copyfile(self._at(path), local)
+
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         with self._translated("read", path), self._at(path).open("rb") as file:
             file.seek(offset)
@@ -148,14 +154,15 @@ class LocalStore(Store):
 
     @contextmanager
     def _translated(self, verb: str, path: str) -> Iterator[None]:
-        """Operating errors as ours: FileNotFoundError stays, the rest becomes StoreUnavailable."""
+        """Operating errors as ours: FileNotFoundError stays, the rest becomes StoreRefused or StoreUnavailable."""
         try:
             yield
         except FileNotFoundError:
             raise
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "EIO")
-            raise StoreUnavailable(
+            kind = StoreRefused if error.errno in _REFUSED else StoreUnavailable
+            raise kind(
                 f"cannot {verb} {path} in {self.url}: {error.strerror or error} ({name}). "
                 "Check that the folder exists, is writable by this user and has space left"
             ) from error

@@ -25,7 +25,7 @@ class Created(Enum):
 class Store(ABC):
     """A folder on a durable store.
 
-    Errors are `StoreUnavailable` for faults that may pass, `FileNotFoundError` for a missing object (callers know what
+    Errors are `StoreUnavailable` for faults that may pass, its kind `StoreRefused` for those that do not by waiting, `FileNotFoundError` for a missing object (callers know what
     it means for them), and `OutcomeUnknown` when a write could not be confirmed either way.
     """
 
@@ -48,7 +48,11 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, path: str, body: bytes) -> None:
-        """Write or replace `path`; readers see the old bytes or the new ones."""
+        """Write or replace `path`; readers see the old bytes or the new ones.
+
+        Raises:
+            StoreUnavailable: it may have landed nevertheless.
+        """
 
     @abstractmethod
     def put_file(self, local: Path, path: str) -> None:
@@ -57,6 +61,10 @@ class Store(ABC):
     @abstractmethod
     def read(self, path: str, bytes_max: int) -> bytes:
         """The whole object. `CorruptData` if it is larger than `bytes_max` (not a byte is kept)."""
+
+    def get_file(self, path: str, local: Path) -> None:
+        """The whole object into a local file, which is there already and is overwritten; in one read, a block at a time."""
+        local.write_bytes(self.read(path, self.size(path)))
 
     @abstractmethod
     def read_range(self, path: str, offset: int, length: int) -> bytes:

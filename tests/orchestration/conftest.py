@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster_world import World
 from job_roots import FakeClock, JobRoot
 
 
@@ -51,3 +52,17 @@ def clock() -> FakeClock:
 def flights(tmp_path: Path, clock: FakeClock) -> JobRoot:
     """The root of the job `flights`, where `write_config` puts the store."""
     return JobRoot(tmp_path / "state", "flights", clock)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def world(write_config: Callable[..., Path], clock: FakeClock, instance: dg.DagsterInstance) -> Callable[..., World]:
+    def build(*jobs: str, extra: str = "") -> World:
+        return World(write_config(*jobs, extra=extra), clock, instance)
+
+    return build

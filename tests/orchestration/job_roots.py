@@ -116,7 +116,7 @@ class JobRoot:
         self.beat(state)
         return self.committer.term.term
 
-    def beat(self, state: RunState = "running", message: str = "") -> None:
+    def beat(self, state: RunState = "running", message: str = "", restoring: tuple[int, int] = (0, 0)) -> None:
         """A heartbeat now."""
         assert self.committer is not None
         term = self.committer.term
@@ -133,6 +133,8 @@ class JobRoot:
                 host=self.host,
                 snapshot_id=self.committer.last.snapshot_id,
                 message=message,
+                restored=restoring[0],
+                restoring=restoring[1],
             ),
         )
 

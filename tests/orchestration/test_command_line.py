@@ -18,7 +18,7 @@ from orchestration.cli import app
 from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
 from state_runtime.errors import JobAlreadyRunning
 
-COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query"]
+COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize"]
 
 
 def call(*arguments: str) -> Result:
@@ -123,12 +123,14 @@ def test_describe_shows_every_part_of_a_snapshot(write_config: Callable[..., Pat
         (["start", "nope"], 2, "JobNotFound"),
         (["stop", "flights"], 2, "JobNotFound"),
         (["run", "flights"], 2, "InvalidConfiguration"),
+        (["materialize", "nope"], 2, "JobNotFound"),
+        (["materialize", "trains"], 2, "JobNotFound"),
     ],
 )
 def test_errors_have_an_exit_code_and_go_to_stderr(
     write_config: Callable[..., Path], flights: JobRoot, arguments: list[str], code: int, kind: str
 ) -> None:
-    config = str(write_config())
+    config = str(write_config("flights", "trains") if "trains" in arguments else write_config())
     if arguments[0] != "stop":
         flights.start()
     plain = call(*arguments, "-c", config)
@@ -220,3 +222,19 @@ def test_reading_commands_start_without_spark_or_dagster(write_config: Callable[
     )
     assert done.stderr.strip() == "[]"
     assert done.returncode == 0
+
+
+def test_jobs_shows_how_far_a_restore_is(
+    write_config: Callable[..., Path], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore of a large state takes a while, and a job that shows nothing seems to hang."""
+    monkeypatch.setattr("orchestration.cli.SYSTEM_CLOCK", flights.clock)
+    flights.pid, config = os.getpid(), str(write_config())
+    flights.start()
+    flights.beat(restoring=(3, 8))
+    (row,) = json.loads(call("jobs", "--json", "-c", config).stdout)
+    assert (row["restored"], row["restoring"]) == (3, 8)
+    monkeypatch.setattr("orchestration.launchers.local.LocalLauncher.is_alive", lambda *_: "alive")
+    assert "restoring 3 of 8 shards" in call("jobs", "-c", config).stdout
+    flights.beat()
+    assert "restoring" not in call("jobs", "-c", config).stdout

@@ -7,15 +7,27 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from job_roots import SECRET
 from pydantic import ValidationError
 
-from orchestration.spec import AvailableNow, JobSpec, ProcessingTime, Secrets, find_config, load_spec, to_trigger
+from orchestration.sections import SECTIONS, is_cron
+from orchestration.spec import (
+    AvailableNow,
+    JobSpec,
+    ProcessingTime,
+    Secrets,
+    find_config,
+    load_spec,
+    to_settings,
+    to_trigger,
+)
 from orchestration.yaml_tree import FILE_BYTES_MAX
 from state_runtime.errors import InvalidConfiguration, JobNotFound
+from state_runtime.settings import JobSettings
 
 MINIMAL = "version: 1\njobs:\n  flights:\n    entry_point: a.b:c\n    store: state\n"
 
@@ -289,3 +301,134 @@ def test_the_schema_itself_never_repeats_a_value() -> None:
     with pytest.raises(ValidationError) as caught:
         JobSpec.model_validate({"entry_point": "a:b", "store": "x", "parallelism": SECRET})
     assert SECRET not in str(caught.value)
+
+
+# --- what the runtime gets -----------------------------------------------------------------------------------------
+
+
+def test_a_file_without_settings_leaves_every_default_of_the_runtime_as_it_is(
+    write_config: Callable[..., Path],
+) -> None:
+    """Two places for one default drift apart."""
+    spec = load_spec(write_config(text=MINIMAL)).job("flights")
+    assert to_settings(spec) == JobSettings()
+
+
+EVERY_SETTING = """
+    parallelism: 7
+    local_dir: /elsewhere
+    backend: rocksdb
+    changelog: off
+    compression: zstd
+    placement: off
+    checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6}
+    upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000}
+    local_recovery: {enabled: false, bytes_max: 10}
+    materialization: {by: nobody, interval_s: 11, min_bytes: 12, ratio: 13, max_segments: 14, replay_s: 15}
+"""
+
+
+def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) -> None:
+    """None is left at its default, so a new setting without a key fails here."""
+    given = to_settings(load_spec(write_config(text=MINIMAL + EVERY_SETTING)).job("flights"))
+    assert given == JobSettings(
+        parallelism=7,
+        local_dir="/elsewhere",
+        backend="rocksdb",
+        changelog="off",
+        compression="zstd",
+        placement="off",
+        heartbeat_interval_s=3,
+        inline_bytes_max=1,
+        checkpoint_interval_s=4,
+        checkpoint_batches=5,
+        pending_bytes_max=6,
+        upload_timeout_s=7,
+        upload_attempts_max=8,
+        upload_in_flight_bytes_max=9000000,
+        local_recovery=False,
+        local_bytes_max=10,
+        materialize=False,
+        materialize_interval_s=11,
+        materialize_min_bytes=12,
+        materialize_ratio=13,
+        materialize_max_segments=14,
+        materialize_replay_s=15,
+    )
+    engines_own = {"runs_max", "output_rows_per_batch"}  # for its tests and benchmarks
+    same = {f.name for f in fields(JobSettings) if getattr(given, f.name) == getattr(JobSettings(), f.name)}
+    assert same == engines_own
+
+
+@pytest.mark.parametrize("section", ["checkpoint", "upload", "local_recovery", "materialization"])
+def test_what_the_file_allows_the_runtime_takes(write_config: Callable[..., Path], section: str) -> None:
+    """Else a value passes the check of the file and fails in a driver somewhere."""
+    for number, (name, field) in enumerate(SECTIONS[section].model_fields.items()):
+        limits = {type(m).__name__: m for m in field.metadata}
+        for limit in ("Ge", "Le"):
+            if limit in limits and (section, name) not in {
+                ("checkpoint", "freshness_s"),
+                ("materialization", "timeout_s"),
+            }:
+                bound = getattr(limits[limit], limit.lower())
+                recovery = "    recovery: {enabled: false}\n"  # its own bound is twice the heartbeat's
+                text = MINIMAL + recovery + f"    {section}: {{{name}: {bound}}}\n"
+                to_settings(load_spec(write_config(text=text)).job("flights"))
+        assert number < 20
+
+
+@pytest.mark.parametrize(("word", "value"), [("on", "on"), ("off", "off"), ("true", "on"), ("false", "off")])
+def test_on_and_off_are_words_or_booleans(write_config: Callable[..., Path], word: str, value: str) -> None:
+    """YAML 1.1 reads them as booleans, and so do many tools that write YAML."""
+    assert load_spec(write_config(text=MINIMAL + f"    changelog: {word}\n")).job("flights").changelog == value
+
+
+def test_local_recovery_is_switched_off_by_one_word(write_config: Callable[..., Path]) -> None:
+    job = load_spec(write_config(text=MINIMAL + "    local_recovery: false\n")).job("flights")
+    assert job.local_recovery.enabled is False
+    assert job.local_recovery.bytes_max == JobSettings.local_bytes_max
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("materialization: {enabled: false}", "it is `by: driver` or `by: nobody` now"),
+        ("materialization: {by: cron}", "must be 'driver', 'dagster' or 'nobody'"),
+        ("materialization: {schedule: '0 3 * * *'}", "a schedule needs `by: dagster`; it is `by: driver`"),
+        ("materialization: {by: dagster, schedule: '0 25 * * *'}", "must be a cron line of five fields"),
+        ("checkpoint: {interval_s: 60, freshness_s: 90}", "a healthy job would count as stale"),
+        ("checkpoint: {intervall_s: 60}", "did you mean `interval_s`?"),
+        ("upload: {attempts_max: 0}", "must be greater than or equal to 1"),
+        ("placement: on", "must be 'sticky' or 'off'"),
+        ("changelog: maybe", "must be 'on' or 'off'"),
+    ],
+)
+def test_mistakes_in_the_new_sections_are_named(write_config: Callable[..., Path], line: str, problem: str) -> None:
+    (found,) = problems_of(write_config(text=MINIMAL + f"    {line}\n"))
+    assert found.startswith("6: jobs.flights.")
+    assert problem in found
+
+
+@pytest.mark.parametrize("line", ["* * * * *", "0 3 * * 0", "*/15 0-6,22 1,15 */2 1-5", "59 23 31 12 7"])
+def test_cron_lines_that_dagster_takes(line: str) -> None:
+    assert is_cron(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "* * * *",
+        "* * * * * *",
+        "60 * * * *",
+        "* 24 * * *",
+        "* * 0 * *",
+        "* * * 13 *",
+        "5-1 * * * *",
+        "*/0 * * * *",
+        "a b c d e",
+        "*,, * * * *",
+    ],
+)
+def test_cron_lines_that_nobody_can_mean(line: str) -> None:
+    assert not is_cron(line)

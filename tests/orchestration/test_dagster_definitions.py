@@ -36,12 +36,13 @@ def python(code: str, config: str) -> subprocess.CompletedProcess[str]:
 def test_the_code_location_loads_without_spark(write_config: Callable[..., Path]) -> None:
     done = python(
         "import sys; from orchestration.definitions import defs; repository = defs().get_repository_def(); "
-        "print(sorted(j.name for j in repository.get_all_jobs()), 'pyspark' in sys.modules)",
+        "print(sorted(j.name for j in repository.get_all_jobs()), [m for m in ('pyspark', 'dagster_pyspark') if m in sys.modules])",
         str(write_config("flights", "plane-delays")),
     )
     assert done.returncode == 0, done.stderr
     assert "'recover_plane_delays', 'start_flights', 'start_plane_delays'" in done.stdout
-    assert done.stdout.strip().endswith("False")
+    assert "'materialize_flights', 'materialize_plane_delays'" in done.stdout
+    assert done.stdout.strip().endswith("[]")
 
 
 def test_a_missing_configuration_fails_with_the_typed_error(tmp_path: Path) -> None:
@@ -58,8 +59,10 @@ def test_definitions_hold_assets_jobs_and_running_sensors(write_config: Callable
     assert keys == {
         "flights/stream",
         "flights/checkpoints",
+        "flights/materialized_state",
         "plane-delays/stream",
         "plane-delays/checkpoints",
+        "plane-delays/materialized_state",
     }
     for name in ("stillstate_progress", "stillstate_recovery"):
         sensor = defs.resolve_sensor_def(name)
@@ -87,7 +90,10 @@ def test_workspace_and_instance_files_are_what_dagster_reads(tmp_path: Path, wri
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert instance.telemetry_enabled is False
         limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
-        assert limits == [{"key": "stillstate/job", "value": {"applyLimitPerUniqueValue": True}, "limit": 1}]
+        assert limits == [
+            {"key": key, "value": {"applyLimitPerUniqueValue": True}, "limit": 1}
+            for key in ("stillstate/job", "stillstate/materialize")
+        ]
         assert instance.run_monitoring_enabled is True
         assert instance.run_retries_enabled is False
 

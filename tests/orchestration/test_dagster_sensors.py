@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot
 
-from orchestration.definitions import build_definitions
-from orchestration.launchers import Launched, Launcher
-from orchestration.resources import StillstateResource
 from orchestration.sensors.progress import (
     CURSOR_VERSION,
     HISTORY_MAX,
@@ -24,107 +22,9 @@ from orchestration.sensors.progress import (
     read_progress,
 )
 from orchestration.sensors.recovery import past_runs
-from orchestration.spec import JobSpec, Spec, load_spec
-from state_runtime.clock import Clock
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.terms import RunState
-
-
-class FakeLauncher:
-    """Says what the test wants about a process, and records starts."""
-
-    def __init__(self, root: JobRoot | None = None) -> None:
-        self.root = root
-        self.starts: list[bool] = []
-        self.ended: list[int] = []
-
-    def start(self, *, takeover: bool = False, until_idle: bool = False, allow_dropped_state: bool = False) -> Launched:
-        assert self.root is not None
-        self.starts.append(takeover)
-        term = self.root.start()
-        return Launched(self.root.name, term, "running", 7, "h", "/logs/x.log")
-
-    def stop(self) -> Any:
-        raise NotImplementedError
-
-    def is_alive(self, status: Any) -> Any:
-        return "dead"
-
-    def end_lost(self, status: Any) -> str:
-        self.ended.append(status.term)
-        return "gone"
-
-
-class World:
-    """Definitions over a configuration, a clock and launchers that the test holds."""
-
-    def __init__(self, config: Path, clock: FakeClock, instance: dg.DagsterInstance) -> None:
-        launchers: dict[str, FakeLauncher] = {}
-
-        class TestResource(StillstateResource):
-            def clock(self) -> Clock:
-                return clock
-
-            def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
-                return launchers.setdefault(job.name, FakeLauncher())
-
-        self.launchers = launchers
-        self.instance = instance
-        self.clock = clock
-        self.resource = TestResource(config_file=str(config))
-        self.defs = build_definitions(load_spec(config), self.resource)
-        self.cursor: str | None = None
-
-    def tick(self, name: str) -> dg.SensorResult:
-        context = dg.build_sensor_context(
-            instance=self.instance, cursor=self.cursor, resources={"stillstate": self.resource}
-        )
-        result = self.defs.resolve_sensor_def(name)(context)
-        assert isinstance(result, dg.SensorResult)
-        if name == "stillstate_progress":
-            self.cursor = result.cursor
-        return result
-
-    def recovery(self) -> list[dg.RunRequest]:
-        return list(self.tick("stillstate_recovery").run_requests or [])
-
-    def submit(self, request: dg.RunRequest, status: dg.DagsterRunStatus) -> dg.DagsterRun:
-        """What the daemon does with a request, up to `status`."""
-        assert request.job_name is not None
-        job = self.defs.resolve_job_def(request.job_name)
-        run = self.instance.create_run_for_job(
-            job,
-            run_config=dict(request.run_config),
-            tags={**job.tags, **request.tags, "dagster/run_key": request.run_key or ""},
-            status=dg.DagsterRunStatus.NOT_STARTED,
-        )
-        self.set_status(run, status)
-        return run
-
-    def set_status(self, run: dg.DagsterRun, status: dg.DagsterRunStatus) -> None:
-        if status is dg.DagsterRunStatus.FAILURE:
-            self.instance.report_run_failed(run)
-        elif status is dg.DagsterRunStatus.STARTED:
-            self.instance.report_dagster_event(
-                dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name), run.run_id
-            )
-        elif status is not dg.DagsterRunStatus.NOT_STARTED:
-            raise AssertionError(status)
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
-
-
-@pytest.fixture
-def world(write_config: Callable[..., Path], clock: FakeClock, instance: dg.DagsterInstance) -> Callable[..., World]:
-    def build(*jobs: str, extra: str = "") -> World:
-        return World(write_config(*jobs, extra=extra), clock, instance)
-
-    return build
 
 
 def keys(result: dg.SensorResult) -> list[tuple[str, str]]:

@@ -6,12 +6,21 @@ import io
 import json
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
-from job_roots import FakeClock
+from job_roots import FakeClock, JobRoot
 from rich.console import Console
 
-from orchestration.runner import JsonLines, LiveLine, PlainLines, _stop_on_signals, progress_line, progress_view
+from orchestration.runner import (
+    JsonLines,
+    LiveLine,
+    PlainLines,
+    RestoreWatch,
+    _stop_on_signals,
+    progress_line,
+    progress_view,
+)
 from orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
 from state_runtime.progress import Progress
 
@@ -89,3 +98,57 @@ def test_numbers_as_people_read_them() -> None:
 def test_locations_lose_credentials_and_parameters() -> None:
     assert redacted_location("s3://key:secret@bucket:9000/a?token=x#y") == "s3://bucket:9000/a"
     assert redacted_location("/data/state") == "/data/state"
+
+
+class Shown:
+    """A view that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def restoring(self, done: int, total: int) -> None:
+        self.steps.append((done, total))
+
+    def show(self, progress: Progress) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def test_a_restore_is_shown_step_by_step_from_this_run_s_heartbeats(flights: JobRoot) -> None:
+    """A heartbeat of the run before, the same number again and a store that stutters are passed over."""
+    flights.pid = 1
+    flights.start()
+    flights.beat(restoring=(7, 8))
+    view = Shown()
+
+    def heartbeats() -> Iterator[bool]:
+        yield False  # the look at that of the old run
+        flights.pid = 2
+        for seen in ((0, 8), (0, 8), (5, 8), (0, 0), (8, 8)):
+            flights.beat(restoring=seen)
+            yield False
+        yield True
+
+    script = heartbeats()
+    RestoreWatch(flights.catalog, view, lambda _: next(script), pid=2).follow()
+    assert view.steps == [(0, 8), (5, 8), (8, 8)]
+
+
+def test_a_log_file_has_lines_of_the_restore_before_the_first_epoch() -> None:
+    out = io.StringIO()
+    view = PlainLines(Console(file=out, width=200), "flights")
+    view.restoring(3, 8)
+    view.show(Progress(snapshot_id=5))
+    assert out.getvalue().splitlines()[0] == "flights  restoring  3 of 8 shards"
+    assert "epoch 5" in out.getvalue()
+
+
+def test_the_line_says_where_shards_came_back_from_and_that_a_checkpoint_comes_later() -> None:
+    line = progress_line(
+        "flights", Progress(snapshot_id=3, epoch=9, local_restores=5, stale_restores=1, primary_restores=2)
+    )
+    assert "epoch 9" in line
+    assert "checkpoint later" in line
+    assert line.endswith("restored 5 local, 1 stale local, 2 store")

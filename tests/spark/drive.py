@@ -1,4 +1,4 @@
-"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover]`."""
+"""A driver as a process of its own, for tests that kill it: `python -m tests.spark.drive ROOT [--forever] [--takeover] [NAME=NUMBER …]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def main() -> int:
     spark = build_session("drive", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"})
     trigger = None if "--forever" in sys.argv else {"availableNow": True}
     local = root / ("local-2" if "--takeover" in sys.argv else "local")
-    job = two_step_job(root, local_dir=str(local))
+    changes = {name: int(value) for name, _, value in (a.partition("=") for a in sys.argv[2:] if "=" in a)}
+    job = two_step_job(root, local_dir=str(local), **changes)
     try:
         result = job.run(
             spark,

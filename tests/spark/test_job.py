@@ -24,6 +24,7 @@ from state_runtime.errors import (
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
+from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.source import SparkCheckpoint
 from state_runtime.store import open_store
@@ -394,7 +395,9 @@ def test_damaged_primary_data_stops_the_start_and_overwrites_nothing(
     else:
         path = root / manifest_path(newest.snapshot_id)
         body = path.read_bytes()
-        path.write_bytes(body.replace(b'"format": 2', b'"format": 9') if damage == "format" else body[:-40])
+        path.write_bytes(
+            body.replace(f'"format": {FORMAT_VERSION}'.encode(), b'"format": 9') if damage == "format" else body[:-40]
+        )
     damaged = path.read_bytes()
     shutil.rmtree(tmp_path / "local")
     write_input(tmp_path / "in", 3, 1)

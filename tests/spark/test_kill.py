@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime.faults import KILL_POINTS
+from state_runtime.faults import INTERVAL_KILL_POINTS, KILL_POINTS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -91,6 +91,43 @@ def test_every_crash_between_the_first_task_and_sparks_commit_log_is_repaired(
     assert newest.term == 2 * len(KILL_POINTS)
     staged = list((tmp_path / "out-steps" / "_stillstate" / "staging").rglob("*.parquet"))
     assert staged == [], "staged files of dead runs are removed by the next one"
+
+
+# With the passage at which the driver dies: in the first interval of a run, in a later one, and at its end.
+INTERVAL_CRASHES = (
+    "epoch-pending:2",
+    "pending-flushed:1",
+    "task-logged:4",
+    "before-manifest:2",
+    "one-file-published:3",
+    "one-output-published:2",
+)
+
+
+def test_every_crash_inside_an_interval_repeats_its_epochs_and_publishes_them_once(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Every other driver flushes after each epoch; the one that starts again makes other intervals than the one that died."""
+    assert {crash.partition(":")[0] for crash in INTERVAL_CRASHES} >= set(INTERVAL_KILL_POINTS)
+    files = 0
+    for number, crash in enumerate(INTERVAL_CRASHES):
+        write_input(tmp_path / "in", files, 5)
+        files += 5
+        flushing = () if number % 2 == 0 else ("pending_bytes_max=0",)
+        drivers.append(Driver(tmp_path, "checkpoint_batches=3", *flushing, kill_at=crash))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{crash}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path, f"checkpoint_batches={1 + number % 3}"))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{crash}: {lines}"
+        assert_equals_batch(spark, tmp_path)
+    catalog = Catalog(open_store(str(tmp_path / "store")), "steps")
+    newest = catalog.latest()
+    assert newest is not None
+    commits = (tmp_path / "out-steps" / "_stillstate" / "commits").rglob("*.json")
+    epochs = sorted(int(path.stem) for path in commits)
+    assert len(epochs) == files, "each batch was published as one epoch"
+    assert epochs[-1] == newest.epoch
 
 
 def test_a_frozen_driver_that_wakes_up_is_fenced_and_publishes_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -59,3 +60,9 @@ class FakeFs:
             raise FileNotFoundError(source)
         self.objects[target] = self.objects[source]
         self.after("copy", source)
+
+    def get_file(self, path: str, local: str) -> None:
+        self.before("read", path)
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        Path(local).write_bytes(self.objects[path])

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from state_runtime.changelog.writer import write_segment, write_task_changes
 from state_runtime.errors import CorruptData
+from state_runtime.materialize import Mode, Record, apply, materialize
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
-from state_runtime.snapshot.paths import check_relative_path
+from state_runtime.snapshot.paths import check_relative_path, manifest_path
 from state_runtime.state.table import StateSchema, hash_range_of_shard, hashes_of, slice_hash_range
 from state_runtime.store import Created, Store
 
@@ -42,9 +43,12 @@ def examples(count: int) -> settings:
 
 
 def seeds(count: int) -> Iterator[tuple[int, random.Random]]:
-    """Seeded generators; STILLSTATE_TEST_SEED replays one seed, and a failing test prints its seed in the message."""
+    """Seeded generators; STILLSTATE_TEST_SEED replays one seed, and a failing test prints its seed in the message.
+
+    STILLSTATE_SOAK multiplies how many there are (`make soak`).
+    """
     wanted = os.environ.get("STILLSTATE_TEST_SEED")
-    for seed in [int(wanted)] if wanted else range(count):
+    for seed in [int(wanted)] if wanted else range(count * int(os.environ.get("STILLSTATE_SOAK", "1"))):
         yield seed, random.Random(seed)
 
 
@@ -241,6 +245,21 @@ def after(all_epochs: list[Changes]) -> dict[Key, Value]:
 
 
 # --- a job root with state, without Spark ------------------------------------------------------------------------
+
+
+_FOLD_IDS = CountingIds(prefix=77)
+
+
+def recorded(root: Store, manifest: Manifest, mode: Mode = "auto", **options: Any) -> Record:
+    """Materialize a snapshot whose manifest may not be in the store yet."""
+    if not root.exists(manifest_path(manifest.snapshot_id)):
+        root.put(manifest_path(manifest.snapshot_id), manifest.encode())
+    return materialize(root, manifest, mode, **{"clock": FakeClock(), "ids": _FOLD_IDS, **options})
+
+
+def folded(root: Store, manifest: Manifest, mode: Mode = "auto", **options: Any) -> Manifest:
+    """The manifest after a materialization that its driver adopted."""
+    return apply(manifest, recorded(root, manifest, mode, **options))
 
 
 def empty_manifest(job_uid: str = "job-1", parallelism: int = 4) -> Manifest:

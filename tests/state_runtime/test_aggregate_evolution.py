@@ -77,7 +77,7 @@ class Job:
         grouped = group_rows(data, hashes, np.arange(len(rows), dtype=np.int64), ["k"], KEYS)
         states = read_states(self.log.root, self.log.manifest, self.entry, schemas, *ALL_HASHES)
         reader = MemoryReader(schemas, {STATE: [states[STATE]]})
-        clock = EpochClock(0, snapshot_id=self.log.manifest.snapshot_id + 1)
+        clock = EpochClock(0, epoch=self.log.manifest.snapshot_id + 1)
         result = self.operator.process(grouped, reader, clock, 0)
         emitted = [row for batch in result.outputs for row in batch.to_pylist()]
         self.log.describe(self.entry)

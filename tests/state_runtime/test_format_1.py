@@ -20,6 +20,7 @@ from model import (
     FakeClock,
     Key,
     StateWriter,
+    folded,
     key_columns,
     rows_of,
 )
@@ -27,7 +28,7 @@ from model import (
 from state_runtime.changelog.reader import read_states
 from state_runtime.compatibility import reconcile
 from state_runtime.errors import CorruptManifest, UnsupportedFormat
-from state_runtime.materialize import MaterializationPlan, apply, materialize
+from state_runtime.materialize import Mode
 from state_runtime.query import open_state
 from state_runtime.snapshot import document
 from state_runtime.snapshot.catalog import Catalog
@@ -71,16 +72,17 @@ def test_a_manifest_of_format_1_is_read_with_what_it_did_not_know_left_empty(sto
     assert manifest.source.batch_id == 7
 
 
-def test_the_state_of_format_1_is_read_folded_and_queried(store: str, ids: CountingIds) -> None:
+def test_the_state_of_format_1_is_read_folded_and_queried(store: str) -> None:
     """A base table, a segment on top, parts in objects of their own."""
     catalog = Catalog(open_store(store), "golden")
     manifest = catalog.manifest(2)
     (entry,) = reconcile(manifest, [NOW], snapshot_id=4)
     for by in (OPERATOR, entry):
         assert rows_of(read_states(catalog.root, manifest, by, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED
-    for what in (MaterializationPlan("minor", 1), MaterializationPlan("major", 0)):
-        folded = apply(manifest, materialize(catalog.root, manifest, what, ids=ids))
-        assert rows_of(read_states(catalog.root, folded, entry, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED
+    modes: tuple[Mode, ...] = ("minor", "major")
+    for mode in modes:
+        tables = folded(catalog.root, manifest, mode)
+        assert rows_of(read_states(catalog.root, tables, entry, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED
     assert open_state(store, "golden", STATE).read().num_rows == len(EXPECTED)
     assert open_state(store, "golden", STATE, snapshot=1).read().num_rows == 12
 
@@ -101,7 +103,7 @@ def test_an_older_reader_refuses_the_new_format(monkeypatch: pytest.MonkeyPatch)
     """By the header alone."""
     body = encode_document("manifest", Manifest(FORMAT_VERSION, "u", 1, 1, "c", "checkpoint", 0, 4))
     monkeypatch.setattr(document, "FORMAT_VERSION", 1)
-    with pytest.raises(UnsupportedFormat, match=r"has format 2.*reads up to 1"):
+    with pytest.raises(UnsupportedFormat, match=rf"has format {FORMAT_VERSION}.*reads up to 1"):
         Manifest.decode(body, "here")
 
 

@@ -51,7 +51,7 @@ class Aggregating:
         grouped = group_rows(data, hashes, np.arange(len(rows), dtype=np.int64), ["k"], KEYS)
         self.epochs += 1
         version = OpenVersion.of_batches("v", {STATE: self.table}, {STATE: self.schema})
-        result = self.operator.process(grouped, version, EpochClock(0, snapshot_id=self.epochs), 0)
+        result = self.operator.process(grouped, version, EpochClock(0, epoch=self.epochs), 0)
         emitted = [row for batch in result.outputs for row in batch.to_pylist()]
         if STATE in result.changes:
             self.table = fold([result.changes[STATE], self.table], self.schema, drop_deleted=True)

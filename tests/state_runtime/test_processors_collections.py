@@ -50,7 +50,7 @@ def spied(job: Job, on_input: Any, rows: Any = ONE, now_ms: int = 0) -> tuple[li
     calls: list[tuple[str, str]] = []
     reader = Spy(MemoryReader(job.schemas, job.batches, now_ms), calls)
     processor = Calls(job.setup, on_input=on_input)
-    result = operator_of(job.setup, processor).process(rows, reader, EpochClock(now_ms, snapshot_id=99), 0)  # type: ignore[arg-type]
+    result = operator_of(job.setup, processor).process(rows, reader, EpochClock(now_ms, epoch=99), 0)  # type: ignore[arg-type]
     list(result.outputs)
     return [c for c in calls if c[0] != "entry_bounds" and c[1] != "$timers"], result
 
@@ -59,7 +59,7 @@ def filled(*scripts: Any, setup: Setup = Setup(), rows: Any = ONE) -> Job:  # no
     """A job after epochs that ran these handlers."""
     job = Job(setup)
     for number, script in enumerate(scripts):
-        job.run(Calls(setup, on_input=script), rows, EpochClock(0, snapshot_id=number + 1))
+        job.run(Calls(setup, on_input=script), rows, EpochClock(0, epoch=number + 1))
     return job
 
 
@@ -275,7 +275,7 @@ def test_places_of_elements_grow_with_epochs_and_passes() -> None:
 
     append = Calls(on_input=on_input, on_initial=lambda p, *_: p.list.appendValue((1, "")))
     append.on_timer = lambda p, *_: p.list.appendValue((3, ""))
-    result, _ = job.run(append, ONE, EpochClock(5, snapshot_id=6), ONE)
+    result, _ = job.run(append, ONE, EpochClock(5, epoch=6), ONE)
     places = result.changes["l"].column(2).to_pylist()
     assert places == [(6 << ORDINAL_BITS) + n for n in (1, 2, 3)]
     assert [r["value.n"] for r in job.stored(0)["l"]] == [1, 2, 3]
@@ -469,7 +469,7 @@ def test_what_was_cleared_stays_cleared_when_its_key_comes_again() -> None:
     job = filled(fill_all, rows=rows)
     processor = Calls(on_timer=on_timer)
     processor.on_input = lambda p, *_: [p.handle.registerTimer(ts) for ts in (1, 2)].clear()
-    result, _ = job.run(processor, rows, EpochClock(5, snapshot_id=9))
+    result, _ = job.run(processor, rows, EpochClock(5, epoch=9))
     untouched = [(0, "b"), (1, "b"), (2, "b")]
     expected = [("a", 2, [(7, "a")], []), ("b", 1, untouched, [0, 1, 2]), ("b", 2, untouched, [0, 1, 2])]
     assert sorted(seen) == expected
@@ -495,7 +495,7 @@ def test_gained_entries_are_counted_when_a_key_comes_again_after_others(monkeypa
             assert p.map.containsKey((1, key[0]))
         p.map.updateValue((10 + at, "new"), (at, ""))
 
-    result, _ = job.run(Calls(on_input=on_input, on_timer=on_timer), rows, EpochClock(5, snapshot_id=9))
+    result, _ = job.run(Calls(on_input=on_input, on_timer=on_timer), rows, EpochClock(5, epoch=9))
     assert result.rows_added == 3
 
 

@@ -372,7 +372,7 @@ def test_query_info_says_where_user_code_runs() -> None:
     """An extension: Spark's Python handle has none."""
     seen = []
     processor = Calls(on_input=lambda p, *_: seen.append(p.handle.getQueryInfo()))
-    Job(processor.setup).run(processor, ONE_ROW, EpochClock(0, snapshot_id=9))
+    Job(processor.setup).run(processor, ONE_ROW, EpochClock(0, epoch=9))
     assert [(i.operator, i.shard, i.snapshot_id) for i in seen] == [("op", 0, 9)]
     assert DeclaringHandle("op").getQueryInfo().operator == "op"
 
@@ -566,7 +566,7 @@ def fired(processor: Calls, job: Job, rows: Any, now_ms: int, snapshot_id: int =
         return before(p, key, values, info) if before else None
 
     processor.on_timer = on_timer
-    job.run(processor, rows, EpochClock(now_ms, snapshot_id=snapshot_id))
+    job.run(processor, rows, EpochClock(now_ms, epoch=snapshot_id))
     processor.on_timer = before
     return found
 

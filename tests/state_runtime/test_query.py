@@ -35,6 +35,7 @@ from model import (
     colliding,
     epochs,
     examples,
+    folded,
     key_columns,
 )
 
@@ -51,7 +52,6 @@ from state_runtime.errors import (
     MissingSnapshot,
     StillstateError,
 )
-from state_runtime.materialize import MaterializationPlan, apply, materialize
 from state_runtime.query import StateView, open_state
 from state_runtime.snapshot.catalog import JobInfo
 from state_runtime.snapshot.document import encode_document
@@ -136,9 +136,7 @@ class Job:
         """One checkpoint; `fold` first folds the log before it: "major", or "minor" on top of the layers."""
         manifest = self.writer.manifest
         if fold and manifest.segments:
-            first = 0 if fold == "major" else len(manifest.layers)
-            what = MaterializationPlan("major" if first == 0 else "minor", first)
-            manifest = apply(manifest, materialize(self.writer.root, manifest, what, ids=self.writer.ids))
+            manifest = folded(self.writer.root, manifest, "major" if fold == "major" else "minor")
             self.writer.manifest = manifest
         operators = (OperatorEntry(OPERATOR, "test", KEY_DDL, (StateEntry(STATE, "value", VALUE_DDL),)),)
         return self.commit(replace(self.writer.epoch(changed), operators=operators))

@@ -123,10 +123,11 @@ def test_garbage_is_corrupt_and_nothing_else(data: bytes) -> None:
 
 def with_header(body: bytes, **changes: Any) -> bytes:
     """A document with a right digest, and a header as the test wants it."""
+    covered = f"{changes.get('stillstate', 'boundary')} {changes.get('format', FORMAT_VERSION)}\n".encode()
     header = {
         "stillstate": "boundary",
         "format": FORMAT_VERSION,
-        "sha256": hashlib.sha256(body).hexdigest(),
+        "sha256": hashlib.sha256(covered + body).hexdigest(),
         "bytes": len(body),
     }
     kept = {k: v for k, v in {**header, **changes}.items() if v is not ...}

@@ -15,6 +15,8 @@ from state_runtime.aggregates import count
 from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, ShardResult
+from state_runtime.settings import JobSettings
+from state_runtime.shard_access import NO_VERSION, TaskJob
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root, open_run
 from state_runtime.state.backend import LocalCopyUnusable
@@ -23,13 +25,11 @@ from state_runtime.state.reader import StateReader
 from state_runtime.store import open_store
 from state_runtime.task import (
     HASH_COLUMN,
-    NO_VERSION,
     SEQUENCE_COLUMN,
     SHARD_COLUMN,
     WAKE_SEQUENCE,
     Acknowledgement,
     StageTask,
-    TaskJob,
 )
 
 KEYS = pa.schema([("k", pa.string())])
@@ -108,9 +108,7 @@ def job(tmp_path: Path) -> TaskJob:
         base_snapshot_id=committer.last.snapshot_id,
         parallelism=1,
         clock=EpochClock(1_000),
-        inline_bytes_max=1 << 20,
-        runs_max=8,
-        backend="arrow",
+        settings=JobSettings(inline_bytes_max=1 << 20),
     )
 
 

@@ -22,6 +22,7 @@ from model import (
     Key,
     colliding,
     examples,
+    folded,
     key_columns,
     spread,
 )
@@ -30,7 +31,6 @@ from shapes import KEYS, SHAPES, Change, batch_of_change, changes_of, plain
 from state_runtime.changelog.reader import read_states
 from state_runtime.changelog.writer import write_segment, write_task_changes
 from state_runtime.errors import CorruptManifest, CorruptSegment, InvalidConfiguration, InvalidData
-from state_runtime.materialize import MaterializationPlan, apply, materialize
 from state_runtime.query import StateView, open_state
 from state_runtime.snapshot.commit import JobInfo
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
@@ -90,9 +90,7 @@ class Log:
     def fold(self, how: str) -> None:
         """ "major", or "minor" on top of the layers; nothing if there is nothing to fold."""
         if how and self.manifest.segments:
-            first = 0 if how == "major" else len(self.manifest.layers)
-            what = MaterializationPlan("major" if first == 0 else "minor", first)
-            self.manifest = apply(self.manifest, materialize(self.root, self.manifest, what, ids=self.ids))
+            self.manifest = folded(self.root, self.manifest, "major" if how == "major" else "minor")
 
     def describe(self, entry: OperatorEntry) -> None:
         """The operator's entry from the next snapshot on."""

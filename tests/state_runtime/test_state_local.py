@@ -51,7 +51,7 @@ from state_runtime.state.runs import (
     record_piece,
     start_merge,
 )
-from state_runtime.state.table import hashes_of
+from state_runtime.state.table import HASH_MAX, hashes_of
 from state_runtime.state.version import OpenVersion, Version
 
 SCHEMAS = {STATE: SCHEMA, "other": SCHEMA}
@@ -316,7 +316,8 @@ def test_a_damaged_folder_is_unusable(chain: Chain, damage: Callable[[Path, Path
 
 
 def run_entry(**changed: Any) -> dict[str, Any]:
-    return {"file": "0000000000000003-0.arrow", "rows": 2, "bytes": 1, "digest": "d", **changed}
+    whole = {"file": "0000000000000003-0.arrow", "rows": 2, "bytes": 1, "digest": "d", "low": 0, "high": HASH_MAX}
+    return {**whole, **changed}
 
 
 def layout(*pieces: Any, merges: Any = (), **changed: Any) -> dict[str, Any]:
@@ -339,8 +340,13 @@ def layout(*pieces: Any, merges: Any = (), **changed: Any) -> dict[str, Any]:
         pytest.param({"states": {STATE: layout(run_entry(bytes=None))}}, id="bytes are null"),
         pytest.param({"states": {STATE: layout(taken_ms="x")}}, id="a time is no number"),
         pytest.param({"states": {STATE: layout(merges=[{"start": 0, "count": 1}])}}, id="a merge of nothing"),
-        pytest.param({"format": 2}, id="older format"),
-        pytest.param({"format": 4}, id="newer format"),
+        pytest.param({"states": {STATE: layout(run_entry(low=-1))}}, id="a range below all hashes"),
+        pytest.param({"states": {STATE: layout(run_entry(high=1 << 64))}}, id="a range above all hashes"),
+        pytest.param({"states": {STATE: layout(run_entry(low=5, high=4))}}, id="a range of nothing"),
+        pytest.param({"snapshot_id": "x"}, id="a snapshot that is no number"),
+        pytest.param({"epoch": ...}, id="no epoch"),
+        pytest.param({"format": 3}, id="older format"),
+        pytest.param({"format": 5}, id="newer format"),
         pytest.param({"version": "00000000000000aa"}, id="another version"),
         pytest.param({"states": ...}, id="no states"),
         pytest.param({"parent": ...}, id="no parent"),
@@ -348,7 +354,8 @@ def layout(*pieces: Any, merges: Any = (), **changed: Any) -> dict[str, Any]:
 )
 def test_a_version_file_of_another_shape_is_unusable(chain: Chain, described: Any) -> None:
     """The file may have been written by anything, with a right digest; no kind of error but ours may end the task."""
-    whole = {"format": 3, "version": chain.version, "parent": "", "states": {STATE: layout()}}
+    stamp = {"snapshot_id": 0, "epoch": "", "restored_from": ""}
+    whole = {"format": 4, "version": chain.version, "parent": "", "states": {STATE: layout()}, **stamp}
     write_version_file(chain, whole)
     assert answer(chain) == {}, "what is damaged below is right otherwise"
     if isinstance(described, dict):

@@ -1,0 +1,78 @@
+"""Folding the changes of several epochs before they are written once: of a row that changed in each, one change is left; pure.
+
+With a checkpoint interval this is where repeated updates of a key cost nothing on the primary store. Changes that a task
+uploaded itself are written already; they keep their place in the order of age, and are never folded across.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from state_runtime.changelog.segment import (
+    Compression,
+    PartEntry,
+    decode_lines,
+    decode_part,
+    encode_lines,
+    encode_part,
+    sha256,
+)
+from state_runtime.changelog.writer import TaskChanges
+from state_runtime.limits import MIB
+from state_runtime.state.table import StateSchema, fold
+
+__all__ = ["fold_changes"]
+
+# One shard's changes are decoded at once; beyond this a second part begins.
+_RAW_BYTES_MAX = 256 * MIB
+_WHERE = "the changes that wait for a checkpoint"
+
+_Run = list[tuple[PartEntry, bytes]]
+
+
+def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4") -> list[TaskChanges]:
+    """The same changes, with consecutive inline parts of one operator, state and shard folded to one.
+
+    Tombstones and clear markers stay: they hide what is older than all of these. A part that is alone is passed on as it is.
+
+    Args:
+        changes: in order of age, of one run (shards do not change within it).
+        compression: of what is folded.
+
+    Raises:
+        CorruptSegment: a part is not what its task acknowledged.
+    """
+    if len(changes) < 2:
+        return list(changes)
+    runs: list[_Run] = []
+    open_runs: dict[tuple[str, str, str, int, int], _Run] = {}
+    for task in changes:
+        for part, body in zip(task.parts, task.inline, strict=True):
+            key = (part.kind, part.operator, part.state, part.hash_low, part.hash_high)
+            run = open_runs.get(key)
+            if part.path:
+                # Uploaded already. What follows is younger than it, so it must not be moved before it.
+                open_runs.pop(key, None)
+                runs.append([(part, body)])
+            elif run is not None and sum(p.raw_bytes for p, _ in run) + part.raw_bytes <= _RAW_BYTES_MAX:
+                run.append((part, body))
+            else:
+                open_runs[key] = [(part, body)]
+                runs.append(open_runs[key])
+    folded = [run[0] if len(run) == 1 else _fold(run, compression) for run in runs]
+    return [TaskChanges(tuple(part for part, _ in folded), tuple(body for _, body in folded))]
+
+
+def _fold(run: _Run, compression: Compression) -> tuple[PartEntry, bytes]:
+    first = run[0][0]
+    if first.kind == "source":
+        lines = [line for part, body in run for line in decode_lines(body, part, _WHERE)]
+        body = encode_lines(lines)
+        rows, raw_bytes = len(lines), len("\n".join(lines).encode())
+    else:
+        batches = [decode_part(body, part, _WHERE) for part, body in reversed(run)]
+        batch = fold(batches, StateSchema.of(batches[0].schema), drop_deleted=False)
+        body = encode_part(batch, compression)
+        rows, raw_bytes = batch.num_rows, batch.nbytes
+    return replace(first, offset=0, length=len(body), digest=sha256(body), rows=rows, raw_bytes=raw_bytes), body

@@ -1,0 +1,26 @@
+"""Materialization: fold changelog into state tables (sorted Parquet), apart from the checkpoints.
+
+`plan` decides what and when (pure), `fold` reads and writes, `records` holds what it leaves in the store and how the driver adopts
+it, `run` goes from one end to the other, `background` is the driver's thread, `job` the Spark batch job (import it by name: it needs
+pyspark).
+"""
+
+from __future__ import annotations
+
+from state_runtime.materialize.background import BackgroundMaterializer
+from state_runtime.materialize.plan import FoldSizes, Mode, due
+from state_runtime.materialize.records import Protected, Record, apply, fits, protected
+from state_runtime.materialize.run import materialize
+
+__all__ = [
+    "BackgroundMaterializer",
+    "FoldSizes",
+    "Mode",
+    "Protected",
+    "Record",
+    "apply",
+    "due",
+    "fits",
+    "materialize",
+    "protected",
+]

@@ -1,0 +1,230 @@
+"""Materialization beside the driver's epochs: folding in a thread, and adopting records, its own and those of others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from state_runtime.clock import Clock
+from state_runtime.errors import CorruptData, UnsupportedFormat
+from state_runtime.ids import Ids
+from state_runtime.limits import MIB
+from state_runtime.materialize.plan import due
+from state_runtime.materialize.records import (
+    ADOPTED_FOR_MS,
+    PIN_LIVE_MS,
+    Pin,
+    Record,
+    apply,
+    fits,
+    holds,
+    open_pins,
+    read_pin,
+    read_record,
+    record_ids,
+)
+from state_runtime.materialize.run import materialize
+from state_runtime.settings import JobSettings
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.store import Store
+
+__all__ = ["BackgroundMaterializer", "adoptable", "other_at_work"]
+
+_LOG = logging.getLogger(__name__)
+
+_POLL_S = 5.0  # how often the store is asked for records of others
+_BACK_OFF_S = (1.0, 300.0)  # after the first failure, and at most; doubled in between
+_LOOKED_AT_MAX = 64  # newest records that are considered; older ones cannot fit any more
+_EMERGENCY_BYTES = 4 * MIB  # of a manifest, about: then the log is folded even where somebody else should do it
+_SEGMENT_BYTES = 260
+
+
+class BackgroundMaterializer:
+    """Looks for records to adopt and folds when it is time, one thing at a time, in a thread of its own.
+
+    Life cycle: idle → working (a thread) → done (a record waits for the next commit) → idle. The driver calls `look`
+    once, `start_if_due` after a commit, `take` before one and `settled` after it; all but `look` return at once, and none raises. Failures are logged and counted,
+    and tried again after a pause that doubles.
+
+    Attributes:
+        failures_in_a_row: folds that failed since the last that succeeded; an alarm is due at 3.
+        completed: records that were adopted.
+    """
+
+    def __init__(self, root: Store, settings: JobSettings, ids: Ids, clock: Clock) -> None:
+        self._root = root
+        self._settings = settings
+        self._ids = ids
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._result: Record | None = None
+        self._refused: set[int] = set()
+        self._polled_s: float | None = None
+        self._retry_s = 0.0
+        self._folded_s = clock.monotonic_s()
+        self.failures_in_a_row = 0
+        self.completed = 0
+
+    def look(self, manifest: Manifest) -> None:
+        """Look for a record now, in the caller's thread: at a run's start, so that its first checkpoint adopts what waits."""
+        self._polled_s = self._clock.monotonic_s()
+        try:
+            record = adoptable(self._root, manifest, self._clock, refused=self._refused)
+        except Exception:
+            # It is found again by the next look; the run must start, whatever happened here.
+            _LOG.exception("could not look for materializations of snapshot %d", manifest.snapshot_id)
+            return
+        with self._lock:
+            if self._thread is None and self._result is None:
+                self._result = record
+
+    def start_if_due(self, manifest: Manifest) -> None:
+        """Begin to look for records, and to fold `manifest`, if it is time for either and nothing runs."""
+        with self._lock:
+            if self._thread is not None or self._result is not None:
+                return
+            now_s = self._clock.monotonic_s()
+            why = self._why(manifest, now_s) if now_s >= self._retry_s else None
+            polls = self._polled_s is None or now_s - self._polled_s >= _POLL_S
+            if why is None and not polls:
+                return
+            thread = threading.Thread(
+                target=self._run, args=(manifest, why), name="stillstate-materializer", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                # No more threads on this machine; the next commit tries again.
+                _LOG.exception("materialization of snapshot %d could not start", manifest.snapshot_id)
+                self._failed()
+                return
+            self._thread = thread
+
+    def take(self, draft: Manifest) -> Manifest:
+        """`draft` with the waiting record's tables, if there is a record and it still fits.
+
+        The caller must call `settled` once it knows whether the manifest was committed.
+        """
+        with self._lock:
+            if self._result is None:
+                return draft
+            if not fits(draft, self._result):
+                _LOG.info("materialization %d does not fit any more", self._result.record_id)
+                self._refused.add(self._result.record_id)
+                self._result = None
+                return draft
+            return apply(draft, self._result)
+
+    def settled(self, committed: Manifest) -> None:
+        """Forget a record that a committed manifest holds."""
+        with self._lock:
+            if self._result is not None and holds(committed, self._result):
+                self._refused.add(self._result.record_id)
+                self._result = None
+                self.completed += 1
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for a running fold to end, at most so long; what it wrote is garbage if nobody adopts it."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _why(self, manifest: Manifest, now_s: float) -> str | None:
+        if self._settings.materialize:
+            rate = _replay_rate(manifest)
+            return due(manifest, self._settings, since_s=now_s - self._folded_s, replay_bytes_per_s=rate)
+        # Somebody else is to fold. If nobody does, the manifest would outgrow its bound and the job would end.
+        return "manifest" if len(manifest.segments) * _SEGMENT_BYTES >= _EMERGENCY_BYTES else None
+
+    def _run(self, manifest: Manifest, why: str | None) -> None:
+        try:
+            self._polled_s = self._clock.monotonic_s()
+            record = adoptable(self._root, manifest, self._clock, refused=self._refused)
+            if record is None and why is not None and other_at_work(self._root, self._clock) is None:
+                record = materialize(self._root, manifest, settings=self._settings, clock=self._clock, ids=self._ids)
+                _LOG.info("materialization %d of snapshot %d (%s)", record.record_id, record.snapshot_id, why)
+        except Exception:
+            # The job must go on, whatever happened here; the log stays and is folded later.
+            _LOG.exception("materialization of snapshot %d failed", manifest.snapshot_id)
+            with self._lock:
+                self._failed()
+                self._thread = None
+            return
+        with self._lock:
+            if record is not None:
+                self.failures_in_a_row = 0
+                self._retry_s = 0.0
+                self._folded_s = self._clock.monotonic_s()
+            self._result, self._thread = record, None
+
+    def _failed(self) -> None:
+        self.failures_in_a_row += 1
+        first, most = _BACK_OFF_S
+        pause = min(first * 2 ** min(self.failures_in_a_row - 1, 30), most)
+        self._retry_s = self._clock.monotonic_s() + pause
+
+
+def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int]) -> Record | None:
+    """The newest record that fits a manifest and whose files are all there.
+
+    Args:
+        refused: ids that are not looked at; those that are looked at in vain are added. (A record that does not fit a manifest
+            does not fit its successors either.)
+
+    Raises:
+        StoreUnavailable: nothing is known then.
+    """
+    now_ms = clock.now_ms()
+    for record_id in sorted(set(record_ids(root)[0]) - refused, reverse=True)[:_LOOKED_AT_MAX]:
+        try:
+            record = read_record(root, record_id)
+        except (CorruptData, UnsupportedFormat, FileNotFoundError) as error:
+            _LOG.warning("materialization %d cannot be read and is passed over: %s", record_id, error)
+            refused.add(record_id)
+            continue
+        if record.snapshot_id > manifest.snapshot_id:
+            continue  # it folds what was committed meanwhile
+        files = [(f.path, f.bytes) for f in (*record.base, *record.deltas)]
+        files += [(f.path, f.bytes) for f in record.source_logs]
+        if (
+            fits(manifest, record)
+            and now_ms - record.finished_at_ms < ADOPTED_FOR_MS
+            and all(_is_there(root, path, size) for path, size in files)
+        ):
+            return record
+        refused.add(record_id)
+    return None
+
+
+def other_at_work(root: Store, clock: Clock) -> Pin | None:
+    """A materialization of the job that lives: two would fold the same, and one of them for nothing. A damaged pin is nobody's.
+
+    Raises:
+        StoreUnavailable: nothing is known then.
+    """
+    now_ms = clock.now_ms()
+    for record_id in reversed(open_pins(root)):
+        try:
+            pin = read_pin(root, record_id)
+        except (CorruptData, UnsupportedFormat) as error:
+            _LOG.warning("the pin of materialization %d cannot be read and is passed over: %s", record_id, error)
+            continue
+        if pin is not None and pin.state == "running" and now_ms - pin.heartbeat_ms < PIN_LIVE_MS:
+            return pin
+    return None
+
+
+def _is_there(root: Store, path: str, size: int) -> bool:
+    try:
+        return root.size(path) == size
+    except FileNotFoundError:
+        return False
+
+
+def _replay_rate(manifest: Manifest) -> float:
+    """Bytes a second of the newest restore that the numbers know; 0 if none."""
+    for progress in (manifest.progress, manifest.previous):
+        if progress is not None and progress.restore_ms > 0 and progress.restored_bytes > 0:
+            return progress.restored_bytes / progress.restore_ms * 1000
+    return 0.0

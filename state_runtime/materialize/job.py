@@ -1,0 +1,201 @@
+"""Materialization as a Spark batch job of its own: each unit of the plan is a row, each task folds the units that it gets.
+
+The session may be any with a SparkContext: the stream's own cluster, another one, or one thread. Tasks read and write the store by
+the same port as the stream, so executors need no connectors; they need this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from pyspark.accumulators import Accumulator
+from pyspark.sql import SparkSession
+
+from state_runtime.clock import SYSTEM_CLOCK, Clock
+from state_runtime.errors import StillstateError
+from state_runtime.gathering import typed_error
+from state_runtime.ids import SYSTEM_IDS, Ids
+from state_runtime.materialize.background import adoptable, other_at_work
+from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
+from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, Unit
+from state_runtime.materialize.run import Heart, materialize
+from state_runtime.settings import JobSettings
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.store import open_store
+from state_runtime.task import ERROR_MARK
+
+__all__ = ["MaterializationResult", "materialize_job"]
+
+_TASKS_MAX = 1024
+_LOOK_S = 0.3  # how often the Spark job is asked how far it is
+
+
+@dataclass(frozen=True)
+class MaterializationResult:
+    """What one call did, in numbers.
+
+    Attributes:
+        mode: "major" if any base table was written anew, "none" if nothing was done.
+        reason: why nothing was done; else empty.
+        ranges: cells of the hash range that were folded.
+        read_bytes, written_bytes: of log and tables.
+        rows: written.
+        log_bytes_folded: of the segments that a restart need not replay any more, once the driver has adopted the record.
+        shared_tables: tables that stay as they are.
+        snapshot_id: what was folded; 0 if there is no snapshot.
+        record_id: of the record; None if nothing was done.
+    """
+
+    mode: Literal["none", "minor", "major"]
+    reason: str = ""
+    ranges: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    rows: int = 0
+    log_bytes_folded: int = 0
+    shared_tables: int = 0
+    duration_s: float = 0.0
+    snapshot_id: int = 0
+    record_id: int | None = None
+
+    @property
+    def write_amplification(self) -> float:
+        """Bytes written for each byte of log that was folded; 0 if none was."""
+        return self.written_bytes / self.log_bytes_folded if self.log_bytes_folded else 0.0
+
+
+def materialize_job(
+    spark: SparkSession,
+    store_url: str,
+    storage_options: Mapping[str, Any] | None,
+    job: str,
+    *,
+    settings: JobSettings | None = None,
+    mode: Mode = "auto",
+    on_progress: Callable[[int, int], None] | None = None,
+    sizes: FoldSizes | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    ids: Ids = SYSTEM_IDS,
+) -> MaterializationResult:
+    """Fold the changelog of a job's newest snapshot into its tables, as a Spark job.
+
+    Safe at any moment: it changes nothing that exists. The running driver adopts the record with its next checkpoint, or the next
+    run with its first. Whether it is time is the caller's question (`state_runtime.materialize.due`); this folds whatever there is.
+
+    Args:
+        settings: `materialize_ratio` decides which cells get a new base.
+        mode: "auto", "minor" (deltas only) or "major" (every cell).
+        on_progress: called with (done, total) units, by this thread.
+
+    Raises:
+        JobNotFound: there is no such job. CorruptData: the snapshot is damaged. Unavailable: try again later.
+    """
+    settings = settings or JobSettings()
+    started_s = clock.monotonic_s()
+    catalog = Catalog(open_store(store_url, storage_options), job, clock)
+    catalog.job_info()
+    manifest = catalog.latest()
+    if manifest is None:
+        return MaterializationResult("none", "the job has no snapshot yet")
+    nothing = partial(MaterializationResult, "none", snapshot_id=manifest.snapshot_id)
+    if not manifest.state_segments and mode != "major":
+        return nothing("there is no changelog to fold")
+    other = other_at_work(catalog.root, clock)
+    if other is not None:
+        return nothing(f"materialization {other.record_id} is under way")
+    waiting = adoptable(catalog.root, manifest, clock, refused=set())
+    if waiting is not None:
+        return nothing(f"materialization {waiting.record_id} waits for the job's next checkpoint")
+    fold = _SparkFold(spark, store_url, dict(storage_options or {}), job)
+    record = materialize(
+        catalog.root,
+        manifest,
+        mode,
+        settings=settings,
+        clock=clock,
+        ids=ids,
+        fold=fold,
+        sizes=sizes,
+        on_progress=on_progress,
+    )
+    return MaterializationResult(
+        record.mode,
+        "",
+        record.ranges,
+        record.read_bytes,
+        record.written_bytes,
+        record.rows,
+        record.log_bytes,
+        record.shared_tables,
+        clock.monotonic_s() - started_s,
+        record.snapshot_id,
+        record.record_id,
+    )
+
+
+@dataclass(frozen=True)
+class _SparkFold:
+    """Folds a plan's units in Spark tasks; a `FoldUnits`."""
+
+    spark: SparkSession
+    store_url: str
+    storage_options: dict[str, Any]
+    job: str
+
+    def __call__(self, plan: FoldPlan, context: FoldContext, heart: Heart) -> Folded:
+        total = len(plan.units)
+        heart.reached(0, total)
+        if not total:
+            return Folded()
+        sc = self.spark.sparkContext
+        done: Accumulator[int] = sc.accumulator(0)
+        work = partial(_fold_units, self.store_url, self.storage_options, self.job, context, done)
+        rows = sc.parallelize(plan.units, min(total, _TASKS_MAX)).mapPartitions(work)
+        group = f"stillstate-materialize-{context.writer}"
+
+        def action() -> list[Folded]:
+            sc.setJobGroup(group, f"materialize {self.job} snapshot {context.snapshot_id}", interruptOnCancel=True)
+            found: list[Folded] = rows.collect()
+            return found
+
+        with ThreadPoolExecutor(1, "stillstate-materialize") as pool:
+            future = pool.submit(action)
+            try:
+                while True:
+                    try:
+                        folded = future.result(_LOOK_S)
+                        break
+                    except NotYet:
+                        heart.reached(min(done.value, total), total)
+            except BaseException as error:
+                sc.cancelJobGroup(group)
+                typed = typed_error(error)
+                if typed is error:
+                    raise
+                raise typed from error
+        heart.reached(total, total)
+        return sum(folded, Folded())
+
+
+def _fold_units(
+    store_url: str,
+    storage_options: Mapping[str, Any],
+    job: str,
+    context: FoldContext,
+    done: Accumulator[int],
+    units: Iterable[Unit],
+) -> Iterator[Folded]:
+    """Runs in a Spark task. An attempt that dies leaves files that no record names."""
+    root = open_store(store_url, storage_options).child(job)
+    for unit in units:
+        try:
+            yield fold_unit(root, unit, context, ids=SYSTEM_IDS)
+        except StillstateError as error:
+            # Spark hands errors over as text; the mark lets the driver make them typed again.
+            raise type(error)(f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]") from error
+        done.add(1)

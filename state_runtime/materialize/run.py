@@ -1,0 +1,144 @@
+"""One materialization from claim to record, whoever does the folding: this thread, or the tasks of a Spark job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from state_runtime import faults
+from state_runtime.clock import Clock
+from state_runtime.errors import MissingSnapshot
+from state_runtime.ids import Ids
+from state_runtime.materialize.fold import FoldContext, Folded, fold_source_logs, fold_unit, read_log
+from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, make_plan
+from state_runtime.materialize.records import Pin, Record, beat, claim, view_of, write_record
+from state_runtime.settings import JobSettings
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.store import Store
+
+_LOG = logging.getLogger(__name__)
+
+__all__ = ["BEAT_S", "FoldUnits", "Heart", "fold_here", "materialize"]
+
+BEAT_S = 10.0
+
+FoldUnits = Callable[[FoldPlan, FoldContext, "Heart"], Folded]
+"""Folds all units of a plan, and lets the heart beat while it does."""
+
+
+@dataclass
+class Heart:
+    """Keeps a pin alive and tells whoever watches how far the work is; by the thread that works only."""
+
+    root: Store
+    pin: Pin
+    clock: Clock
+    on_progress: Callable[[int, int], None] | None = None
+
+    def reached(self, done: int, total: int) -> None:
+        """So many of all units are folded."""
+        if self.on_progress is not None:
+            self.on_progress(done, total)
+        if self.clock.now_ms() - self.pin.heartbeat_ms >= BEAT_S * 1000:
+            self.pin = beat(self.root, self.pin, self.clock)
+
+
+def fold_here(root: Store, ids: Ids) -> FoldUnits:
+    """Fold in this thread, unit by unit."""
+
+    def fold(plan: FoldPlan, context: FoldContext, heart: Heart) -> Folded:
+        total = Folded()
+        heart.reached(0, len(plan.units))
+        for done, unit in enumerate(plan.units, 1):
+            total = total + fold_unit(root, unit, context, ids=ids)
+            heart.reached(done, len(plan.units))
+        return total
+
+    return fold
+
+
+def materialize(
+    root: Store,
+    manifest: Manifest,
+    mode: Mode = "auto",
+    *,
+    settings: JobSettings | None = None,
+    clock: Clock,
+    ids: Ids,
+    fold: FoldUnits | None = None,
+    sizes: FoldSizes | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Record:
+    """Fold a snapshot's log into its tables, and record it. Nothing that exists is changed or deleted.
+
+    The order of writes is pin, tables, record. A crash between any two leaves files that nothing names.
+
+    Args:
+        fold: does the work; in this thread if None.
+
+    Raises:
+        MissingSnapshot: the snapshot is gone. MissingFile, CorruptSegment: it is damaged.
+        StoreUnavailable, OutcomeUnknown: try again; the snapshot is as it was.
+    """
+    settings = settings or JobSettings()
+    sizes = sizes or FoldSizes()
+    pin = claim(root, manifest, clock=clock, ids=ids)
+    if pin is None:
+        raise MissingSnapshot(f"snapshot {manifest.snapshot_id} in {root.url} was deleted; materialize a newer one")
+    heart = Heart(root, pin, clock, on_progress)
+    faults.reach("fold-claimed")
+    try:
+        plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)
+        context = FoldContext.of(manifest, plan, pin.writer, small_bytes=sizes.small_bytes, deltas_max=sizes.deltas_max)
+        folded = (fold or fold_here(root, ids))(plan, context, heart)
+        faults.reach("fold-units-done")
+        record = _record(root, manifest, plan, folded, heart.pin, clock)
+        write_record(root, record)
+    except BaseException:
+        # So that nobody waits for it; if even that fails, the pin ends by its age.
+        _say_failed(root, heart.pin, clock)
+        raise
+    faults.reach("fold-recorded")
+    return record
+
+
+def _say_failed(root: Store, pin: Pin, clock: Clock) -> None:
+    try:
+        beat(root, pin, clock, failed=True)
+    except Exception:
+        _LOG.warning("the pin of materialization %d could not be ended", pin.record_id, exc_info=True)
+
+
+def _record(root: Store, manifest: Manifest, plan: FoldPlan, folded: Folded, pin: Pin, clock: Clock) -> Record:
+    bases = any(True for _ in folded.base) or _replaces_base(manifest, folded.removed)
+    logs, removed_logs = fold_source_logs(root, manifest, pin.writer, everything=plan.mode == "major")
+    removed = tuple(dict.fromkeys((*folded.removed, *plan.dropped)))
+    tables = sum(len(layer.tables) for layer in manifest.layers)
+    return Record(
+        record_id=pin.record_id,
+        job_uid=manifest.job_uid,
+        snapshot_id=manifest.snapshot_id,
+        writer=pin.writer,
+        mode="major" if bases else "minor",
+        started_at_ms=pin.started_at_ms,
+        finished_at_ms=clock.now_ms(),
+        view=view_of(manifest, manifest.snapshot_id),
+        base=folded.base,
+        deltas=folded.deltas,
+        removed=removed,
+        source_logs=logs,
+        removed_source_logs=removed_logs,
+        folds_shards=manifest.shards is not None,
+        ranges=sum(len(unit.cells) for unit in plan.units),
+        read_bytes=folded.read_bytes,
+        written_bytes=folded.written_bytes + sum(f.bytes for f in logs),
+        rows=folded.rows,
+        log_bytes=manifest.log_bytes,
+        shared_tables=tables - len(removed),
+    )
+
+
+def _replaces_base(manifest: Manifest, removed: Iterable[str]) -> bool:
+    gone = set(removed)
+    return any(t.path in gone for t in (manifest.layers[0].tables if manifest.layers else ()))

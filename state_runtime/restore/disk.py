@@ -1,0 +1,138 @@
+"""What local copies take of one host's disk, and what goes first.
+
+    <local dir>/state/<store id>-<job uid>/<operator>/<parallelism>-<shard>/…
+
+A shard that moved to another host leaves a copy behind; so does every earlier parallelism. They are worth keeping (a shard that
+comes back needs only the changelog since), as long as there is room.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from state_runtime.clock import Clock
+from state_runtime.limits import KEY_GROUP_BITS, MAX_PARALLELISM
+from state_runtime.state.table import hash_range_of_shard
+
+__all__ = ["LocalDisk", "remove_outdated", "shard_folders"]
+
+_FOLDER = re.compile(r"([1-9][0-9]{0,4})-(0|[1-9][0-9]{0,4})\Z")
+_MEASURED_FOR_S = 20.0
+_IDLE_S = 600.0
+"""A shard's folder that nothing was written to for so long may belong to a shard that has moved away."""
+
+
+def shard_folders(folder: Path) -> list[tuple[int, int, Path]]:
+    """The shards of an operator that this host has something of: parallelism, shard, folder. Never fails."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        match = _FOLDER.match(name)
+        if match is not None and int(match[2]) < int(match[1]) <= MAX_PARALLELISM:
+            found.append((int(match[1]), int(match[2]), folder / name))
+    return sorted(found, key=lambda f: f[:2])
+
+
+def remove_outdated(folder: Path, parallelism: int, known: str, no_version: str) -> None:
+    """Remove an operator's shards of other parallelisms that no shard of this one can need any more. Never fails.
+
+    Args:
+        folder: the operator's.
+        known: the shards' versions at the newest checkpoint, joined: a shard with a version is restored.
+    """
+    width = len(no_version)
+    if len(known) != parallelism * width:
+        return
+    for other, shard, place in shard_folders(folder):
+        if other == parallelism:
+            continue
+        first, last = (_owner(h, parallelism) for h in hash_range_of_shard(shard, other))
+        if all(known[s * width : (s + 1) * width] != no_version for s in range(first, last + 1)):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _owner(key_hash: int, parallelism: int) -> int:
+    """The shard that owns a hash."""
+    return (key_hash >> (64 - KEY_GROUP_BITS)) * parallelism >> KEY_GROUP_BITS
+
+
+@dataclass
+class LocalDisk:
+    """The copies of one job on this host, measured now and then; one per worker process.
+
+    Attributes:
+        folder: the job's, with a folder per operator.
+    """
+
+    folder: Path
+    clock: Clock
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _measured_at_s: float = float("-inf")
+    _bytes: int = 0
+
+    def has_room(self, bytes_max: int, own: Path) -> bool:
+        """Whether another version may be written. Removes what may be out of use first, the longest unused before others.
+
+        Between two measurements a worker may write a little too much.
+
+        Args:
+            own: the folder of the shard that asks; it stays.
+        """
+        with self._lock:
+            now_s = self.clock.monotonic_s()
+            if now_s - self._measured_at_s > _MEASURED_FOR_S or self._bytes >= bytes_max:
+                self._bytes = _bytes_below(self.folder)
+                self._measured_at_s = now_s
+                self._make_room(bytes_max, own)
+            return self._bytes < bytes_max
+
+    def _make_room(self, bytes_max: int, own: Path) -> None:
+        for place in self._idle(own):
+            if self._bytes < bytes_max:
+                return
+            size = _bytes_below(place)
+            shutil.rmtree(place, ignore_errors=True)
+            self._bytes -= size
+
+    def _idle(self, own: Path) -> Iterator[Path]:
+        found = []
+        try:
+            operators = [entry.path for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return
+        for operator in operators:
+            for _, _, place in shard_folders(Path(operator)):
+                try:
+                    changed_s = max(entry.stat().st_mtime for entry in (place, place / "rocksdb") if entry.exists())
+                except (OSError, ValueError):
+                    continue  # it has just been removed
+                if place != own and self.clock.now_ms() / 1000 - changed_s > _IDLE_S:
+                    found.append((changed_s, place))
+        yield from (place for _, place in sorted(found))
+
+
+def _bytes_below(folder: Path) -> int:
+    """What the files of a folder take; a file with several names counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    waiting = [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+        except OSError:
+            continue  # another task has removed it
+    return sum(seen.values())

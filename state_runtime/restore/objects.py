@@ -1,0 +1,223 @@
+"""Objects of the primary store on this host, fetched once for all its tasks while shards are restored.
+
+    <local dir>/objects/<store id>-<job uid>/
+        <SHA-256 of the path>.obj         the object, complete
+        <SHA-256 of the path>.lock        held by whoever fetches it
+        <SHA-256 of the path>.part-…      being fetched
+
+A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would fetch
+them again. What is fetched is mapped, so it is in no task's private memory. Objects never change, so a file under its final
+name is good for ever; it is removed by whoever visits a shard a minute after its last use, and so is what crashes left.
+
+Everything here is a convenience: where the disk is full, read-only or not ours, the object is read directly.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from state_runtime.clock import Clock
+from state_runtime.errors import CorruptSegment, MissingFile, StoreUnavailable
+from state_runtime.limits import SEGMENT_BYTES_MAX
+from state_runtime.store import Store
+
+__all__ = ["HostObjects", "WantedObject"]
+
+_UNUSED_S = 60.0
+_FETCHES = 4
+"""Objects that one task fetches at a time."""
+
+
+@dataclass(frozen=True)
+class WantedObject:
+    """An object below the job root.
+
+    Attributes:
+        bytes, digest: what it must be; 0 and "" where only its parts are known, which their reader checks.
+        bytes_max: what it may be then.
+    """
+
+    path: str
+    bytes: int = 0
+    digest: str = ""
+    bytes_max: int = SEGMENT_BYTES_MAX
+
+
+class HostObjects:
+    """One task's access to objects of the primary store, shared with the other tasks of the host.
+
+    Attributes:
+        bytes_read: what this task has read from the primary.
+    """
+
+    def __init__(self, root: Callable[[], Store], folder: Path | None, bytes_max: int, clock: Clock) -> None:
+        """Args:
+        root: opens the job root.
+        folder: None reads everything directly.
+        bytes_max: what all objects of the folder may take.
+        """
+        self._root = root
+        self._folder = folder
+        self._bytes_max = bytes_max
+        self._clock = clock
+        self._counting = threading.Lock()
+        self._used: set[Path] = set()
+        self.bytes_read = 0
+
+    def discard(self) -> bool:
+        """Something read was damaged: remove the host's files that it came from, and read everything directly from now on.
+
+        Returns:
+            Whether there were such files: if not, the primary itself is damaged.
+        """
+        used, self._used, self._folder = self._used, set(), None
+        for path in used:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue  # the folder is not ours any more; nothing in it is read again by this task
+        return bool(used)
+
+    def prefetch(self, wanted: Sequence[WantedObject], first: int) -> None:
+        """Fetch several at a time; tasks that begin at different places do not wait for each other.
+
+        Errors are left to `read`, which meets them again.
+        """
+        if self._folder is None or len(wanted) < 2:
+            return
+        start = first % len(wanted)
+        with ThreadPoolExecutor(_FETCHES) as pool:
+            list(pool.map(self._fetched, [*wanted[start:], *wanted[:start]]))
+
+    def read(self, wanted: WantedObject) -> pa.Buffer:
+        """The object, mapped if possible.
+
+        Raises:
+            MissingFile: a manifest names it, and it is not there. CorruptSegment: it is another. StoreUnavailable: try again.
+        """
+        fetched = self._fetched(wanted)
+        if fetched is not None:
+            try:
+                mapped = pa.memory_map(str(fetched)).read_buffer()
+                self._used.add(fetched)
+                return mapped
+            except OSError:
+                pass  # removed or cut meanwhile: read what the store has
+        root = self._root()
+        try:
+            data = root.read(wanted.path, wanted.bytes or wanted.bytes_max)
+        except FileNotFoundError as error:
+            raise MissingFile(
+                f"{wanted.path} is missing in {root.url} although a manifest names it. Restore the file from a copy of "
+                "the job root, or start from an older snapshot"
+            ) from error
+        self._count(len(data))
+        if wanted.digest and (len(data) != wanted.bytes or hashlib.sha256(data).hexdigest() != wanted.digest):
+            raise CorruptSegment(
+                f"{wanted.path} in {root.url} was altered: it has another size or digest than the manifest says. "
+                "Restore the file from a copy of the job root, or start from an older snapshot"
+            )
+        return pa.py_buffer(data)
+
+    def _fetched(self, wanted: WantedObject) -> Path | None:
+        """The object's file, fetched now if need be; None if that cannot be."""
+        if self._folder is None:
+            return None
+        name = hashlib.sha256(wanted.path.encode()).hexdigest()[:32]
+        final = self._folder / f"{name}.obj"
+        try:
+            _make_private(self._folder)
+            if _is_whole(final, wanted):
+                os.utime(final)
+                return final
+            with _locked(self._folder / f"{name}.lock"):
+                if not _is_whole(final, wanted) and not self._fetch(wanted, final):
+                    return None
+            return final
+        except (OSError, StoreUnavailable):
+            # Disk full, read-only, another user's: silent on purpose (invariant 5), the caller reads directly. What the store
+            # itself has to say, it says then.
+            return None
+
+    def _fetch(self, wanted: WantedObject, final: Path) -> bool:
+        taken = sum(entry.stat().st_size for entry in os.scandir(final.parent) if entry.is_file(follow_symlinks=False))
+        if taken + wanted.bytes > self._bytes_max or shutil.disk_usage(final.parent).free < wanted.bytes:
+            return False
+        part = final.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
+        try:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+            self._root().get_file(wanted.path, part)
+            size = part.lstat().st_size
+            self._count(size)
+            if size > (wanted.bytes or wanted.bytes_max) or (wanted.digest and _digest(part) != wanted.digest):
+                return False  # `read` looks once more, and says what is wrong
+            os.replace(part, final)
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
+    def _count(self, size: int) -> None:
+        with self._counting:
+            self.bytes_read += size
+
+    def clean(self) -> None:
+        """Remove what no task has used for a minute. Cheap where there is nothing; never fails.
+
+        A mapped file stays readable for whoever has it.
+        """
+        if self._folder is None:
+            return
+        now_s = self._clock.now_ms() / 1000
+        try:
+            names = os.listdir(self._folder)
+            for name in names:
+                path = self._folder / name
+                if now_s - path.lstat().st_mtime > _UNUSED_S:
+                    path.unlink(missing_ok=True)
+            if not names:
+                self._folder.rmdir()
+        except OSError:
+            return  # it is not there, or another task was quicker
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a private folder of this user")
+
+
+def _is_whole(path: Path, wanted: WantedObject) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and (not wanted.bytes or status.st_size == wanted.bytes)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process at the latest."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,319 @@
+"""Restoring one shard of one operator: which local copies there are, what they lack, and putting it together.
+
+    look     at the versions of this operator on this host, of any parallelism
+    prove    each by the manifest of the snapshot that it claims to be the state of
+    plan     per state and hash range: copy, copy and tail, or primary (restore/plan.py)
+    write    a new local version: the copies' files as hard links, and on top what the primary adds (restore/sources.py)
+
+Nothing of it is needed for the result: whatever fails locally is left out of the plan, and the primary serves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from state_runtime.changelog.versions import StateVersions
+from state_runtime.clock import Clock
+from state_runtime.errors import CorruptData, MissingSnapshot, StillstateError, StoreUnavailable, UnsupportedFormat
+from state_runtime.restore.disk import shard_folders
+from state_runtime.restore.objects import HostObjects, WantedObject
+from state_runtime.restore.plan import LocalCopy, RangePlan, plan_restore, proves
+from state_runtime.restore.shard_files import Bottom, install_shard
+from state_runtime.restore.sources import PrimaryStates
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry
+from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
+from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
+from state_runtime.state.backends import backend_folder, open_backend
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import StateSchema, concat, hash_range_of_shard
+from state_runtime.state.version import OpenVersion
+
+__all__ = ["Restored", "ShardRestore"]
+
+_COPIES_PER_SHARD_MAX = 4
+"""Versions of one shard that are worth a look at their manifest."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore gave.
+
+    Attributes:
+        reader: the state before the epoch.
+        kind: "primary"; "stale" if local copies gave a part of it, with the changelog since or the primary for the rest; "" if
+            there is no state anywhere, which is no restore.
+        version: the local version that holds it now; "" if it could not be written, and is in memory only.
+        local_failed: a copy that should serve did not, or the version could not be written.
+    """
+
+    reader: StateReader
+    kind: str
+    version: str
+    local_failed: bool
+
+
+@dataclass
+class ShardRestore:
+    """The restore of one shard; one use.
+
+    Attributes:
+        store: of the shard; the new version goes there.
+        folder: of the operator, with a folder per shard in it.
+        manifest: of the snapshot to restore; `pending` is newer.
+        manifest_of: of any older snapshot.
+        without: local versions that are known to be unusable.
+        listing: the files of shards that the manifest names, if it does.
+        unproven: the listing is newer than the manifest, which then proves nothing.
+    """
+
+    store: ShardStore
+    folder: Path
+    backend: str
+    manifest: Manifest
+    manifest_of: Callable[[int], Manifest]
+    pending: tuple[SegmentEntry, ...]
+    entry: OperatorEntry
+    schemas: Mapping[str, StateSchema]
+    shard: int
+    parallelism: int
+    objects: HostObjects
+    now_ms: int
+    clock: Clock
+    without: set[str] = field(default_factory=set)
+    listing: ShardListing | None = None
+    unproven: bool = False
+    _rows: int = 0
+    _known: dict[int, Manifest | None] = field(default_factory=dict)
+
+    def run(self, version: str, *, local: bool) -> Restored:
+        """Restore into a new local version.
+
+        Args:
+            version: its id.
+            local: whether local copies may serve.
+
+        Raises:
+            MissingFile, CorruptSegment, CorruptManifest: the primary is damaged, and no local copy has what is missing.
+            StoreUnavailable: try again.
+        """
+        proven = self._proven() if local else {}
+        with self._downloaded(proven) as downloaded:
+            return self._put_together(version, proven, downloaded)
+
+    def _put_together(
+        self, version: str, proven: Mapping[LocalCopy, Path], downloaded: Mapping[LocalCopy, Path]
+    ) -> Restored:
+        failed = False
+        copies = {**proven, **downloaded}
+        while True:
+            plans = self._plan([*copies])
+            self._rows = 0
+            try:
+                reader = self._write(version, plans, copies)
+            except LocalCopyUnusable:
+                failed = bool(proven)
+                used = {r.copy for ranges in plans.values() for r in ranges if r.copy is not None}
+                # Which one it was, the next attempt tells again; a copy that fails is rare, and the primary always serves.
+                copies = {copy: folder for copy, folder in copies.items() if copy not in used}
+                continue
+            except StillstateError:
+                raise  # of the primary; some of them are OSErrors too
+            except (OSError, pa.ArrowException):
+                reader = self._in_memory(version)
+                return Restored(reader, "primary" if self._rows else "", "", True)
+            stale = any(r.copy in proven for ranges in plans.values() for r in ranges)
+            found = self._rows or any(r.copy in downloaded for ranges in plans.values() for r in ranges)
+            return Restored(reader, "stale" if stale else "primary" if found else "", version, failed)
+
+    # --- local copies --------------------------------------------------------------------------------------------
+
+    def _proven(self) -> dict[LocalCopy, Path]:
+        """The copies on this host that overlap the shard and are what they claim to be, with their folders."""
+        low, high = hash_range_of_shard(self.shard, self.parallelism)
+        found: dict[LocalCopy, Path] = {}
+        for parallelism, shard, folder in shard_folders(self.folder):
+            first, last = hash_range_of_shard(shard, parallelism)
+            if first > high or last < low:
+                continue
+            place = backend_folder(self.backend, folder)
+            stored = [v for v in self._store(folder).versions() if v.version not in self.without]
+            for version in stored[:_COPIES_PER_SHARD_MAX]:
+                copy = LocalCopy(parallelism, shard, version.version, version.snapshot_id)
+                if self._is_listed(parallelism, shard, version.version):
+                    # The listing names it, whenever it was written: it is the state of the shard as of the listing.
+                    found[self._listed_copy(parallelism, shard, version.version)] = place
+                    break
+                manifest = self._manifest(version.snapshot_id)
+                if manifest is not None and proves(manifest, self.entry.uid, copy, version.restored_from):
+                    found[copy] = place
+                    break  # older ones of the same shard have a longer tail
+        return found
+
+    def _is_listed(self, parallelism: int, shard: int, version: str) -> bool:
+        if self.listing is None:
+            return False
+        listed = self.listing.by_shard.get((self.entry.uid, shard))
+        return (
+            listed is not None and (listed.parallelism, listed.version) == (parallelism, version) and self._fits(listed)
+        )
+
+    def _fits(self, listed: ShardFiles) -> bool:
+        """Whether listed files can become those of a local version: same backend, same columns."""
+        columns = {state: schema.arrow for state, schema in self.schemas.items()}
+        listing = self.listing
+        return (
+            listing is not None
+            and listed.backend == self.backend
+            and {state: listing.schema(listed, state).arrow for state in listed.columns} == columns
+        )
+
+    def _listed_copy(self, parallelism: int, shard: int, version: str) -> LocalCopy:
+        shards = self.manifest.shards
+        return LocalCopy(parallelism, shard, version, shards.snapshot_id if shards is not None else 0)
+
+    @contextmanager
+    def _downloaded(self, proven: Mapping[LocalCopy, Path]) -> Iterator[Mapping[LocalCopy, Path]]:
+        """Listed files of shards as versions in a scratch folder, where no local copy serves. Hard links outlive it.
+
+        So files of the same backend are taken over as they are: what is uploaded next is what changed since.
+        """
+        missing = self._missing(proven)
+        if self.listing is None or not missing:
+            yield {}
+            return
+        found: dict[LocalCopy, Path] = {}
+        scratch: Path | None = None
+        try:
+            try:
+                _make_private(self.folder)
+                scratch = Path(tempfile.mkdtemp(prefix=".files-", dir=self.folder))
+                wanted = [WantedObject(f.path, f.bytes, f.digest) for s in missing for f in s.files if f.path]
+                self.objects.prefetch(wanted, self.shard)
+                for listed in missing:
+                    folder = scratch / f"{listed.parallelism}-{listed.shard}"
+                    install_shard(self.objects, listed, self._store(folder), backend_folder(self.backend, folder))
+                    copy = self._listed_copy(listed.parallelism, listed.shard, listed.version)
+                    found[copy] = backend_folder(self.backend, folder)
+            except StillstateError:
+                raise  # of the primary; some of them are OSErrors too
+            except (OSError, LocalCopyUnusable):
+                pass  # disk full, read-only: silent on purpose (invariant 5), what is missing is read instead
+            yield found
+        finally:
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def _missing(self, proven: Mapping[LocalCopy, Path]) -> list[ShardFiles]:
+        """The listed shards that no local copy stands for, and whose files can be taken over."""
+        if self.listing is None:
+            return []
+        holes = [(r.low, r.high) for ranges in self._plan([*proven]).values() for r in ranges if r.copy is None]
+        found = {}
+        for low, high in holes:
+            for listed in self.listing.of_operator(self.entry.uid, low, high):
+                if self._fits(listed):
+                    found[listed.shard] = listed
+        if self.backend == "rocksdb" and found:
+            if proven and len(holes) < len(self.schemas):
+                return []  # one database serves already, and two cannot be put into one
+            low, high = hash_range_of_shard(self.shard, self.parallelism)
+            best = max(found.values(), key=lambda s: min(high, s.hash_range[1]) - max(low, s.hash_range[0]))
+            return [best]
+        return [found[shard] for shard in sorted(found)]
+
+    def _store(self, folder: Path) -> ShardStore:
+        return open_backend(self.backend, folder, self.schemas, self.clock)
+
+    def _manifest(self, snapshot_id: int) -> Manifest | None:
+        """The manifest of a snapshot; None if it cannot be had: then it proves nothing."""
+        if snapshot_id == self.manifest.snapshot_id:
+            return self.manifest
+        if not 0 < snapshot_id < self.manifest.snapshot_id:
+            return None
+        if snapshot_id not in self._known:
+            try:
+                manifest = self.manifest_of(snapshot_id)
+                self._known[snapshot_id] = manifest if manifest.job_uid == self.manifest.job_uid else None
+            except (MissingSnapshot, CorruptData, UnsupportedFormat, StoreUnavailable, FileNotFoundError):
+                self._known[snapshot_id] = None  # collected by now, most likely; the primary serves
+        return self._known[snapshot_id]
+
+    # --- putting it together -------------------------------------------------------------------------------------
+
+    def _plan(self, copies: list[LocalCopy]) -> Mapping[str, tuple[RangePlan, ...]]:
+        low, high = hash_range_of_shard(self.shard, self.parallelism)
+        return plan_restore(
+            self.manifest, self.entry, [*self.schemas], low, high, copies, alike=self.backend == "rocksdb"
+        )
+
+    def _primary(self, plans: Mapping[str, tuple[RangePlan, ...]], scratch: Path | None) -> PrimaryStates:
+        versions = {
+            s.name: StateVersions(self.entry, s, self.schemas[s.name])
+            for s in self.entry.states
+            if s.name in self.schemas
+        }
+        hash_range = hash_range_of_shard(self.shard, self.parallelism)
+        bottom = None
+        if self.listing is not None:
+            bottom = Bottom(self.objects, self.listing, self.entry, scratch)
+        primary = PrimaryStates(
+            self.objects, self.manifest, self.pending, self.entry, versions, hash_range, scratch, bottom
+        )
+        since = min((r.since for ranges in plans.values() for r in ranges), default=-1)
+        self.objects.prefetch(primary.wanted(since), self.shard)
+        self.objects.prefetch(primary.direct(since), self.shard)
+        return primary
+
+    def _write(
+        self, version: str, plans: Mapping[str, tuple[RangePlan, ...]], copies: Mapping[LocalCopy, Path]
+    ) -> StateReader:
+        primary = self._primary(plans, self.folder)
+        adopted: dict[LocalCopy, dict[str, list[tuple[int, int]]]] = {}
+        for state, ranges in plans.items():
+            for part in ranges:
+                if part.copy is not None:
+                    adopted.setdefault(part.copy, {}).setdefault(state, []).append((part.low, part.high))
+        return self.store.write_restored(
+            version,
+            {state: self._stream(primary, state, ranges) for state, ranges in plans.items()},
+            self.now_ms,
+            adopted=[
+                Adopted(copies[copy], copy.version, {s: tuple(r) for s, r in ranges.items()})
+                for copy, ranges in adopted.items()
+            ],
+            snapshot_id=self.manifest.snapshot_id,
+            # What is pending is in no manifest, so no manifest proves it.
+            restored_from="" if self.pending or self.unproven else self.manifest.commit_id,
+        )
+
+    def _stream(self, primary: PrimaryStates, state: str, ranges: tuple[RangePlan, ...]) -> Iterator[pa.RecordBatch]:
+        for part in ranges:
+            for batch in primary.read(state, part.low, part.high, part.since):
+                self._rows += batch.num_rows
+                yield batch
+
+    def _in_memory(self, version: str) -> OpenVersion:
+        """The state without a local disk, all of it in memory: the last resort."""
+        plans = self._plan([])
+        primary = self._primary(plans, None)
+        states = {
+            state: concat([b for b in self._stream(primary, state, plans[state]) if b.num_rows], schema.arrow)
+            for state, schema in self.schemas.items()
+        }
+        return OpenVersion.of_batches(version, states, self.schemas, self.now_ms)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of this user")

@@ -1,0 +1,89 @@
+"""Merging sorted sources of one state without holding any of them in memory; pure and vectorised.
+
+A source is an iterator of batches in order of key hash (and entry), as a table's row groups come. The merge takes from all of
+them what lies up to a hash that each has at hand, folds it, and goes on: so a few batches of each source are in memory at a
+time, however large the state is. Of one hash all rows are in one result, so that results can become pieces of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.state.table import HASH_MAX, concat, hashes_of
+
+__all__ = ["WINDOW_ROWS", "merge_sorted", "windows"]
+
+WINDOW_ROWS = 1 << 17
+"""Rows of one source that are looked at together: a few megabytes, and enough for vectorised work."""
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def windows(batch: pa.RecordBatch, rows_max: int = WINDOW_ROWS) -> Batches:
+    """A batch in slices, without a copy."""
+    for start in range(0, batch.num_rows, rows_max):
+        yield batch.slice(start, rows_max)
+
+
+def merge_sorted(
+    newest_first: Sequence[Batches], fold: Callable[[Sequence[pa.RecordBatch]], pa.RecordBatch]
+) -> Batches:
+    """Merge sorted sources.
+
+    Args:
+        newest_first: sources of one state in one hash range.
+        fold: of sorted batches, newest first, the rows that stay, sorted; see `state_runtime.state.table.fold`.
+
+    Yields:
+        Batches in ascending order of hash; no hash is in two of them; none is empty.
+    """
+    cursors = [_Cursor(source) for source in newest_first]
+    while cuts := [cut for cursor in cursors if (cut := cursor.complete_through()) is not None]:
+        parts = [cursor.take_through(min(cuts)) for cursor in cursors]
+        merged = fold([part for part in parts if part is not None and part.num_rows])
+        if merged.num_rows:
+            yield merged
+
+
+class _Cursor:
+    """One source, from where the merge is. Rows of one hash may lie in two of its batches."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._rows: pa.RecordBatch | None = None
+        self._ended = False
+
+    def complete_through(self) -> int | None:
+        """A hash up to which every row is at hand, and there are rows; None at the end."""
+        while True:
+            rows = self._rows
+            if rows is not None and rows.num_rows:
+                if self._ended:
+                    return HASH_MAX
+                hashes = hashes_of(rows)
+                if hashes[0] != hashes[-1]:
+                    # The last hash may go on in the next batch.
+                    return int(hashes[-1]) - 1
+            elif self._ended:
+                return None
+            self._read_on()
+
+    def _read_on(self) -> None:
+        following = next(self._batches, None)
+        if following is None:
+            self._ended = True
+        elif self._rows is None or self._rows.num_rows == 0:
+            self._rows = following
+        else:
+            self._rows = concat([self._rows, following], following.schema)
+
+    def take_through(self, cut: int) -> pa.RecordBatch | None:
+        """The next rows with a hash up to `cut`, which is at most what every cursor has at hand."""
+        if self._rows is None:
+            return None
+        end = int(np.searchsorted(hashes_of(self._rows), np.uint64(cut), side="right"))
+        taken, self._rows = self._rows.slice(0, end), self._rows.slice(end)
+        return taken

@@ -1,0 +1,215 @@
+"""With the changelog off: which files of the backend are the state of each shard; pure.
+
+    {"stillstate": "shard-files", …}        a document as any other (snapshot/document.py), one per checkpoint
+
+A *listing* names for every shard of every operator the version of its local state, in the backend's own words, and where on the
+primary store the version's files lie. Files are immutable and named by their content's digest where it matters: a file that
+two versions share, or that a shard of another parallelism took over, lies on the store once.
+
+Which shards a listing does not name have no state.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import pyarrow as pa
+
+from state_runtime.errors import CorruptData, CorruptManifest, InvalidConfiguration, check
+from state_runtime.limits import SHARD_FILES_BYTES_MAX
+from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
+from state_runtime.snapshot.paths import check_relative_path, check_uid
+from state_runtime.state.table import StateSchema, hash_range_of_shard
+
+__all__ = ["ShardFiles", "ShardListing", "StoredFile", "bottom_is_of_shape", "decode_schema", "encode_schema"]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of a version.
+
+    Attributes:
+        name: that the backend gave it; of the version's own folder.
+        path: object below the job root; empty if `content` is the file.
+        bytes, digest: of the file; SHA-256.
+        content: of a small file all of it, in Base64: an object of its own would cost a request.
+    """
+
+    name: str
+    path: str
+    bytes: int
+    digest: str
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """The state of one shard of one operator.
+
+    Attributes:
+        backend: whose files they are. A shard whose local version could not be written is Arrow, whatever the job's backend is.
+        version: its local version's id.
+        snapshot_id: the checkpoint that the version was written for: its rows have the columns of that time.
+        description: what the backend wrote of the version; opaque here.
+        columns: per state the digest of its Arrow schema, see `ShardListing.schemas`.
+    """
+
+    operator: str
+    shard: int
+    parallelism: int
+    backend: Literal["arrow", "rocksdb"]
+    version: str
+    snapshot_id: int
+    description: str
+    files: tuple[StoredFile, ...]
+    columns: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hash_range(self) -> tuple[int, int]:
+        """Closed."""
+        return hash_range_of_shard(self.shard, self.parallelism)
+
+
+@dataclass(frozen=True)
+class ShardListing:
+    """The files of all shards, as of a checkpoint; also what the driver knows of them between checkpoints.
+
+    Attributes:
+        schemas: serialized Arrow schemas in Base64, by the digest that `ShardFiles.columns` gives.
+    """
+
+    job_uid: str
+    parallelism: int
+    shards: tuple[ShardFiles, ...] = ()
+    schemas: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def by_shard(self) -> Mapping[tuple[str, int], ShardFiles]:
+        return {(s.operator, s.shard): s for s in self.shards}
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files; one that several shards have counts once."""
+        objects = {f.path: f.bytes for s in self.shards for f in s.files if f.path}
+        return sum(objects.values()) + sum(f.bytes for s in self.shards for f in s.files if not f.path)
+
+    @property
+    def oldest_snapshot_id(self) -> int:
+        """Of the oldest version; 0 if there is none."""
+        return min((s.snapshot_id for s in self.shards), default=0)
+
+    def of_operator(self, uid: str, low: int, high: int) -> list[ShardFiles]:
+        """The shards that have something of a closed hash range."""
+        return [s for s in self.shards if s.operator == uid and s.hash_range[0] <= high and s.hash_range[1] >= low]
+
+    def with_shards(self, changed: Iterable[ShardFiles], schemas: Mapping[str, str]) -> ShardListing:
+        """After an epoch.
+
+        Args:
+            changed: of shards that have another version now; the others stay.
+            schemas: what `changed` needs of them.
+        """
+        shards = {**self.by_shard, **{(s.operator, s.shard): s for s in changed}}
+        ordered = tuple(shards[key] for key in sorted(shards))
+        check(all(s.parallelism == self.parallelism for s in ordered), "shards of one listing have one parallelism")
+        return self._of(ordered, {**self.schemas, **schemas})
+
+    def only(self, operators: Iterable[str]) -> ShardListing:
+        """Without the operators that were given up."""
+        kept = set(operators)
+        return self._of(tuple(s for s in self.shards if s.operator in kept), self.schemas)
+
+    def _of(self, shards: tuple[ShardFiles, ...], schemas: Mapping[str, str]) -> ShardListing:
+        used = {digest for s in shards for digest in s.columns.values()}
+        return replace(self, shards=shards, schemas={d: text for d, text in sorted(schemas.items()) if d in used})
+
+    def schema(self, shard: ShardFiles, state: str) -> StateSchema:
+        """The columns of a shard's rows of a state.
+
+        Raises:
+            CorruptManifest: they cannot be read.
+        """
+        return decode_schema(self.schemas[shard.columns[state]], f"operator {shard.operator!r}, state {state!r}")
+
+    def encode(self) -> bytes:
+        """The object's bytes; the bound is checked before anything is written."""
+        body = encode_document("shard-files", self)
+        if len(body) > SHARD_FILES_BYTES_MAX:
+            raise InvalidConfiguration(
+                f"the listing of {len(self.shards):,} shards' files would have {len(body):,} bytes, more than "
+                f"{SHARD_FILES_BYTES_MAX:,}; lower the parallelism, or switch the changelog on"
+            )
+        return body
+
+    @staticmethod
+    def decode(data: bytes, entry: ShardFilesEntry, job_uid: str) -> ShardListing:
+        """Parse and check; every path in the result is a plain relative one. Size and digest were compared before.
+
+        Raises:
+            CorruptManifest, UnsupportedFormat: see `decode_document`. CorruptData: a path that leads elsewhere.
+        """
+        listing = decode_document("shard-files", ShardListing, data, entry.path)
+        if listing.job_uid != job_uid or listing.parallelism != entry.parallelism:
+            raise CorruptManifest(
+                f"{entry.path} lists {listing.parallelism} shards of job {listing.job_uid}, not {entry.parallelism} of "
+                f"{job_uid}: files were swapped"
+            )
+        if len(listing.by_shard) < len(listing.shards):
+            raise CorruptManifest(f"{entry.path} is damaged: it lists a shard twice")
+        for shard in listing.shards:
+            _check_shard(shard, listing, entry)
+        return listing
+
+
+def _check_shard(shard: ShardFiles, listing: ShardListing, entry: ShardFilesEntry) -> None:
+    where = f"{entry.path} is damaged: operator {shard.operator[:80]!r}, shard {shard.shard}"
+    try:
+        check_uid(shard.operator, "operator uid")
+        for file in shard.files:
+            if file.path:
+                check_relative_path(file.path)
+    except (InvalidConfiguration, CorruptData) as error:
+        raise CorruptManifest(f"{where}: {error}") from error
+    if shard.parallelism != listing.parallelism or not 0 <= shard.shard < shard.parallelism:
+        raise CorruptManifest(f"{where} of {shard.parallelism} is none of {listing.parallelism}")
+    if shard.snapshot_id > entry.snapshot_id:
+        raise CorruptManifest(f"{where} is of snapshot {shard.snapshot_id}, after {entry.snapshot_id}")
+    if missing := [state for state, digest in shard.columns.items() if digest not in listing.schemas]:
+        raise CorruptManifest(f"{where}: the columns of state {missing[0]!r} are not there")
+
+
+def encode_schema(schema: StateSchema) -> str:
+    """A schema as text."""
+    return base64.b64encode(schema.arrow.serialize().to_pybytes()).decode()
+
+
+def decode_schema(text: str, where: str) -> StateSchema:
+    """The inverse of `encode_schema`.
+
+    Raises:
+        CorruptManifest: it is none, or not the columns of a state.
+    """
+    try:
+        return StateSchema.of(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True))))
+    except (binascii.Error, ValueError, pa.ArrowException, CorruptData, OSError) as error:
+        raise CorruptManifest(f"{where}: its columns in the listing of files cannot be read: {error}") from error
+
+
+def bottom_is_of_shape(manifest: Manifest, parallelism: int) -> bool:
+    """Whether a snapshot's state is nothing but files of so many shards, so that a run without a changelog goes on from them.
+
+    Segments that are not newer than the files hold no state (only what sources have seen).
+    """
+    entry = manifest.shards
+    return (
+        entry is not None
+        and entry.parallelism == parallelism
+        and not any(layer.tables for layer in manifest.layers)
+        and all(segment.snapshot_id <= entry.snapshot_id for segment in manifest.segments)
+    )

@@ -1,0 +1,82 @@
+"""A job that tells where it ran, and what must come out of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+from pyspark.sql import Row
+
+from state_runtime import JobSettings, ParquetSink, StreamingJob
+from state_runtime.copies import executor_id
+
+from ..spark.jobs import SCHEMA, Steps
+
+SHARDS = 6
+_STEPS = "id long, name string, seen long, total long, previous long, executor string, disk string"
+
+
+class StepsAndPlaces(Steps):
+    """The same rows, with the executor and the disk that the key's state was on."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        executor, disk = executor_id(), os.environ.get("STILLSTATE_LOCAL_DIR", "")
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(**row.asDict(), executor=executor, disk=disk)
+
+
+def places_job(root: Path, **changes: Any) -> StreamingJob:
+    """One stateful operator over numbered input files."""
+    defaults: dict[str, Any] = {
+        "parallelism": SHARDS,
+        "local_dir": str(root / "driver"),
+        "heartbeat_interval_s": 0.5,
+    }
+    job = StreamingJob("places", store=str(root / "store"), settings=JobSettings(**{**defaults, **changes}))
+    (
+        job.read(
+            lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
+        )
+        .key_by("name")
+        .transform_with_state(StepsAndPlaces(), _STEPS, uid="steps")
+        .write(ParquetSink(str(root / "out")), name="steps")
+    )
+    return job
+
+
+def output(root: Path) -> list[dict[str, Any]]:
+    """All published rows."""
+    files = [str(p) for p in sorted((root / "out").glob("*.parquet"))]
+    return pa.dataset.dataset(files).to_table().to_pylist()
+
+
+def expected_steps(root: Path) -> list[tuple[Any, ...]]:
+    """What the job must have made of its input, computed row by row."""
+    rows = [row for file in sorted((root / "in").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    state: dict[Any, tuple[int, int, int | None]] = {}
+    steps = []
+    for row in sorted(rows, key=lambda r: r["id"]):
+        seen, total, last = state.get(row["name"], (0, 0, None))
+        seen, total = seen + 1, total + row["amount"]
+        steps.append((row["id"], row["name"], seen, total, last))
+        state[row["name"]] = (seen, total, row["amount"])
+    return steps
+
+
+def assert_exact(root: Path) -> None:
+    """No row lost, none twice, every state as it should be."""
+    found = [tuple(row[c] for c in ("id", "name", "seen", "total", "previous")) for row in output(root)]
+    assert sorted(found) == expected_steps(root)
+
+
+def places(root: Path, column: str) -> dict[int, dict[Any, str]]:
+    """Per epoch and key the executor or disk that its state was on."""
+    found: dict[int, dict[Any, str]] = {}
+    for row in output(root):
+        found.setdefault(row["epoch"], {})[row["name"]] = row[column]
+    return found

@@ -1,0 +1,130 @@
+"""Shards on real executors: they stay where they are; a lost executor's shards move, come back, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import HOSTS, Driver
+from .jobs import SHARDS, assert_exact, places
+from .standalone import Standalone
+
+# One cluster for all: they stay in one process.
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+PER_HOST = SHARDS // HOSTS
+ALL_HOSTS = f"spark.cores.max={HOSTS}"
+EPOCHS_TO_RECOVER_MAX = 30
+
+
+def restored(numbers: dict[str, Any]) -> dict[str, int]:
+    return {kind: numbers[f"{kind}_restores"] for kind in ("local", "stale", "primary")}
+
+
+def test_a_killed_executor_moves_only_its_own_shards_and_they_come_back(
+    cluster: Standalone, start_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """One of three executors dies by SIGKILL, another one in the middle of an epoch.
+
+    The keys of the others never leave them. Its shards are rebuilt from the primary store elsewhere, and once the host has an
+    executor again, from its old copies and the changelog since.
+    """
+    driver = start_driver(cluster.url, ALL_HOSTS)
+    steady = [driver.epoch() for _ in range(3)]
+    assert [numbers["moved_shards"] for numbers in steady] == [0, 0, 0]
+    assert len(set(map(len, shards_by_disk(tmp_path).values()))) == 1, "each host has as many shards"
+
+    cluster.kill_executor(0)
+    hit = driver.epoch()
+    assert hit["moved_shards"] == PER_HOST
+    assert restored(hit) == {"local": 0, "stale": 0, "primary": PER_HOST}
+    assert hit["restore_ms"] > 0
+    back = hit
+    for _ in range(EPOCHS_TO_RECOVER_MAX):
+        back = driver.epoch()
+        if back["moved_shards"]:
+            break
+    assert back["moved_shards"] == PER_HOST, "as soon as the host has an executor again"
+    assert restored(back) == {"local": 0, "stale": PER_HOST, "primary": 0}
+    recovered = back["epoch"]
+
+    driver.give()
+    cluster.kill_executor(1)
+    driver.take()
+    driver.epoch()
+    driver.stop()
+    assert_exact(tmp_path)
+    assert sum("restored from stale in" in line for line in driver.log()) >= PER_HOST, "where each shard came from"
+
+    disks, executors = places(tmp_path, "disk"), places(tmp_path, "executor")
+    first, lost = owners(disks, range(hit["epoch"])), str(cluster.disk(0))
+    for epoch in range(hit["epoch"], recovered + 1):
+        for key, disk in disks[epoch].items():
+            if first[key] != lost:
+                assert disk == first[key], f"epoch {epoch}: {key} was moved without need"
+                assert executors[epoch][key] == owners(executors, range(hit["epoch"]))[key]
+            else:
+                assert (disk == lost) == (epoch == recovered), f"epoch {epoch}: {key} is on {disk}"
+
+
+def test_after_two_of_three_hosts_and_the_driver_died_every_shard_is_where_it_was(
+    cluster: Standalone, start_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Flink's LocalRecoveryITCase: three hosts with a disk each; two are killed and started again, with a new driver."""
+    driver = start_driver(cluster.url, ALL_HOSTS)
+    last = [driver.epoch() for _ in range(2)][-1]
+    driver.kill()
+    for host in (0, 1):
+        cluster.kill_host(host)
+    for host in (0, 1):
+        cluster.start_host(host)
+    for host in (0, 1):
+        cluster.workers[host].said()
+    driver = start_driver(cluster.url, ALL_HOSTS)
+    first = driver.epoch()
+    driver.stop()
+    assert restored(first) == {"local": SHARDS, "stale": 0, "primary": 0}
+    assert first["restored_bytes"] == 0
+    assert_exact(tmp_path)
+    disks = places(tmp_path, "disk")
+    before = owners(disks, range(last["epoch"] + 1))
+    after = owners(disks, range(last["epoch"] + 1, first["epoch"] + 2))
+    common = before.keys() & after.keys()
+    assert len(common) > SHARDS
+    assert {key: after[key] for key in common} == {key: before[key] for key in common}
+
+
+def test_shards_stay_on_a_local_cluster(
+    start_driver: Callable[..., Driver], own_spark_home: Path, tmp_path: Path
+) -> None:
+    """Two executors, as Spark starts them by itself."""
+    environment = {"SPARK_HOME": str(own_spark_home), "SPARK_SCALA_VERSION": "2.13"}
+    driver = start_driver("local-cluster[2,1,1024]", "spark.cores.max=2", environment=environment)
+    epochs = [driver.epoch() for _ in range(4)]
+    driver.stop()
+    assert [numbers["moved_shards"] for numbers in epochs] == [0] * 4
+    assert [sum(restored(numbers).values()) for numbers in epochs] == [0] * 4
+    executors = owners(places(tmp_path, "executor"), range(epochs[-1]["epoch"] + 1))
+    assert len(set(executors.values())) == 2
+    assert_exact(tmp_path)
+
+
+def owners(found: dict[int, dict[Any, str]], epochs: range) -> dict[Any, str]:
+    """Per key where it was; in these epochs never more than one place."""
+    owner: dict[Any, str] = {}
+    for epoch in epochs:
+        for key, place in found.get(epoch, {}).items():
+            assert owner.setdefault(key, place) == place, f"epoch {epoch}: {key} is on {place}, not on {owner[key]}"
+    return owner
+
+
+def shards_by_disk(root: Path) -> dict[str, list[str]]:
+    """Per host the folders that hold a shard's state."""
+    found: dict[str, list[str]] = {}
+    cluster_folders = Counter(disk for held in places(root, "disk").values() for disk in held.values())
+    for disk in cluster_folders:
+        found[disk] = sorted(str(p) for p in Path(disk).glob(f"state/*/steps/{SHARDS}-*"))
+    return found

@@ -1,0 +1,224 @@
+"""The real driver loop and the real tasks, in one process, without Spark: a plan is a loop over shards.
+
+The operators of a pipeline are a chain: each counts, per key, the rows that the one before it emitted. `plan_epoch`, the
+accumulator and Spark's checkpoint directory are stood in for; everything else is what runs in production.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from model import empty_manifest
+from pyspark.sql import types as T
+
+from state_runtime import driver
+from state_runtime.aggregates import count
+from state_runtime.clock import Clock
+from state_runtime.driver import DriverContext, EpochDriver
+from state_runtime.errors import StillstateError
+from state_runtime.ids import Ids
+from state_runtime.pipeline import CompiledPipeline, Stage
+from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.progress import Progress
+from state_runtime.settings import JobSettings
+from state_runtime.sinks import ParquetSink
+from state_runtime.snapshot import commit
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.manifest import SourcePosition
+from state_runtime.state.keyhash import hash_rows
+from state_runtime.state.table import hash_range_of_shard
+from state_runtime.store import open_store
+from state_runtime.task import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE, StageTask
+
+JOB, SINK = "job", "out"
+KEYS = pa.schema([("k", pa.string())])
+TASK_ATTEMPTS = 3
+Batch = Sequence[str]
+
+
+def operator(number: int) -> AggregateOperator:
+    """The n-th of the chain."""
+    uid = f"counts-{number}"
+    return AggregateOperator(uid, ("k",), "`k` string", KEYS, plan_aggregates({"n": count()}, KEYS, uid), "`n` bigint")
+
+
+def pipeline(operators: int, out: str, options: Mapping[str, Any]) -> CompiledPipeline:
+    """The chain, with a sink on its last operator."""
+    return CompiledPipeline(
+        tuple(
+            Stage(operator(n), (SINK,) if n == operators - 1 else (), T.StructType(), n < operators - 1)
+            for n in range(operators)
+        ),
+        {SINK: ParquetSink(out, storage_options=options)},
+    )
+
+
+def by_shard(keys: Batch, parallelism: int, wake: Sequence[int]) -> list[list[pa.RecordBatch]]:
+    """A stage's input, as Spark would shuffle it; a shard without rows gets no batch."""
+    column = pa.array(keys, pa.string())
+    hashes = hash_rows([column])
+    lows = np.array([hash_range_of_shard(s, parallelism)[0] for s in range(parallelism)], dtype=np.uint64)
+    shards = np.searchsorted(lows, hashes, side="right") - 1
+    order = np.argsort(shards, kind="stable")
+    bounds = np.searchsorted(shards[order], np.arange(parallelism + 1))
+    whole = _rows(column.take(pa.array(order)), hashes[order], shards[order], np.arange(len(keys))[order])
+    found = [[whole.slice(low, high - low)] if high > low else [] for low, high in itertools.pairwise(bounds)]
+    for shard in wake:
+        one = np.array([0], dtype=np.uint64)
+        found[shard].append(_rows(pa.nulls(1, pa.string()), one, np.array([shard]), np.array([WAKE_SEQUENCE])))
+    return found
+
+
+def _rows(keys: pa.Array, hashes: Any, shards: Any, sequence: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "k": keys,
+            HASH_COLUMN: pa.array(hashes.view("int64")),
+            SHARD_COLUMN: pa.array(shards, pa.int32()),
+            SEQUENCE_COLUMN: pa.array(sequence, pa.int64()),
+        }
+    )
+
+
+class Gather:
+    """Stands for Spark's accumulator."""
+
+    def __init__(self, value: list[Any]) -> None:
+        self.value = value
+
+    def add(self, more: list[Any]) -> None:
+        self.value.extend(more)
+
+
+@dataclass
+class InProcess:
+    """Stands for Spark: an "action" runs the tasks of all stages, shard by shard.
+
+    Attributes:
+        repeats: asked per task that succeeded, whether it is run once more, as speculation and lost shuffle files do.
+    """
+
+    repeats: Callable[[], bool] = lambda: False
+
+    @property
+    def session(self) -> Any:
+        context = SimpleNamespace(master="local[1]", accumulator=lambda value, _: Gather(value))
+        return SimpleNamespace(sparkContext=context)
+
+    def plan(
+        self,
+        frame: Any,
+        chain: CompiledPipeline,
+        parallelism: int,
+        *,
+        task: Callable[[Stage, int], StageTask],
+        wake: Mapping[str, Sequence[int]],
+        beginning: frozenset[str],
+        **_: Any,
+    ) -> Any:
+        """In place of `plan_epoch`."""
+
+        def collect() -> None:
+            keys: Batch = frame.keys
+            for number, stage in enumerate(chain.stages):
+                assert stage.operator is not None
+                emitted: list[str] = []
+                for batches in by_shard(keys, parallelism, wake.get(stage.operator.uid, ())):
+                    emitted += self._run(task(stage, number), batches)
+                keys = emitted
+
+        return SimpleNamespace(final=SimpleNamespace(collect=collect), event_time_ms=dict)
+
+    def _run(self, task: StageTask, batches: list[pa.RecordBatch]) -> list[str]:
+        for attempt in range(1, TASK_ATTEMPTS + 1):
+            try:
+                outputs = list(task(batches))
+                if self.repeats():
+                    outputs = list(task(batches))
+                return [key for batch in outputs for key in batch.column("k").to_pylist()]
+            except StillstateError as error:
+                if attempt == TASK_ATTEMPTS:
+                    # As Spark tells it: as text, in an error of its own.
+                    raise RuntimeError(f"Job aborted: {error}") from error
+        raise AssertionError("not reached")
+
+
+class Position:
+    """Stands for Spark's checkpoint directory: batch n is the n-th, and its log of seen files has one line of it."""
+
+    def clock(self, batch_id: int) -> Any:
+        return SimpleNamespace(batch_time_ms=1000 + batch_id)
+
+    def position(self, batch_id: int) -> SourcePosition:
+        return SourcePosition(batch_id, "", f"v1\n{{}}\n{batch_id}", "", "", (0,))
+
+    def new_log_lines(self, before: SourcePosition | None, after: SourcePosition) -> dict[int, list[str]]:
+        first = before.batch_id + 1 if before is not None else 0
+        return {0: [f"file {n}" for n in range(first, after.batch_id + 1)]}
+
+
+class Run:
+    """One run of the job: opened, then driven batch by batch."""
+
+    def __init__(
+        self,
+        store_url: str,
+        options: Mapping[str, Any],
+        out: str,
+        settings: JobSettings,
+        *,
+        operators: int,
+        clock: Clock,
+        ids: Ids,
+        spark: InProcess,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        catalog = Catalog(open_store(store_url, options), JOB)
+        info = commit.open_job_root(catalog.root, JOB, clock=clock, ids=ids)
+        empty = empty_manifest(info.uid, settings.parallelism)
+        self.committer: Committer = commit.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
+        chain = pipeline(operators, out, options if "://" in out else {})
+        context = DriverContext(
+            job_name=JOB,
+            store_url=store_url,
+            storage_options=options,
+            root=catalog.root,
+            local_dir=settings.local_dir,
+            settings=settings,
+            parallelism=settings.parallelism,
+            pipeline=chain,
+            sinks={n: s.spec(JOB, info.uid, n, (f"{store_url}/{JOB}", options)) for n, s in chain.sinks.items()},
+            entries=tuple(o.entry() for o in chain.operators),
+            watermark_policy="min",
+            clock=clock,
+            ids=ids,
+        )
+        self.driver = EpochDriver(context, self.committer, Position(), spark.session, on_progress)  # type: ignore[arg-type]
+
+    def run(self, batches: Sequence[Batch]) -> None:
+        """All batches that the newest snapshot does not have, and the last checkpoint."""
+        spark = SimpleNamespace()
+        self.driver.publish_pending(spark)  # type: ignore[arg-type]
+        source = self.committer.last.source
+        for batch_id in range(source.batch_id + 1 if source is not None else 0, len(batches)):
+            frame = SimpleNamespace(keys=batches[batch_id], sparkSession=spark)
+            self.driver.run_batch(frame, batch_id)  # type: ignore[arg-type]
+        self.driver.finish()
+        self.driver.stop(0.0)
+
+
+@contextmanager
+def without_spark(spark: InProcess) -> Iterator[None]:
+    """Drivers plan on `spark`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "plan_epoch", spark.plan)
+        yield
