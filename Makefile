@@ -39,7 +39,7 @@ demo-check: setup ## The same demo without a person: kills the driver three time
 ##@ Check
 
 .PHONY: test
-test: setup ## All tests but the three kinds below (needs no network and no running service)
+test: setup ## All tests but the three long kinds below (needs no network and no running service)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not cluster and not parity and not kill'
 
 .PHONY: test-parity
@@ -51,7 +51,7 @@ test-kill: setup ## Drivers that are killed at every point and started again (CI
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m kill
 
 .PHONY: test-cluster
-test-cluster: setup ## Tests on Spark clusters of several processes, started on loopback (CI runs them too)
+test-cluster: setup ## Tests on Spark clusters of several processes, started on loopback
 	$(BIN)/python -m pytest -m cluster
 
 .PHONY: test-quick
@@ -93,7 +93,7 @@ bench-engine: setup ## Second table: every kind of state and operator against Sp
 	$(BIN)/python -m benchmarks.engine
 
 .PHONY: bench-checkpoint
-bench-checkpoint: setup ## Third table: what a checkpoint costs, changelog on and off, both backends, and Spark (about 30 minutes)
+bench-checkpoint: setup ## Third table: what a checkpoint costs, changelog on and off, both backends, and Spark (about 45 minutes)
 	$(BIN)/python -m benchmarks.checkpoint
 
 .PHONY: bench-recovery

@@ -97,15 +97,24 @@ def run_pieces(
 
 
 def report_of(name: str, figures: Sequence[Figure], found: Mapping[str, Piece], settings: Mapping[str, Any]) -> Report:
-    """The report over all pieces that there are; its samples are the pieces."""
+    """The report over all pieces that there are; its samples are the pieces, each epoch without its inner numbers."""
     return Report(
         name=name,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         figures=tuple(figures),
         machine=describe_machine(),
         settings={**settings, "pieces": {key: _origin(piece) for key, piece in found.items()}},
-        samples=dict(found),
+        samples={key: _slim(piece) for key, piece in found.items()},
     )
+
+
+def _slim(piece: Piece) -> dict[str, Any]:
+    """A piece as the report keeps it; its own file has everything."""
+    samples = piece.get("samples")
+    if not isinstance(samples, list):
+        return dict(piece)
+    kept = [{k: v for k, v in sample.items() if k not in ("phases_ms", "numbers")} for sample in samples]
+    return {**piece, "samples": kept}
 
 
 def _origin(piece: Piece) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 
 from state_runtime.clock import Clock
@@ -34,6 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 5.0  # how often the store is asked for records of others
 _BACK_OFF_S = (1.0, 300.0)  # after the first failure, and at most; doubled in between
+_NICE = 10
 _LOOKED_AT_MAX = 64  # newest records that are considered; older ones cannot fit any more
 _EMERGENCY_BYTES = 4 * MIB  # of a manifest, about: then the log is folded even where somebody else should do it
 _SEGMENT_BYTES = 260
@@ -138,6 +141,7 @@ class BackgroundMaterializer:
         return "manifest" if len(manifest.segments) * _SEGMENT_BYTES >= _EMERGENCY_BYTES else None
 
     def _run(self, manifest: Manifest, why: str | None) -> None:
+        _give_way()
         try:
             self._polled_s = self._clock.monotonic_s()
             record = adoptable(self._root, manifest, self._clock, refused=self._refused)
@@ -163,6 +167,15 @@ class BackgroundMaterializer:
         first, most = _BACK_OFF_S
         pause = min(first * 2 ** min(self.failures_in_a_row - 1, 30), most)
         self._retry_s = self._clock.monotonic_s() + pause
+
+
+def _give_way() -> None:
+    """Let the epochs' tasks have the processors first. On Linux a thread has a priority of its own; elsewhere nothing is done."""
+    if sys.platform == "linux":
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError:
+            _LOG.debug("the priority of folding could not be lowered", exc_info=True)
 
 
 def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int]) -> Record | None:
