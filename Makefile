@@ -47,7 +47,7 @@ test-parity: setup ## Each operator and processor beside Spark's own, row by row
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m parity
 
 .PHONY: test-kill
-test-kill: setup ## Drivers that are killed at every point and started again (CI runs them too)
+test-kill: setup ## Drivers that are killed at every point and started again
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m kill
 
 .PHONY: test-cluster
