@@ -110,10 +110,10 @@ class Shown:
         self.steps.append((done, total))
 
     def show(self, progress: Progress) -> None:
-        raise NotImplementedError
+        raise AssertionError("no epoch has ended")
 
     def close(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("the run has not ended")
 
 
 def test_a_restore_is_shown_step_by_step_from_this_run_s_heartbeats(flights: JobRoot) -> None:
