@@ -59,9 +59,20 @@ test-quick: setup ## Tests that start no Spark
 	$(BIN)/python -m pytest -m 'not spark and not kill and not cluster'
 
 SOAK ?= 20
+SOAK_SEEDS ?= 20000
 .PHONY: soak
-soak: setup ## The fault suite with SOAK (20) times as many seeds; a failure names the seed that replays it
+soak: setup ## SOAK_SEEDS (20,000) of the system simulation, the fault suite with SOAK (20) times as many; failures name their seed
+	$(BIN)/python -m tests.simulation.soak --seeds $(SOAK_SEEDS)
 	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/test_commit_schedule.py tests/state_runtime/test_driver_schedule.py -m 'not spark and not kill and not cluster'
+
+TARGET ?= roots
+FUZZ_S ?= 300
+.PHONY: fuzz
+fuzz: setup ## Damaged bytes for every reader: SOAK (20) times as many as in `make test`; with the package atheris also FUZZ_S seconds of TARGET, led by coverage
+	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/fuzz
+	@if $(BIN)/python -c 'import atheris' 2>/dev/null; then \
+	  $(BIN)/python -m tests.fuzz.atheris_main $(TARGET) -max_total_time=$(FUZZ_S) -rss_limit_mb=2048 -timeout=30; \
+	else echo "the package atheris is not installed: only hypothesis has run"; fi
 
 .PHONY: lint
 lint: setup ## ruff and its formatter

@@ -250,7 +250,7 @@ def _growth(piece: Piece) -> list[Figure]:
 
 
 def _requests(piece: Piece) -> list[Figure]:
-    # The driver's looks for materializations are listings and come by the clock; nothing else of a checkpoint lists.
+    # Listings are left out: a checkpoint makes one, of the boundary; those for materializations come by the clock.
     few, many = (
         sum(number for kind, number in count["per_checkpoint"].items() if kind != "LIST") for count in piece["counts"]
     )

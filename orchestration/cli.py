@@ -6,23 +6,37 @@ and start quickly: neither Spark nor Dagster is imported for them.
 
 from __future__ import annotations
 
-import functools
-import json
 import sys
-from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import typer
-from rich.console import Console
 
+from orchestration.commands import convert as convert_command
+from orchestration.commands import import_spark as import_command
+from orchestration.commands import maintenance as maintenance_commands
+from orchestration.commands import moving as moving_commands
+from orchestration.commands import reading as reading_commands
+from orchestration.commands.base import (
+    ConfigOption,
+    JobArgument,
+    JsonOption,
+    OptionalJob,
+    catalog_of,
+    console,
+    guarded,
+    job_or_only,
+    print_json,
+    print_table,
+)
+from orchestration.commands.savepoints import register as register_savepoints
+from orchestration.commands.start import ClaimOption, FromOption, FromSnapshotOption
 from orchestration.spec import JobSpec, Spec, load_spec
 from state_runtime.clock import SYSTEM_CLOCK
 from state_runtime.errors import InvalidConfiguration, MissingSnapshot, StillstateError
 
 if TYPE_CHECKING:
-    from state_runtime.snapshot.catalog import Catalog
+    pass
 
 __all__ = ["app", "main"]
 
@@ -54,16 +68,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback with local variables could show storage options
 )
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job in stillstate.yaml.")]
-OptionalJob = Annotated[
-    str | None,
-    typer.Argument(metavar="JOB", help="Name of the job; may be left out if there is only one.", show_default=False),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="The configuration file.", show_default=False),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
 TakeoverOption = Annotated[
     bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
 ]
@@ -73,6 +77,10 @@ DroppedOption = Annotated[
         "--allow-dropped-state",
         help="Start although operators or states of the newest snapshot are gone from the pipeline; theirs is not read again.",
     ),
+]
+DrainedOption = Annotated[
+    bool,
+    typer.Option("--allow-drained", help="Go on although the newest snapshot was drained: its windows have closed."),
 ]
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
@@ -87,49 +95,25 @@ class FoldMode(StrEnum):
     major = "major"
 
 
-def _guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a message on stderr and the exit code of their kind."""
-
-    @functools.wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except StillstateError as error:
-            _fail(error, as_json=bool(kwargs.get("as_json")))
-
-    return guarded
-
-
-def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
-    if as_json:
-        body = {"kind": error.kind, "type": type(error).__name__, "exit_code": error.exit_code, "message": str(error)}
-        print(json.dumps({"error": body}), file=sys.stderr)
-    else:
-        # Not through rich: it would wrap file:line prefixes and read brackets in paths as markup.
-        message = str(error)
-        gap = "\n" if "\n" in message else " "  # lines of file:line: stay where an editor finds them
-        print(f"{type(error).__name__}:{gap}{message}", file=sys.stderr)
-        cause = error.__cause__
-        if error.kind == "user-code" and cause is not None:
-            import traceback
-
-            traceback.print_exception(cause, file=sys.stderr)
-    raise typer.Exit(error.exit_code)
-
-
 @app.command(epilog="Example: stillstate run flights --until-idle")
-@_guarded
+@guarded
 def run(
     job: JobArgument,
     config: ConfigOption = None,
     takeover: TakeoverOption = False,
     until_idle: IdleOption = False,
     allow_dropped_state: DroppedOption = False,
+    allow_drained: DrainedOption = False,
+    place: FromOption = "",
+    claim: ClaimOption = False,
+    from_snapshot: FromSnapshotOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
+    from orchestration.beginning import BeginAt
     from orchestration.runner import progress_view, run_job
 
+    begin = BeginAt(place, claim, from_snapshot)
     spec = load_spec(config)
     job_spec = spec.job(job)
     result = run_job(
@@ -139,6 +123,8 @@ def run(
         takeover=takeover,
         until_idle=until_idle,
         allow_dropped_state=allow_dropped_state,
+        allow_drained=allow_drained,
+        begin=begin,
     )
     summary = {
         "job": job,
@@ -147,36 +133,48 @@ def run(
         "epochs": result.epochs,
     }
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         print(f"{job} {result.state} after {result.epochs} epochs; newest snapshot {result.last_snapshot_id}")
 
 
 @app.command(epilog="Example: stillstate start flights")
-@_guarded
+@guarded
 def start(
     job: JobArgument,
     config: ConfigOption = None,
     takeover: TakeoverOption = False,
     until_idle: IdleOption = False,
     allow_dropped_state: DroppedOption = False,
+    allow_drained: DrainedOption = False,
+    place: FromOption = "",
+    claim: ClaimOption = False,
+    from_snapshot: FromSnapshotOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a job's driver in the background and wait until it runs."""
+    from orchestration.beginning import BeginAt
     from orchestration.launchers import build_launcher
 
+    begin = BeginAt(place, claim, from_snapshot)
     spec = load_spec(config)
     launcher = build_launcher(spec, spec.job(job))
-    launched = launcher.start(takeover=takeover, until_idle=until_idle, allow_dropped_state=allow_dropped_state)
+    launched = launcher.start(
+        takeover=takeover,
+        until_idle=until_idle,
+        allow_dropped_state=allow_dropped_state,
+        allow_drained=allow_drained,
+        begin=begin,
+    )
     if as_json:
-        _print_json(vars(launched))
+        print_json(vars(launched))
     else:
         print(f"{job} is {launched.state}: term {launched.term}, process {launched.pid} on {launched.host}")
         print(f"log: {launched.log}")
 
 
 @app.command(epilog="Example: stillstate stop flights")
-@_guarded
+@guarded
 def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Ask a job's driver to stop after its epoch, and wait until it has. It stays stopped."""
     from orchestration.launchers import build_launcher
@@ -184,13 +182,13 @@ def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = Fa
     spec = load_spec(config)
     stopped = build_launcher(spec, spec.job(job)).stop()
     if as_json:
-        _print_json(vars(stopped))
+        print_json(vars(stopped))
     else:
         print(f"{job}: {stopped.how} (term {stopped.term})")
 
 
 @app.command(epilog="Example: stillstate jobs --json")
-@_guarded
+@guarded
 def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show all jobs: state, term, heartbeat, newest snapshot, speed."""
     from orchestration import views
@@ -198,9 +196,9 @@ def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     spec = load_spec(config)
     rows = [_job_row(spec, job) for job in spec.jobs.values()]
     if as_json:
-        _print_json([row.to_json_dict() for row in rows])
+        print_json([row.to_json_dict() for row in rows])
     else:
-        _print_table(views.jobs_table(rows))
+        print_table(views.jobs_table(rows))
     # A script should not take a store that could not be read for a job that is well.
     failed = next((row for row in rows if row.exit_code), None)
     if failed is not None:
@@ -208,7 +206,7 @@ def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command(epilog="Example: stillstate snapshots flights --limit 5")
-@_guarded
+@guarded
 def snapshots(
     job: OptionalJob = None,
     config: ConfigOption = None,
@@ -218,8 +216,8 @@ def snapshots(
     """List a job's snapshots, newest first."""
     from orchestration import views
 
-    job_spec = _job_or_only(load_spec(config), job)
-    catalog = _catalog(job_spec)
+    job_spec = job_or_only(load_spec(config), job)
+    catalog = catalog_of(job_spec)
     catalog.job_info()
     rows = []
     for snapshot_id in reversed(catalog.snapshot_ids()[-limit:]):
@@ -230,13 +228,13 @@ def snapshots(
         except StillstateError as error:
             rows.append(views.SnapshotRow.broken(snapshot_id, error))
     if as_json:
-        _print_json([row.to_json_dict() for row in rows])
+        print_json([row.to_json_dict() for row in rows])
     else:
-        _print_table(views.snapshots_table(job_spec.name, rows))
+        print_table(views.snapshots_table(job_spec.name, rows))
 
 
 @app.command(epilog="Example: stillstate describe latest --job flights")
-@_guarded
+@guarded
 def describe(
     snapshot: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="A snapshot id, or `latest`.")],
     job: Annotated[
@@ -249,23 +247,23 @@ def describe(
     """Show what a snapshot holds: operators, states, changelog, tables, source position, progress."""
     from orchestration import views
 
-    job_spec = _job_or_only(load_spec(config), job)
-    catalog = _catalog(job_spec)
+    job_spec = job_or_only(load_spec(config), job)
+    catalog = catalog_of(job_spec)
     catalog.job_info()
     snapshot_id = _snapshot_id(snapshot)
     manifest = catalog.latest() if snapshot_id is None else catalog.manifest(snapshot_id)
     if manifest is None:
         raise MissingSnapshot(f"job {job_spec.name!r} has no snapshot yet; the first epoch makes one")
     if as_json:
-        _print_json(views.manifest_json(manifest))
+        print_json(views.manifest_json(manifest))
     else:
-        console = _console()
+        out = console()
         for part in views.manifest_parts(job_spec.name, manifest):
-            console.print(part)
+            out.print(part)
 
 
 @app.command(epilog="Example: stillstate query flights seen --operator legs --key tailnum=N14228")
-@_guarded
+@guarded
 def query(
     job: JobArgument,
     state: Annotated[str, typer.Argument(metavar="STATE", help="Name of the state, as `describe` lists it.")],
@@ -345,19 +343,19 @@ def query(
     )
     found = views.StateRows.of(spec.name, view.manifest.snapshot_id, view.operator.uid, state, rows, limit)
     if as_json:
-        _print_json(found.to_json_dict())
+        print_json(found.to_json_dict())
     elif as_csv:
         print(views.state_csv(found), end="")
         if found.more:
             print(f"only the first {limit} rows; --limit gives more", file=sys.stderr)
     elif found.rows:
-        _print_table(views.state_table(found))
+        print_table(views.state_table(found))
     else:
         print(f"{found.title}: no row{' of this key' if key else ''}{' with these values' if where else ''}")
 
 
 @app.command(epilog="Example: stillstate materialize flights --mode major")
-@_guarded
+@guarded
 def materialize(
     job: JobArgument,
     mode: Annotated[
@@ -384,7 +382,7 @@ def materialize(
     result, log_left = fold_in_new_session(spec, fold_view(job, as_json=as_json), mode=mode.value)
     numbers = fold_numbers(result, log_left)
     if as_json:
-        _print_json({"job": job, **fold_summary(result, numbers)})
+        print_json({"job": job, **fold_summary(result, numbers)})
     elif result.record_id is None:
         print(f"{job}: nothing was folded: {result.reason}")
     else:
@@ -412,7 +410,7 @@ def _job_row(spec: Spec, job: JobSpec) -> Any:
     from orchestration.observe import observe
 
     try:
-        catalog = _catalog(job)
+        catalog = catalog_of(job)
         seen = observe(job, catalog, build_launcher(spec, job), SYSTEM_CLOCK)
         latest = catalog.latest()
     except StillstateError as error:
@@ -420,34 +418,12 @@ def _job_row(spec: Spec, job: JobSpec) -> Any:
     return views.JobRow.of(job.name, seen, latest, SYSTEM_CLOCK.now_ms())
 
 
-def _job_or_only(spec: Spec, name: str | None) -> JobSpec:
-    if name is not None:
-        return spec.job(name)
-    if len(spec.jobs) > 1:
-        raise InvalidConfiguration(f"{spec.file} has several jobs; name one of: {', '.join(sorted(spec.jobs))}")
-    return next(iter(spec.jobs.values()))
-
-
-def _catalog(job: JobSpec) -> Catalog:
-    from state_runtime.snapshot.catalog import Catalog
-    from state_runtime.store import open_store
-
-    return Catalog(open_store(job.store, job.storage_options), job.name)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value))
-
-
-def _print_table(table: Any) -> None:
-    _console().print(table)
-
-
-def _console() -> Console:
-    # Made for each use: tests and pagers replace stdout.
-    console = Console(file=sys.stdout)
-    # A pipe has no width; 80 columns would cut names that a `grep` looks for.
-    return console if console.is_terminal else Console(file=sys.stdout, width=160)
+convert_command.register(app)
+import_command.register(app)
+reading_commands.register(app)
+maintenance_commands.register(app)
+moving_commands.register(app)
+register_savepoints(app)
 
 
 def main() -> None:

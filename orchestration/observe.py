@@ -9,7 +9,7 @@ from orchestration.launchers import Launcher
 from orchestration.spec import JobSpec
 from state_runtime.clock import Clock
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.control import pending_stop
+from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.terms import RunStatus
 
 __all__ = ["Observation", "observe", "progress_marker"]
@@ -30,7 +30,7 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
     process = "unknown" if status is None else launcher.is_alive(status)
     now_ms = clock.now_ms()
     health = decide(status, now_ms, policy, process)
-    if status is not None and health.needs_recovery and pending_stop(catalog.root, status.term) is not None:
+    if status is not None and health.needs_recovery and asked_to_stop(catalog.root, status.term):
         # Looked for only now: it is a listing, and a healthy job is the common case.
         health = decide(status, now_ms, policy, process, stop_requested=True)
     return Observation(status, health)

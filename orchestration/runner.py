@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
+from orchestration.beginning import NEWEST, BeginAt
 from orchestration.entry_point import load_entry_point
 from orchestration.spec import JobSpec, to_context, to_trigger
 from orchestration.text import bytes_text, count_text
@@ -25,11 +28,13 @@ from state_runtime.clock import SYSTEM_CLOCK, Clock
 from state_runtime.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.commit import refuse_if_live
 from state_runtime.store import open_store
 
 if TYPE_CHECKING:
     from state_runtime import StreamingJob
+    from state_runtime.maintenance.copying import CopyProgress
     from state_runtime.run import RunResult
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
     "PlainLines",
     "ProgressView",
     "RestoreWatch",
+    "copy_line",
     "progress_line",
     "progress_view",
     "restore_line",
@@ -55,6 +61,10 @@ class ProgressView(Protocol):
 
     def restoring(self, done: int, total: int) -> None:
         """So many of the shards are brought back; the first epoch goes on when all are."""
+        ...
+
+    def copying(self, progress: CopyProgress) -> None:
+        """What the job begins with is being copied; one more object is there."""
         ...
 
     def show(self, progress: Progress) -> None:
@@ -77,6 +87,12 @@ class LiveLine:
     def restoring(self, done: int, total: int) -> None:
         self._live.update(Text(restore_line(self._job, done, total)))
 
+    def copying(self, progress: CopyProgress) -> None:
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(progress.bytes, 1), completed=min(progress.bytes_done, progress.bytes), width=30)
+        row.add_row(Text(copy_line(self._job, progress)), bar)
+        self._live.update(row)
+
     def show(self, progress: Progress) -> None:
         self._live.update(Text(progress_line(self._job, progress)))
 
@@ -94,10 +110,18 @@ class PlainLines:
         self._shown_s: float | None = None
         self._held: Progress | None = None
         self._skipped = 0
+        self._copied_s: float | None = None
         self._lock = threading.Lock()
 
     def restoring(self, done: int, total: int) -> None:
         self._console.print(Text(restore_line(self._job, done, total)), soft_wrap=True)
+
+    def copying(self, progress: CopyProgress) -> None:
+        now_s = self._clock.monotonic_s()
+        is_last = progress.objects_done == progress.objects
+        if is_last or self._copied_s is None or now_s - self._copied_s >= PLAIN_INTERVAL_S:
+            self._copied_s = now_s
+            self._console.print(Text(copy_line(self._job, progress)), soft_wrap=True)
 
     def show(self, progress: Progress) -> None:
         with self._lock:
@@ -130,6 +154,9 @@ class JsonLines:
     def restoring(self, done: int, total: int) -> None:
         """Not an epoch."""
 
+    def copying(self, progress: CopyProgress) -> None:
+        """Not an epoch."""
+
     def show(self, progress: Progress) -> None:
         print(json.dumps(progress.to_json_dict()), flush=True)
 
@@ -140,6 +167,18 @@ class JsonLines:
 def restore_line(job: str, done: int, total: int) -> str:
     """`flights  restoring  3 of 8 shards`"""
     return f"{job}  restoring  {count_text(done)} of {count_text(total)} shards"
+
+
+def copy_line(job: str, progress: CopyProgress) -> str:
+    """`flights  copying  12 of 40 objects  1.2 of 30.5 MiB`"""
+    return "  ".join(
+        (
+            job,
+            "copying",
+            f"{count_text(progress.objects_done)} of {count_text(progress.objects)} objects",
+            f"{bytes_text(progress.bytes_done)} of {bytes_text(progress.bytes)}",
+        )
+    )
 
 
 class RestoreWatch:
@@ -232,6 +271,8 @@ def run_job(
     takeover: bool = False,
     until_idle: bool = False,
     allow_dropped_state: bool = False,
+    allow_drained: bool = False,
+    begin: BeginAt = NEWEST,
 ) -> RunResult:
     """Run one job until it is stopped, its input ends, or it fails. Blocks.
 
@@ -242,6 +283,7 @@ def run_job(
         spec: the job.
         folder: of the configuration file; entry points are looked for here first.
         view: is told about every epoch, and closed at the end.
+        begin: at which snapshot.
 
     Raises:
         StillstateError: see `state_runtime.errors`; the command line turns it into an exit code.
@@ -252,6 +294,7 @@ def run_job(
         if not takeover:
             # Asked again by the run itself; here it saves a second driver the start of Spark.
             refuse_if_live(catalog, SYSTEM_CLOCK)
+        refuse_if_claimed(catalog.root)
         build = load_entry_point(spec.entry_point, folder)
         # Imported late: the rest of the command line must start quickly, and without Spark installed.
         from state_runtime.session import build_session
@@ -266,8 +309,12 @@ def run_job(
                     trigger=to_trigger(spec, until_idle=until_idle),
                     takeover=takeover,
                     allow_dropped_state=allow_dropped_state,
+                    allow_drained=allow_drained,
                     on_progress=show,
                     stop=stop,
+                    start_from=begin.start_from(spec),
+                    from_snapshot=begin.snapshot_id,
+                    on_copy=view.copying,
                 )
         finally:
             session.stop()

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from state_runtime.limits import GIB, MIB
+from state_runtime.maintenance.retention import DELETED_SHARE_MAX, FAILED_TTL_S
 from state_runtime.settings import JobSettings
 
 __all__ = [
@@ -23,12 +24,16 @@ __all__ = [
     "Placement",
     "ProcessingTime",
     "RecoverySpec",
+    "RetentionSpec",
     "SparkSpec",
     "Strict",
     "Trigger",
     "UploadSpec",
     "is_cron",
 ]
+
+
+_AGE_S_MAX: Final = 100 * 366 * 86_400.0
 
 
 class Strict(BaseModel):
@@ -223,6 +228,32 @@ class RecoverySpec(Strict):
     backoff_s: float = Field(default=10.0, ge=0, le=3600)
 
 
+class RetentionSpec(Strict):
+    """Which snapshots are kept. Rules are OR-ed; see `state_runtime/maintenance/retention.py` for what each means.
+
+    Attributes:
+        retained_checkpoints: what the driver keeps by itself; it gives older ones up that no rule below holds and nobody needs. With
+            `keep_last` that counts instead. 0: the driver gives nothing up.
+        keep_last … keep_tags, max_age_s, max_count: the rules, for the driver and for `stillstate retention plan`.
+        failed_ttl_s: how long savepoints that failed are kept.
+        deleted_share_max: `retention plan` refuses to delete a larger share of the snapshots.
+    """
+
+    retained_checkpoints: int = Field(default=JobSettings.retained_checkpoints, ge=0, le=1_000_000)
+    keep_last: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_within_s: float | None = Field(default=None, gt=0, le=_AGE_S_MAX)
+    keep_hourly: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_daily: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_weekly: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_monthly: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_yearly: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_tags: list[str] = Field(default_factory=list, max_length=100)
+    max_age_s: float | None = Field(default=None, gt=0, le=_AGE_S_MAX)
+    max_count: int | None = Field(default=None, ge=1, le=1_000_000)
+    failed_ttl_s: float = Field(default=FAILED_TTL_S, gt=0, le=_AGE_S_MAX)
+    deleted_share_max: float = Field(default=DELETED_SHARE_MAX, gt=0, le=1)
+
+
 class LauncherSpec(Strict):
     """How a driver process comes to be."""
 
@@ -239,5 +270,6 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "local_recovery": LocalRecoverySpec,
     "materialization": MaterializationSpec,
     "recovery": RecoverySpec,
+    "retention": RetentionSpec,
     "launcher": LauncherSpec,
 }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestration.sections import (
@@ -34,6 +34,7 @@ from orchestration.sections import (
     Placement,
     ProcessingTime,
     RecoverySpec,
+    RetentionSpec,
     SparkSpec,
     Strict,
     Trigger,
@@ -42,7 +43,10 @@ from orchestration.sections import (
 from orchestration.yaml_tree import Key, Located, Problems, Scalar, read_tree
 from state_runtime.errors import InvalidConfiguration, JobNotFound
 from state_runtime.limits import MAX_PARALLELISM
+from state_runtime.maintenance.retention import RetentionPolicy
 from state_runtime.settings import JobSettings
+from state_runtime.snapshot.locate import Place
+from state_runtime.store.options import REDACTED, StoreOptions
 
 if TYPE_CHECKING:
     # It lives beside the pipeline, which imports pyspark; the Dagster code location must load without it.
@@ -58,24 +62,30 @@ __all__ = [
     "MaterializationSpec",
     "ProcessingTime",
     "RecoverySpec",
+    "RetentionSpec",
     "Secrets",
     "SparkSpec",
     "Spec",
+    "StartFromSpec",
     "find_config",
     "identifier",
     "load_spec",
     "to_context",
+    "to_policy",
     "to_settings",
     "to_trigger",
 ]
 
 CONFIG_ENV: Final = "STILLSTATE_CONFIG"
 CONFIG_NAME: Final = "stillstate.yaml"
-REDACTED: Final = "***"
 
-_PATH_KEYS: Final[tuple[tuple[str, ...], ...]] = (("store",), ("local_dir",), ("launcher", "log_dir"))
+_PATH_KEYS: Final[tuple[tuple[str, ...], ...]] = (
+    ("store",),
+    ("local_dir",),
+    ("launcher", "log_dir"),
+    ("start_from", "place"),
+)
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\{[^}]*\}?))")
-_SECRET_CHARS_MIN: Final = 4  # shorter values (a region, "1") would blank out innocent text
 
 
 class Secrets(Mapping[str, Any]):
@@ -103,39 +113,46 @@ class Secrets(Mapping[str, Any]):
         raise TypeError("storage options are not pickled; read the configuration again where they are needed")
 
     def redact(self, text: str) -> str:
-        """`text` without any of the values; for log lines of other programs that we pass on."""
-        for value in sorted(_texts(self._values), key=len, reverse=True):
-            if len(value) >= _SECRET_CHARS_MIN:
-                text = text.replace(value, REDACTED)
-        return text
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for child in value.values():
-            yield from _texts(child)
-    elif isinstance(value, list):
-        for child in value:
-            yield from _texts(child)
-    elif isinstance(value, str):
-        yield value
+        """`text` without any value that may be secret; for log lines of other programs that we pass on."""
+        return StoreOptions("", self._values).redact(text)
 
 
 Owner = Annotated[str, Field(pattern=r"^(team:[A-Za-z0-9_][A-Za-z0-9_ .-]*|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
+_SECRET_MODEL = ConfigDict(
+    strict=True,
+    extra="forbid",
+    frozen=True,
+    hide_input_in_errors=True,
+    allow_inf_nan=False,
+    arbitrary_types_allowed=True,
+)
+
+
+class StartFromSpec(Strict):
+    """What a job without snapshots begins with; a job that has some does not look here.
+
+    Attributes:
+        place: `<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint.
+        mode: NO_CLAIM leaves it as it is; CLAIM takes it over, and removes it after the job's first checkpoint.
+        storage_options: of the place; absent: the job's.
+    """
+
+    model_config = _SECRET_MODEL
+
+    place: str = Field(min_length=1)
+    mode: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
+    storage_options: Annotated[Secrets, BeforeValidator(lambda value: _secrets(value))] | None = Field(
+        default=None, repr=False
+    )
+
+
 class JobSpec(Strict):
     """One job. `name` and the resolved paths are filled in by `load_spec`."""
 
-    model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-        arbitrary_types_allowed=True,
-    )
+    model_config = _SECRET_MODEL
 
     name: str = ""
     entry_point: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
@@ -143,6 +160,9 @@ class JobSpec(Strict):
     storage_options: Annotated[Secrets, BeforeValidator(lambda value: _secrets(value))] = Field(
         default_factory=Secrets, repr=False
     )
+    start_from: StartFromSpec | None = None
+    storage_profile: str = Field(default="", max_length=200)
+    single_writer: bool = False
     parallelism: int = Field(default=0, ge=0, le=MAX_PARALLELISM)
     options: dict[str, Any] = Field(default_factory=dict)
     path_options: list[str] = Field(default_factory=list)
@@ -158,9 +178,20 @@ class JobSpec(Strict):
     placement: Placement = "sticky"
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
+    retention: RetentionSpec = RetentionSpec()
     launcher: LauncherSpec = LauncherSpec()
     description: str = Field(default="", max_length=10_000)
     owners: list[Owner] = Field(default_factory=list, max_length=10)
+
+    @model_validator(mode="after")
+    def _into_options(self) -> JobSpec:
+        # Whoever opens the store needs both, and gets the options only.
+        more: dict[str, Any] = {"profile": self.storage_profile} if self.storage_profile else {}
+        if self.single_writer:
+            more["single_writer"] = True
+        if more:
+            object.__setattr__(self, "storage_options", Secrets({**self.storage_options, **more}))
+        return self
 
     @property
     def identifier(self) -> str:
@@ -274,6 +305,26 @@ def to_settings(spec: JobSpec) -> JobSettings:
         materialize_ratio=materialization.ratio,
         materialize_max_segments=materialization.max_segments,
         materialize_replay_s=materialization.replay_s,
+        retained_checkpoints=spec.retention.retained_checkpoints,
+        retention=to_policy(spec),
+    )
+
+
+def to_policy(spec: JobSpec) -> RetentionPolicy:
+    """The rules by which snapshots are kept; empty if there are none."""
+    given = spec.retention
+    return RetentionPolicy(
+        keep_last=given.keep_last,
+        keep_within_s=given.keep_within_s,
+        keep_hourly=given.keep_hourly,
+        keep_daily=given.keep_daily,
+        keep_weekly=given.keep_weekly,
+        keep_monthly=given.keep_monthly,
+        keep_yearly=given.keep_yearly,
+        keep_tags=tuple(given.keep_tags),
+        max_age_s=given.max_age_s,
+        max_count=given.max_count,
+        failed_ttl_s=given.failed_ttl_s,
     )
 
 
@@ -330,6 +381,10 @@ def _resolve(root: Located, folder: Path, environ: Mapping[str, str], problems: 
         secret = job.get("storage_options")
         if secret is not None:
             job = job.with_child("storage_options", secret.mapped(variables))
+        start = job.get("start_from")
+        secret = start.get("storage_options") if start is not None else None
+        if start is not None and secret is not None:
+            job = job.with_child("start_from", start.with_child("storage_options", secret.mapped(variables)))
         for keys in _PATH_KEYS:
             job = _change_at(job, keys, path)
         resolved[name] = _resolve_path_options(job, path, problems)
@@ -402,6 +457,9 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
         if (problem := _store_problem(job.store)) is not None:
             place = root.find(("jobs", name, "store"))[0]
             problems.add(place.line, place.path, problem)
+        if job.start_from is not None and (problem := _place_problem(job.start_from.place)) is not None:
+            place = root.find(("jobs", name, "start_from", "place"))[0]
+            problems.add(place.line, place.path, problem)
         for keys, message in _contradictions(job):
             place = root.find(("jobs", name, *keys))[0]
             problems.add(place.line, place.path, message)
@@ -464,6 +522,13 @@ def _store_problem(store: str) -> str | None:
     return None
 
 
+def _place_problem(text: str) -> str | None:
+    try:
+        return _store_problem(Place.parse(text).root_url)
+    except InvalidConfiguration as error:
+        return str(error)
+
+
 def _secrets(value: object) -> object:
     if isinstance(value, Secrets):
         return value
@@ -504,6 +569,8 @@ def _unknown_key(loc: tuple[Key, ...]) -> str:
     for part in loc[:-1]:
         if part == "jobs":
             model = JobSpec
+        elif isinstance(part, str) and model is JobSpec and part == "start_from":
+            model = StartFromSpec
         elif isinstance(part, str) and model is JobSpec and part in SECTIONS:
             model = SECTIONS[part]
     known = sorted(set(model.model_fields) - {"name", "file"}) + (["defaults"] if model is Spec else [])

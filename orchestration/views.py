@@ -305,6 +305,11 @@ def _facts(job: str, manifest: Manifest) -> Table:
         ("offsets", "-" if source is None else _offsets(source.offsets)),
         ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),
         ("tables", f"{bytes_text(manifest.table_bytes)} in {len(manifest.layers)} layers"),
+        *(("started from", f"snapshot {o.snapshot_id} of {o.job} ({o.mode})") for o in manifest.origins),
+        *(
+            ("abandoned", f"snapshots {first} to {last}: an older one was gone back to")
+            for first, last in manifest.abandoned
+        ),
     ):
         table.add_row(name, Text(value))
     return table

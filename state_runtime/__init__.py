@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from state_runtime.session import build_session
     from state_runtime.settings import JobSettings
     from state_runtime.sinks import ParquetSink, foreach_epoch
+    from state_runtime.start_from import StartFrom
 
 __all__ = [
     "JobContext",
@@ -27,6 +28,7 @@ __all__ = [
     "ParquetSink",
     "Progress",
     "RunResult",
+    "StartFrom",
     "StreamingJob",
     "TimedState",
     "VectorizedProcessor",
@@ -44,6 +46,7 @@ _HOMES = {
     "ParquetSink": "state_runtime.sinks",
     "Progress": "state_runtime.progress",
     "RunResult": "state_runtime.run",
+    "StartFrom": "state_runtime.start_from",
     "StreamingJob": "state_runtime.job",
     "TimedState": "state_runtime.processors.vectorized",
     "VectorizedProcessor": "state_runtime.processors.vectorized",

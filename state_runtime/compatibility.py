@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from state_runtime.errors import CorruptManifest, InvalidPipeline, check
+from state_runtime.errors import CorruptManifest, InvalidConfiguration, InvalidPipeline, check
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SchemaVersion, StateEntry, StateKind
 from state_runtime.state.ddl import DdlColumn, parse_ddl
 from state_runtime.state.table import widens
 
-__all__ = ["reconcile", "usable_versions"]
+__all__ = ["reconcile", "refuse_drained", "usable_versions"]
 
 _KIND_TEXT: Mapping[StateKind, str] = {
     "value": "a value state",
@@ -31,6 +31,24 @@ _KIND_TEXT: Mapping[StateKind, str] = {
     "rows": "a state of many rows",
 }
 _NEW_UID = "Give the changed operator a new uid, with which it starts empty"
+
+
+def refuse_drained(before: Manifest | None, where: str, *, allow_drained: bool) -> None:
+    """Turn a start away from a snapshot whose job was told that its input had ended, unless it is asked for.
+
+    Its windows have closed early and their output is out; what comes after would open them once more, and output them twice.
+
+    Args:
+        where: the job or the place, for the message.
+
+    Raises:
+        InvalidConfiguration: nothing was written.
+    """
+    if before is not None and before.drained and not allow_drained:
+        raise InvalidConfiguration(
+            f"snapshot {before.snapshot_id} of {where} was drained: all its windows and event-time timers have fired. To go on from "
+            "it nevertheless, start with --allow-drained (allow_drained=True); rows for windows that were open then make new ones"
+        )
 
 
 def reconcile(

@@ -9,6 +9,7 @@
     │   ├── JobNotFound
     │   ├── JobRootMismatch
     │   ├── MissingSnapshot
+    │   ├── SavepointExists
     │   └── MissingJava
     ├── Fenced                     exit 3   another run owns the job: stop, touch nothing
     │   └── JobAlreadyRunning
@@ -48,6 +49,7 @@ __all__ = [
     "MissingJava",
     "MissingSnapshot",
     "OutcomeUnknown",
+    "SavepointExists",
     "StillstateError",
     "StoreNotCapable",
     "StoreRefused",
@@ -102,6 +104,18 @@ class JobRootMismatch(Invalid):
 
 class MissingSnapshot(Invalid):
     """No snapshot with that id; the message names the newest ones that exist."""
+
+
+class SnapshotExpired(MissingSnapshot):
+    """The snapshot was given up: deleted, or by retention. Nothing of it is read."""
+
+
+class SnapshotInUse(Invalid):
+    """The snapshot (or savepoint, or job) is needed by somebody, who is named; nothing was changed."""
+
+
+class SavepointExists(Invalid):
+    """The job has a savepoint of that name."""
 
 
 class MissingJava(Invalid):

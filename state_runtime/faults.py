@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["FOLD_KILL_POINTS", "INTERVAL_KILL_POINTS", "KILL_POINTS", "reach"]
+__all__ = ["FOLD_KILL_POINTS", "INTERVAL_KILL_POINTS", "KILL_POINTS", "SAVEPOINT_KILL_POINTS", "reach"]
 
 KILL_POINTS = (
     "task-started",
@@ -33,6 +33,17 @@ INTERVAL_KILL_POINTS = ("epoch-pending", "pending-flushed", "one-output-publishe
 
 # Of a materialization, in the driver's thread or in a process of its own.
 FOLD_KILL_POINTS = ("fold-claimed", "fold-table-written", "fold-units-done", "fold-recorded")
+
+# Of a savepoint, in the driver or in a process that makes or resumes one; the last only where a job is drained.
+SAVEPOINT_KILL_POINTS = (
+    "savepoint-requested",
+    "savepoint-pinned",
+    "savepoint-begun",
+    "savepoint-object-copied",
+    "savepoint-copied",
+    "savepoint-completed",
+    "drain-epoch",
+)
 
 _passed: dict[str, int] = {}
 

@@ -14,6 +14,7 @@ from state_runtime.aggregates import Aggregate
 from state_runtime.clock import SYSTEM_CLOCK, Clock
 from state_runtime.errors import InvalidPipeline
 from state_runtime.ids import SYSTEM_IDS, Ids
+from state_runtime.maintenance.copying import CopyProgress
 from state_runtime.operators import (
     AggregateStep,
     DeduplicateStep,
@@ -30,12 +31,14 @@ from state_runtime.progress import Progress
 from state_runtime.run import JobRun, RunResult
 from state_runtime.settings import JobSettings
 from state_runtime.sinks import Sink
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import check_job_name, check_uid
+from state_runtime.start_from import Beginning, StartFrom
 from state_runtime.store import open_store
 from state_runtime.streams import JoinedStreams, Source
 from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
 
-__all__ = ["JobContext", "KeyedStream", "RunResult", "Stream", "StreamingJob"]
+__all__ = ["JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
 
 _TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
 
@@ -117,8 +120,12 @@ class StreamingJob:
         trigger: Mapping[str, Any] | None = None,
         takeover: bool = False,
         allow_dropped_state: bool = False,
+        allow_drained: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
+        start_from: StartFrom | None = None,
+        from_snapshot: int | None = None,
+        on_copy: Callable[[CopyProgress], None] | None = None,
     ) -> RunResult:
         """Run until the source ends, someone asks to stop, or an error.
 
@@ -129,17 +136,34 @@ class StreamingJob:
             takeover: fence a run that seems alive, instead of being turned away by it.
             allow_dropped_state: start although operators or states of the newest snapshot are no longer in the pipeline;
                 what they stored is not read again, also not if they come back.
+            allow_drained: go on from a snapshot whose job was told that its input had ended; see docs/operations.md.
             on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that epoch alone.
             stop: set it to stop after the current epoch and a checkpoint.
+            start_from: where a job without a snapshot begins: at one of another job, a savepoint, or a copy of either, in any store.
+                Parallelism, backend, changelog and states may be others than there. A job with snapshots does not look at it.
+            from_snapshot: id of an older snapshot of this job to go back to. Output that was published since then stays, and what
+                comes again has higher epoch numbers.
+            on_copy: called while what `start_from` names is copied.
 
         Raises:
+            SnapshotInUse: the job's root, or what it is to start from, is another job's by now.
             InvalidPipeline, InvalidConfiguration: before anything is written.
             JobAlreadyRunning, Fenced: another run owns the job.
             CorruptManifest, CorruptSegment, MissingFile, UnsupportedFormat: nothing is overwritten.
             UserCodeError, InvalidData: the epoch was not committed; the previous snapshot stands.
             StoreUnavailable, OutcomeUnknown: start again.
         """
-        return JobRun(self, spark, on_progress, stop or threading.Event()).go(trigger, takeover, allow_dropped_state)
+        run = JobRun(self, spark, on_progress, stop or threading.Event())
+        beginning = Beginning(
+            Catalog(self._store, self.name, self._clock),
+            start_from=start_from,
+            from_snapshot=from_snapshot,
+            storage_options=self._storage_options,
+            clock=self._clock,
+            ids=self._ids,
+            on_copy=on_copy,
+        )
+        return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning)
 
     def _extend(self, before: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
         if before is not self._steps and before != self._steps:

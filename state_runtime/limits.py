@@ -14,6 +14,8 @@ MANIFEST_BYTES_MAX = 8 * MIB
 # job.json, terms, boundary, control requests: a few hundred bytes each.
 SMALL_JSON_BYTES_MAX = 256 * KIB
 JSON_DEPTH_MAX = 32
+# A boundary lists the ids of kept snapshots, about 8 bytes each.
+BOUNDARY_BYTES_MAX = 16 * MIB
 
 # The packed segment of one epoch: at most (inline bytes a task) x (tasks). Direct objects are bounded by a task's input.
 SEGMENT_BYTES_MAX = 16 * 1024 * MIB
@@ -47,3 +49,11 @@ PENDING_OBJECTS_MAX = 50_000
 SHARD_FILES_BYTES_MAX = 256 * MIB
 # A file up to this size rides in the listing; Flink's `state.storage.fs.memory-threshold`.
 SMALL_FILE_BYTES_MAX = 20 * KIB
+
+# A savepoint's record is read whenever savepoints are listed; these keep it below SMALL_JSON_BYTES_MAX.
+SAVEPOINT_TAGS_MAX = 64
+SAVEPOINT_NOTE_CHARS_MAX = 4_000
+
+# A plan of a deletion, as a document: about 200 bytes a line. What garbage collection finds beyond is in the next plan.
+PLAN_BYTES_MAX = 512 * MIB
+PLAN_OBJECTS_MAX = 500_000

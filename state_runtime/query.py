@@ -12,13 +12,11 @@ Nothing is locked and nothing is written; a snapshot is immutable, so the job ma
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from state_runtime.changelog.reader import fetch_part, read_index, read_table
@@ -30,6 +28,7 @@ from state_runtime.errors import (
     InvalidData,
     MissingSnapshot,
 )
+from state_runtime.reading.shown import ShownColumns
 from state_runtime.restore.shard_files import Bottom, direct, read_listing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
@@ -38,11 +37,9 @@ from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import (
     CLEAR_MARKER,
     HASH_MAX,
-    Positions,
     StateSchema,
     concat,
     entries_of,
-    first_of_groups,
     hashes_of,
     same_keys,
     slice_hash_range,
@@ -53,8 +50,6 @@ __all__ = ["StateView", "open_state", "query_state"]
 
 # A scan goes from one stored file's lower bound to the next; more steps than this only cost.
 _RANGES_MAX = 1024
-_TIME = pa.timestamp("ms", "UTC")
-_POSITION = DdlColumn("position", "bigint", pa.int64())
 
 
 def query_state(
@@ -121,9 +116,7 @@ def open_state(
 class StateView:
     """One state of one operator as of one snapshot.
 
-    Columns are shown by their own names: keys, then of a map its key, of a list the `position` (from 0), then values, and
-    last `expires` (states with a TTL; null is never) or `due` (timers, windows, buffered rows), as times in UTC. Names that
-    would be there twice get a prefix: `key.`, `entry.` (map keys), `value.`, or `state.` (position, expires, due).
+    Columns are shown as `ShownColumns` says.
     """
 
     root: Store
@@ -152,32 +145,14 @@ class StateView:
         return self.versions.values
 
     @cached_property
-    def _shown(self) -> tuple[tuple[str, DdlColumn], ...]:
-        """All columns in order, each with what tells it from another of its name."""
-        position = [_POSITION] if self.state.kind == "list" else []
-        time = [DdlColumn(self.versions.time, "timestamp", _TIME)] if self.versions.time else []
-        return tuple(
-            (prefix, column)
-            for prefix, columns in (
-                ("key", self.keys),
-                ("entry", self.entries),
-                ("state", position),
-                ("value", self.values),
-                ("state", time),
-            )
-            for column in columns
-        )
+    def shown(self) -> ShownColumns:
+        """The columns as people see them."""
+        return ShownColumns(self.versions, self.state.kind, self.operator.kind)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns, as shown."""
-        names = Counter(column.name for _, column in self._shown)
-        shown = [
-            column.name if names[column.name] == 1 else f"{prefix}.{column.name}" for prefix, column in self._shown
-        ]
-        if len(set(shown)) < len(shown):  # a column's own name begins with such a prefix
-            shown = [f"{prefix}.{column.name}" for prefix, column in self._shown]
-        return tuple(shown)
+        return self.shown.names
 
     def parse_key(self, texts: Sequence[str]) -> dict[str, Any]:
         """A key for `read` from texts `column=value`; a column without `=` is null.
@@ -201,7 +176,7 @@ class StateView:
 
     def parse_where(self, texts: Sequence[str]) -> dict[str, Any]:
         """Conditions for `read` from texts, as `parse_key` reads them, on any column."""
-        return self._parse(texts, "column", self._by_shown_name())
+        return self._parse(texts, "column", self.shown.by_name)
 
     def read(
         self,
@@ -260,7 +235,7 @@ class StateView:
         parts: list[pa.Table] = []
         left = limit
         for batch in batches:
-            part = self._as_shown(batch)
+            part = self.shown.show(batch)
             for position, wanted in conditions:
                 column = part.column(position).combine_chunks()
                 part = part.filter(pa.array(same_keys([column], [_repeat(wanted, len(column))])))
@@ -278,19 +253,6 @@ class StateView:
                     break
         # Every read yields at least one batch, of the stored types where anything is stored.
         return pa.concat_tables([p for p in parts if p.num_rows] or parts[:1])
-
-    def _as_shown(self, batch: pa.RecordBatch) -> pa.Table:
-        """Live rows, whole keys, in the columns that people see."""
-        schema = StateSchema.of(batch.schema)
-        columns = [*schema.keys_of(batch), *schema.entry_columns_of(batch)]
-        values = schema.values_of(batch)
-        times = [schema.times_of(batch).cast(pa.timestamp("ms")).cast(_TIME)] if schema.time else []
-        order: Positions | None = None
-        if self.state.kind == "list":
-            positions, order = _positions(batch, schema)
-            columns.append(positions)
-        table = pa.table([*columns, *values, *times], names=list(self.columns))
-        return table if order is None else table.take(pa.array(order))
 
     def _one(self, wanted: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
         """The rows of one key; newest first, so older files are not read once nothing in them can count."""
@@ -343,7 +305,7 @@ class StateView:
         for segment in reversed(self.manifest.state_segments):
             if segment.snapshot_id < self.versions.since:
                 continue
-            for part in reversed(read_index(self.root, segment, self.manifest.job_uid).parts):
+            for part in reversed(read_index(self.root, segment, self.manifest.job_uids).parts):
                 if (part.kind, part.operator, part.state) == ("state", operator, state):
                     load = partial(fetch_part, self.root, segment.path, part)
                     source = _Source(
@@ -388,9 +350,6 @@ class StateView:
     def _name(self) -> str:
         return f"operator {self.operator.uid!r}, state {self.state.name!r}"
 
-    def _by_shown_name(self) -> dict[str, DdlColumn]:
-        return dict(zip(self.columns, (column for _, column in self._shown), strict=True))
-
     def _check_map(self) -> None:
         if self.state.kind != "map":
             raise InvalidConfiguration(
@@ -419,7 +378,7 @@ class StateView:
     def _conditions(self, where: Mapping[str, Any]) -> list[tuple[int, pa.Array]]:
         """Positions and wanted values."""
         found = []
-        for position, (name, column) in enumerate(self._by_shown_name().items()):
+        for position, (name, column) in enumerate(self.shown.by_name.items()):
             if name in where:
                 if column.is_nested or column.type is None:
                     raise InvalidConfiguration(
@@ -537,18 +496,6 @@ def _only_key(batch: pa.RecordBatch, wanted: Sequence[pa.Array]) -> pa.RecordBat
     """The rows of one key, clear markers included."""
     stored = StateSchema.of(batch.schema).keys_of(batch)
     return batch.filter(pa.array(same_keys(stored, [_repeat(column, batch.num_rows) for column in wanted])))
-
-
-def _positions(batch: pa.RecordBatch, schema: StateSchema) -> tuple[pa.Array, Positions | None]:
-    """The place of each row among those of its key, and the order that brings keys of one hash apart (None: they are)."""
-    order, starts = first_of_groups(hashes_of(batch), schema.keys_of(batch))
-    rows = np.arange(batch.num_rows)
-    positions = rows - np.maximum.accumulate(np.where(starts, rows, 0))
-    if order is not None:
-        unordered = np.empty_like(positions)
-        unordered[order] = positions
-        positions = unordered
-    return pa.array(positions, pa.int64()), order
 
 
 def _repeat(one: pa.Array, count: int) -> pa.Array:

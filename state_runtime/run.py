@@ -18,25 +18,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from state_runtime.changelog.reader import read_source_log
-from state_runtime.clock import Clock
-from state_runtime.compatibility import reconcile
+from state_runtime.compatibility import reconcile, refuse_drained
 from state_runtime.driver import DriverContext, EpochDriver
-from state_runtime.errors import Fenced, InvalidConfiguration, StillstateError
+from state_runtime.errors import Fenced, InvalidConfiguration, InvalidPipeline
 from state_runtime.gathering import typed_error
+from state_runtime.heartbeat import Heartbeat
 from state_runtime.interval import has_intervals
-from state_runtime.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
+from state_runtime.limits import MAX_PARALLELISM
 from state_runtime.operators import IntervalJoinStep
 from state_runtime.pipeline import CompiledPipeline, compile_pipeline
 from state_runtime.progress import Progress
+from state_runtime.savepoints import Savepoints
 from state_runtime.settings import JobSettings
+from state_runtime.shard_access import root_id
 from state_runtime.snapshot.catalog import Catalog, JobInfo
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
-from state_runtime.snapshot.control import pending_stop
+from state_runtime.snapshot.commit import Committer, refuse_if_live
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
-from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.terms import RunState, RunStatus, newest_term, write_status
+from state_runtime.snapshot.terms import RunState
 from state_runtime.source import SparkCheckpoint
+from state_runtime.start_from import Beginning
 from state_runtime.store import Store
 from state_runtime.streams import cleans_up, open_source
 from state_runtime.watermark import Policy
@@ -48,6 +49,7 @@ __all__ = ["JobRun", "RunResult"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 30.0
+_CLAIM_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,14 @@ class JobRun:
         self._catalog = Catalog(job._store, job.name, job._clock)
         self._root: Store = self._catalog.root
 
-    def go(self, trigger: Mapping[str, Any] | None, takeover: bool, allow_dropped_state: bool) -> RunResult:
+    def go(
+        self,
+        trigger: Mapping[str, Any] | None,
+        takeover: bool,
+        allow_dropped_state: bool,
+        allow_drained: bool,
+        beginning: Beginning,
+    ) -> RunResult:
         """See `StreamingJob.run`."""
         job = self._job
         first = job._steps[0] if job._steps else None
@@ -96,10 +105,10 @@ class JobRun:
         pipeline = compile_pipeline(self._spark, source, job._steps, job.settings)
         if not takeover:
             refuse_if_live(self._catalog, self._clock)
-        self._job._store.child(self._job.name).probe()
-        info = open_job_root(self._root, self._job.name, clock=self._clock, ids=self._ids)
-        before = self._catalog.latest()
-        parallelism = self._parallelism(before, info)
+        before = beginning.look()
+        refuse_drained(before, f"job {self._job.name!r}", allow_drained=allow_drained)
+        parallelism = self._parallelism(before, beginning.info)
+        _check_outputs(beginning, pipeline)
         described = [operator.entry() for operator in pipeline.operators]
         fit = partial(
             reconcile,
@@ -109,21 +118,37 @@ class JobRun:
         )
         # Refused before anything is written; then once more on what is really gone on from.
         fit(before, snapshot_id=before.snapshot_id + 1 if before is not None else 1)
-        empty = Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, parallelism)
-        committer = open_run(
-            self._catalog, info, empty, clock=self._clock, ids=self._ids, host=socket.gethostname(), pid=os.getpid()
+        self._root.probe()
+        host, pid = socket.gethostname(), os.getpid()
+        committer = beginning.open(
+            lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, parallelism), host=host, pid=pid
         )
-        entries = fit(committer.last if before is not None else None, snapshot_id=committer.last.snapshot_id + 1)
-        heartbeat = _Heartbeat(self._root, committer, self._job.settings.heartbeat_interval_s, self._clock, self._stop)
+        info = committer.info
+        # Another start may have been first: then there is something to go on from that was not there before.
+        began_empty = before is None and committer.last.snapshot_id == 1
+        entries = fit(None if began_empty else committer.last, snapshot_id=committer.last.snapshot_id + 1)
+        ending = beginning.ending(info, f"{host}:{pid}")
+        if ending is not None:
+            self._on_progress = ending.watching(self._on_progress, committer)
+        savepoints = Savepoints(self._root, info, committer.term.term, clock=self._clock, ids=self._ids)
+        heartbeat = Heartbeat(
+            self._root, committer, self._job.settings.heartbeat_interval_s, self._clock, self._stop, savepoints
+        )
         local_dir = _local_dir(self._job.settings)
-        checkpoint = SparkCheckpoint(local_dir / "spark" / f"{self._job.name}-{info.uid[:8]}-{committer.term.term}")
+        # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
+        checkpoint = SparkCheckpoint(
+            local_dir / "spark" / f"{self._job.name}-{root_id(self._root.url)}-{committer.term.term}"
+        )
         heartbeat.start()
+        savepoints.start()
         state: RunState = "failed"
         message = ""
         try:
-            driver = self._driver(pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir))
+            driver = self._driver(
+                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints
+            )
             heartbeat.watch(driver)
-            result = self._stream(source.frame, driver, checkpoint, committer, trigger, heartbeat)
+            result = self._stream(source.frame, driver, checkpoint, committer, trigger, heartbeat, savepoints)
             state = result.state
             return result
         except Fenced as error:
@@ -138,11 +163,14 @@ class JobRun:
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise
         finally:
+            savepoints.close(message or state)
             heartbeat.finish(state, message)
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
+            if ending is not None:
+                ending.close(_CLAIM_TIMEOUT_S)
 
-    def _parallelism(self, before: Manifest | None, info: JobInfo) -> int:
-        if info.max_parallelism != MAX_PARALLELISM:
+    def _parallelism(self, before: Manifest | None, info: JobInfo | None) -> int:
+        if info is not None and info.max_parallelism != MAX_PARALLELISM:
             raise InvalidConfiguration(
                 f"job {info.name!r} was created with max_parallelism {info.max_parallelism}, and this version has {MAX_PARALLELISM}: "
                 "keys would belong to other shards. Start it with the version that created it; nothing was changed"
@@ -168,6 +196,7 @@ class JobRun:
         checkpoint: SparkCheckpoint,
         parallelism: int,
         local_dir: str,
+        savepoints: Savepoints,
     ) -> EpochDriver:
         job = self._job
         options = job._storage_options
@@ -188,7 +217,7 @@ class JobRun:
             clock=self._clock,
             ids=self._ids,
         )
-        return EpochDriver(context, committer, checkpoint, self._spark, self._on_progress)
+        return EpochDriver(context, committer, checkpoint, self._spark, self._on_progress, savepoints)
 
     def _stream(
         self,
@@ -197,7 +226,8 @@ class JobRun:
         checkpoint: SparkCheckpoint,
         committer: Committer,
         trigger: Mapping[str, Any] | None,
-        heartbeat: _Heartbeat,
+        heartbeat: Heartbeat,
+        savepoints: Savepoints,
     ) -> RunResult:
         driver.publish_pending(self._spark)
         # Scratch of runs that were killed; they are fenced by now.
@@ -218,137 +248,67 @@ class JobRun:
         stopped = False
         try:
             while not query.awaitTermination(0.1):  # type: ignore[arg-type]
-                if self._stop.is_set() or heartbeat.fenced is not None:
+                driver.savepoint_if_asked()
+                if self._stop.is_set() or heartbeat.fenced is not None or driver.is_ending:
                     stopped = True
                     with driver.lock:
-                        driver.stop(0.0)
+                        driver.stop()
                     query.stop()
                     break
                 if driver.is_due() and _is_idle(query):
                     driver.run_without_batch(empty)
                 driver.checkpoint_if_due()
+            stopped = stopped or driver.is_ending
             while not stopped and driver.is_due() and not self._stop.is_set():
                 # The source has ended; what its last rows made due still happens.
                 driver.run_without_batch(empty)
             if heartbeat.fenced is None:
+                if savepoints.is_drain_asked and not self._stop.is_set():
+                    stopped = True
+                    with driver.lock:
+                        driver.stop()
+                    driver.drain(empty)
                 driver.finish()
+                self._wait_for_savepoints(driver, heartbeat, savepoints)
         except Exception as error:
             raise driver.failure or typed_error(error) from error
         finally:
             if query.isActive:
                 query.stop()
             with driver.lock:
-                driver.stop(_STOP_TIMEOUT_S)
+                driver.stop()
+            driver.close(_STOP_TIMEOUT_S)
         if driver.failure is not None:
             raise driver.failure
         if heartbeat.fenced is not None:
             raise Fenced(heartbeat.fenced)
         return RunResult("stopped" if stopped else "finished", committer.last.snapshot_id, driver.epochs)
 
+    def _wait_for_savepoints(self, driver: EpochDriver, heartbeat: Heartbeat, savepoints: Savepoints) -> None:
+        """The run ends after the copies. One that was to stop after a savepoint waits for it until somebody stops it; any other for
+        half a minute: what is left then is gone on with by the next run, or by `stillstate savepoint --resume`."""
+        begun_s, is_waiting = self._clock.monotonic_s(), driver.is_ending and not self._stop.is_set()
 
-class _Heartbeat:
-    """Says that the run lives, and looks for requests and for whoever fenced it; in a thread of its own.
+        def is_enough() -> bool:
+            if heartbeat.fenced is not None or (is_waiting and self._stop.is_set()):
+                return True
+            return not is_waiting and self._clock.monotonic_s() - begun_s > _STOP_TIMEOUT_S
 
-    A store that fails is logged and asked again: a heartbeat never ends a run by itself. Only its owner writes the file.
+        savepoints.wait(is_enough)
+
+
+def _check_outputs(beginning: Beginning, pipeline: CompiledPipeline) -> None:
+    """Whoever claims a job publishes what that one staged and may not have published.
+
+    Raises:
+        InvalidPipeline: a sink of it is missing; nothing was claimed.
     """
-
-    def __init__(
-        self, root: Store, committer: Committer, interval_s: float, clock: Clock, stop: threading.Event
-    ) -> None:
-        self._root = root
-        self._committer = committer
-        self._interval_s = interval_s
-        self._clock = clock
-        self._stop = stop
-        self._ended = threading.Event()
-        self._state: RunState = "starting"
-        self._driver: EpochDriver | None = None
-        self._thread = threading.Thread(target=self._loop, name="stillstate-heartbeat", daemon=True)
-        self.fenced: str | None = None
-
-    def start(self) -> None:
-        """Write the first heartbeat (it must succeed: the store is known to work) and begin."""
-        self._write("")
-        self._thread.start()
-
-    def watch(self, driver: EpochDriver) -> None:
-        """Report this driver's progress from now on."""
-        self._driver = driver
-
-    def running(self) -> None:
-        """The stream has started."""
-        self._state = "running"
-        self._beat()
-
-    def finish(self, state: RunState, message: str) -> None:
-        """The last heartbeat, saying how the run ended."""
-        self._ended.set()
-        self._thread.join()
-        self._state = state
-        try:
-            self._write(message)
-        except StillstateError:
-            _LOG.exception("the last heartbeat of term %d could not be written", self._committer.term.term)
-
-    def _loop(self) -> None:
-        while not self._ended.wait(self._interval_s):
-            self._beat()
-
-    def _beat(self) -> None:
-        try:
-            self._write("")
-            term = self._committer.term.term
-            request = pending_stop(self._root, term)
-            if request is not None and not self._stop.is_set():
-                _LOG.info("stop requested (%s)", request.request_id)
-                self._stop.set()
-            # An idle run would only learn at its next commit that it is fenced.
-            if self.fenced is None:
-                self.fenced = self._fencing_snapshot(term)
-        except (StillstateError, FileNotFoundError):
-            _LOG.warning("heartbeat of term %d failed; trying again", self._committer.term.term, exc_info=True)
-
-    def look_for_fencing(self) -> str | None:
-        """Who took over, if someone did; None also if the store does not answer."""
-        try:
-            return self._fencing_snapshot(self._committer.term.term)
-        except (StillstateError, FileNotFoundError):
-            _LOG.warning("could not look for a newer run", exc_info=True)
-            return None
-
-    def _fencing_snapshot(self, term: int) -> str | None:
-        if newest_term(self._root) <= term:
-            return None
-        next_id = self._committer.last.snapshot_id + 1
-        if not self._root.exists(manifest_path(next_id)):
-            return None
-        newest = Manifest.decode(self._root.read(manifest_path(next_id), MANIFEST_BYTES_MAX), manifest_path(next_id))
-        if newest.term <= term:
-            return None  # our own commit, just made
-        return f"term {newest.term} took over from term {term} with snapshot {next_id}; this run stops and publishes nothing"
-
-    def _write(self, message: str) -> None:
-        last, term = self._committer.last, self._committer.term
-        restored, restoring = self._driver.restoring() if self._driver is not None else (0, 0)
-        write_status(
-            self._root,
-            RunStatus(
-                term=term.term,
-                run_uid=term.run_uid,
-                state=self._state,
-                at_ms=self._clock.now_ms(),
-                started_at_ms=term.started_at_ms,
-                heartbeat_interval_s=self._interval_s,
-                pid=term.pid,
-                host=term.host,
-                snapshot_id=last.snapshot_id,
-                batch_id=last.source.batch_id if last.source is not None else -1,
-                message=message,
-                progress=self._driver.progress if self._driver is not None else None,
-                restored=restored,
-                restoring=restoring,
-            ),
-        )
+    for output in beginning.to_publish:
+        if output.files and output.sink not in pipeline.sinks:
+            raise InvalidPipeline(
+                f"the job that is claimed has output of sink {output.sink!r} that may be unpublished, and the pipeline has no such "
+                "sink. Give it one with the same folder, or start the old job once more, which publishes it. Nothing was changed"
+            )
 
 
 def _is_idle(query: StreamingQuery) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from state_runtime.errors import InvalidConfiguration
 from state_runtime.limits import GIB, KIB, MAX_PARALLELISM, MIB
+from state_runtime.maintenance.retention import RetentionPolicy
 
 __all__ = ["JobSettings"]
 
@@ -49,6 +50,9 @@ class JobSettings:
         materialize_replay_s: fold the log when a restart would need about so long to replay it.
         local_recovery: whether shards may be restored from copies on the host's disk.
         local_bytes_max: what local copies of one job may take of one host's disk.
+        retained_checkpoints: so many newest checkpoints are kept; the driver gives older ones up, in the background, that nobody needs.
+            `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
+        retention: rules that keep more than these.
         placement: "sticky" keeps a shard on the executor that has its copy, as long as that lives.
     """
 
@@ -76,6 +80,8 @@ class JobSettings:
     local_recovery: bool = True
     local_bytes_max: int = 64 * GIB
     placement: Literal["sticky", "off"] = "sticky"
+    retained_checkpoints: int = 100
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
 
     def __post_init__(self) -> None:
         choices = {
@@ -107,6 +113,7 @@ class JobSettings:
             "materialize_interval_s": (0.1, 31 * 86_400),
             "materialize_replay_s": (0.1, 86_400),
             "local_bytes_max": (0, 1 << 60),
+            "retained_checkpoints": (0, 1_000_000),
         }
         known = {f.name for f in fields(self)}
         for name, (low, high) in bounds.items():

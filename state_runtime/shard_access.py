@@ -32,7 +32,7 @@ from state_runtime.state.table import hash_range_of_shard
 from state_runtime.state.version import OpenVersion
 from state_runtime.store import Store, shared_store
 
-__all__ = ["NO_VERSION", "RestoreNumbers", "ShardAccess", "TaskJob", "local_folder"]
+__all__ = ["NO_VERSION", "RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id"]
 
 NO_VERSION = "-" * 16
 """Stands for "no local version" where a version id is expected."""
@@ -48,6 +48,8 @@ class TaskJob:
         base_snapshot_id: the newest committed one.
         pending: segments of the epochs since, in order: what no manifest names yet.
         shards: with the changelog off the listing of files after the epochs since, if it was written: what no manifest names yet.
+        root_id: of the job root, see there; empty is that of the store's URL and the job's name.
+        base_commit_id: of the newest committed snapshot: tells it from any other of its id.
         has_pending: whether the driver holds changes of such epochs that are in no segment: only local versions have them. Of which
             shards, each `StageTask` says.
     """
@@ -67,6 +69,8 @@ class TaskJob:
     pending: tuple[SegmentEntry, ...] = ()
     has_pending: bool = False
     shards: ShardFilesEntry | None = None
+    root_id: str = ""
+    base_commit_id: str = ""
 
     def __repr__(self) -> str:
         return f"TaskJob({self.name!r}, term={self.term}, snapshot_id={self.snapshot_id})"
@@ -76,14 +80,19 @@ class TaskJob:
         return shared_store(self.store_url, self.storage_options).child(self.name)
 
 
+def root_id(url: str) -> str:
+    """What tells a job root from its copies on this host, which have its uid: a digest of where it lies."""
+    return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+
+
 def local_folder(job: TaskJob, what: str) -> Path:
     """Where this host keeps a kind of files of the job: "state" or "objects".
 
-    Hosts may have other disks than the driver: the executor's environment decides. The store is in the name, so that jobs of one
-    name in two stores, or a copied job root, never meet.
+    Hosts may have other disks than the driver: the executor's environment decides. The place of the job root is in the name, so
+    that a root and its copies never meet, in two stores or in one.
     """
-    store_id = hashlib.sha256(job.store_url.rstrip("/").encode()).hexdigest()[:16]
-    return Path(os.environ.get("STILLSTATE_LOCAL_DIR") or job.local_dir) / what / f"{store_id}-{job.uid}"
+    place = job.root_id or root_id(f"{job.store_url.rstrip('/')}/{job.name}")
+    return Path(os.environ.get("STILLSTATE_LOCAL_DIR") or job.local_dir) / what / f"{place}-{job.uid}"
 
 
 @dataclass(frozen=True)
@@ -274,7 +283,8 @@ class ShardAccess:
     def _manifest(self, objects: HostObjects, snapshot_id: int) -> Manifest:
         """A snapshot's manifest, which all shards of the host need."""
         path = manifest_path(snapshot_id)
-        return Manifest.decode(objects.read(WantedObject(path, bytes_max=MANIFEST_BYTES_MAX)).to_pybytes(), path)
+        wanted = WantedObject(path, bytes_max=MANIFEST_BYTES_MAX, of=self._job.base_commit_id)
+        return Manifest.decode(objects.read(wanted).to_pybytes(), path)
 
     def write(
         self,

@@ -19,6 +19,7 @@ from state_runtime.errors import InvalidConfiguration, MissingFile, UserCodeErro
 from state_runtime.limits import MIB
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+from state_runtime.snapshot.paths import OUTPUTS_DIR
 from state_runtime.store import Created, Store, open_store, shared_store
 
 if TYPE_CHECKING:
@@ -194,7 +195,8 @@ class ParquetSink(Sink):
                     "exists; the output folder was changed by someone else. Restore the file, or start from an older snapshot"
                 ) from error
             faults.reach("one-file-published")
-        owner = spec.staging_prefix.rsplit("/", 1)[-1]
+        # By whom it was staged: after a claim or a rename that is another than who publishes it, and may have begun to.
+        owner = output.files[0].staged.rsplit("/", 3)[-3]
         entry = encode_document("sink-commit", _SinkCommit(owner, spec.name, output.epoch, output.files))
         path = f"_stillstate/commits/{owner}/{output.epoch:020d}.json"
         if store.create(path, entry) is Created.LOST:
@@ -217,7 +219,7 @@ class ForeachEpoch(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """Staged below the job root: what a repetition delivers must be what the first call got."""
-        return SinkSpec(name, root[0], root[1], f"outputs/{name}")
+        return SinkSpec(name, root[0], root[1], f"{OUTPUTS_DIR}/{name}")
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Call the function.

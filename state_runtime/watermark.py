@@ -22,6 +22,7 @@ from state_runtime.snapshot.manifest import TimeEntry
 
 __all__ = [
     "DELAY_METADATA",
+    "END_OF_TIME_MS",
     "Policy",
     "WatermarkColumn",
     "advance",
@@ -32,6 +33,9 @@ __all__ = [
 
 DELAY_METADATA = "spark.watermarkDelayMs"
 """Metadata of a column that carries event time: the allowed delay."""
+
+END_OF_TIME_MS = 253_402_300_799_999
+"""The watermark after all input: the end of the year 9999, the last time that Python, Spark and Arrow all can tell."""
 
 Policy = Literal["min", "max"]
 

@@ -1,11 +1,13 @@
-"""An S3 protocol server inside the test process that writes down every request."""
+"""An S3 protocol server inside the test process that writes down every request, and answers some of them badly."""
 
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,18 +19,72 @@ from werkzeug.serving import make_server
 SECRET = "a-secret-that-must-not-travel"
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with one request, seen from the client.
+
+    Attributes:
+        how: a status with its S3 code ("503 SlowDown"), "reset", "hang", "cut" (half of the body and then a reset), or "unconditional" (the
+            condition of a write is passed over).
+        stored: whether the request had its effect before.
+        message: in the answer's body.
+    """
+
+    how: str
+    stored: bool = False
+    message: str = "injected"
+
+    def answer(
+        self, inner: Any, environ: dict[str, Any], start_response: Any, released: threading.Event
+    ) -> Iterable[bytes]:
+        if self.how == "unconditional":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            return list(inner(environ, start_response))
+        taken: list[Any] = []
+        body = b""
+        if self.stored or self.how == "cut":
+            body = b"".join(inner(environ, lambda *answer: taken.append(answer)))
+        else:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if self.how == "cut":
+            start_response(*taken[0][:2])
+            return _then_reset(body[: len(body) // 2], environ)
+        if self.how == "hang":
+            released.wait(60)
+        if self.how in ("hang", "reset"):
+            return _then_reset(b"", environ)
+        status, _, code = self.how.partition(" ")
+        text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{self.message}</Message></Error>".encode()
+        start_response(f"{status} {code}", [("Content-Type", "application/xml"), ("Content-Length", str(len(text)))])
+        return [text]
+
+
+def _then_reset(body: bytes, environ: dict[str, Any]) -> Iterator[bytes]:
+    if body:
+        yield body
+    connection: socket.socket = environ["werkzeug.socket"]
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.shutdown(socket.SHUT_RDWR)
+    raise ConnectionResetError("injected")
+
+
 @dataclass
 class CountingServer:
     """Serves while it is entered; `requests` holds (method, path below the bucket) in order. `interrupt` is called
-    before and after the effect of each, with the client still waiting for its answer."""
+    before and after the effect of each, with the client still waiting for its answer; `fault` says what goes wrong with a request.
+    Without `conditions_known` a conditional write is answered with 501."""
 
     bucket: str = "lake"
     requests: list[tuple[str, str]] = field(default_factory=list)
     interrupt: Callable[[str, str, str], None] = lambda when, method, path: None
+    fault: Callable[[str, str], Fault | None] = lambda method, path: None
+    conditions_known: bool = True
+    released: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> CountingServer:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         inner = DomainDispatcherApplication(create_backend_app)
+        self.released.clear()
 
         def noting(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "").lstrip("/").removeprefix(self.bucket).lstrip("/")
@@ -39,6 +95,11 @@ class CountingServer:
                 self.requests.append((environ["REQUEST_METHOD"], path))
             noted = self.requests[-1]
             self.interrupt("before", *noted)
+            fault = self.fault(*noted)
+            if not self.conditions_known and "HTTP_IF_NONE_MATCH" in environ:
+                fault = Fault("501 NotImplemented")
+            if fault is not None:
+                return fault.answer(inner, environ, start_response, self.released)
             body = list(inner(environ, start_response))
             self.interrupt("after", *noted)
             return body
@@ -46,7 +107,7 @@ class CountingServer:
         self._server = make_server("127.0.0.1", 0, noting, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self.endpoint = endpoint = f"http://127.0.0.1:{self._server.server_port}"
         credentials = {"aws_access_key_id": "key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=endpoint, **credentials).create_bucket(Bucket=self.bucket)
         self.options = {
@@ -58,6 +119,7 @@ class CountingServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.released.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -21,6 +21,7 @@ from typing import IO, Final
 
 import psutil
 
+from orchestration.beginning import NEWEST, BeginAt
 from orchestration.health import Liveness
 from orchestration.launchers.port import Launched, LaunchFailed, Stopped, StopTimedOut
 from orchestration.spec import CONFIG_ENV, JobSpec
@@ -76,7 +77,15 @@ class LocalLauncher:
         self._store = open_store(job.store, job.storage_options)
         self._catalog = Catalog(self._store, job.name, clock)
 
-    def start(self, *, takeover: bool = False, until_idle: bool = False, allow_dropped_state: bool = False) -> Launched:
+    def start(
+        self,
+        *,
+        takeover: bool = False,
+        until_idle: bool = False,
+        allow_dropped_state: bool = False,
+        allow_drained: bool = False,
+        begin: BeginAt = NEWEST,
+    ) -> Launched:
         before = self._catalog.status()
         if before is not None and not takeover:
             self._refuse_if_live(before)
@@ -92,6 +101,8 @@ class LocalLauncher:
                     *(["--takeover"] if takeover else []),
                     *(["--until-idle"] if until_idle else []),
                     *(["--allow-dropped-state"] if allow_dropped_state else []),
+                    *(["--allow-drained"] if allow_drained else []),
+                    *begin.arguments(),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -250,7 +261,9 @@ class LocalLauncher:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             lines = deque(file.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines(), LOG_LINES_SHOWN)
-        return self._job.storage_options.redact("\n".join(f"  {line}" for line in lines) or "  (empty)")
+        text = self._job.storage_options.redact("\n".join(f"  {line}" for line in lines) or "  (empty)")
+        start = self._job.start_from
+        return start.storage_options.redact(text) if start is not None and start.storage_options is not None else text
 
 
 def process_of(status: RunStatus, job: str) -> psutil.Process | None:

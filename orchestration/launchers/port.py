@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestration.beginning import NEWEST, BeginAt
 from orchestration.health import Liveness
 from state_runtime.errors import StillstateError, Unavailable
 from state_runtime.snapshot.terms import RunState, RunStatus
@@ -53,8 +54,20 @@ class StopTimedOut(Unavailable):
 class Launcher(Protocol):
     """Start, stop and look at one job's driver. Safety never rests on this: terms decide who may write."""
 
-    def start(self, *, takeover: bool = False, until_idle: bool = False, allow_dropped_state: bool = False) -> Launched:
+    def start(
+        self,
+        *,
+        takeover: bool = False,
+        until_idle: bool = False,
+        allow_dropped_state: bool = False,
+        allow_drained: bool = False,
+        begin: BeginAt = NEWEST,
+    ) -> Launched:
         """Start a driver and wait until it runs.
+
+        Args:
+            begin: at which snapshot. What is copied from elsewhere counts against the time that a start may take; a start that is
+                ended for it is gone on with by the next.
 
         Raises:
             JobAlreadyRunning: a live driver holds the job, and `takeover` was not asked for.

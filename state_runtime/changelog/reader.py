@@ -5,7 +5,7 @@ A shard of any parallelism is one hash range, so a restore after a rescale is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from state_runtime.changelog.segment import PartEntry, SegmentIndex, decode_index, decode_lines, decode_part, sha256
 from state_runtime.changelog.versions import StateVersions, check_dropped
 from state_runtime.errors import CorruptManifest, CorruptSegment, MissingFile
-from state_runtime.limits import SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
+from state_runtime.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
 from state_runtime.restore.shard_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, SegmentEntry, TableEntry
 from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range
@@ -34,13 +34,16 @@ __all__ = [
 ]
 
 
-def read_index(root: Store, segment: SegmentEntry, job_uid: str) -> SegmentIndex:
+def read_index(root: Store, segment: SegmentEntry, job_uids: Collection[str]) -> SegmentIndex:
     """The index of a segment: one range read, checked.
+
+    Args:
+        job_uids: jobs that may have written it (`Manifest.job_uids`).
 
     Raises:
         MissingFile, CorruptSegment: the segment cannot be trusted. StoreUnavailable: try again.
     """
-    return check_index(segment, _range(root, segment.path, *index_range(segment)), job_uid)
+    return check_index(segment, _range(root, segment.path, *index_range(segment)), job_uids)
 
 
 def index_range(segment: SegmentEntry) -> tuple[int, int]:
@@ -54,17 +57,17 @@ def index_range(segment: SegmentEntry) -> tuple[int, int]:
     return segment.bytes - segment.index_bytes, segment.index_bytes
 
 
-def check_index(segment: SegmentEntry, tail: bytes, job_uid: str) -> SegmentIndex:
+def check_index(segment: SegmentEntry, tail: bytes, job_uids: Collection[str]) -> SegmentIndex:
     """The index of a segment from its tail, checked.
 
     Raises:
         CorruptSegment: see `read_index`.
     """
     index = decode_index(tail, segment.path)
-    if index.job_uid != job_uid or index.snapshot_id != segment.snapshot_id:
+    if index.job_uid not in job_uids or index.snapshot_id != segment.snapshot_id:
         raise CorruptSegment(
             f"{segment.path} belongs to snapshot {index.snapshot_id} of job {index.job_uid}, "
-            f"not to snapshot {segment.snapshot_id} of {job_uid}: files were swapped"
+            f"not to snapshot {segment.snapshot_id} of {' or '.join(sorted(job_uids))}: files were swapped"
         )
     return index
 
@@ -111,7 +114,7 @@ def read_states(
         if segment.snapshot_id < entry.since:
             continue
         # Several epochs may be in one segment: its later parts are younger.
-        for part in reversed(read_index(root, segment, manifest.job_uid).parts):
+        for part in reversed(read_index(root, segment, manifest.job_uids).parts):
             if part.kind == "state" and part.operator == entry.uid and part.hash_high >= low and part.hash_low <= high:
                 load = partial(fetch_part, root, segment.path, part)
                 add(part.state, segment.snapshot_id, part.path or segment.path, load)
@@ -170,16 +173,29 @@ def read_table(root: Store, table: TableEntry) -> pa.RecordBatch:
     """
     data = _whole(root, FileEntry(table.path, table.bytes, table.digest))
     try:
-        stored = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        _check_size(table, file.metadata)
+        stored = file.read()
         schema = StateSchema.of(pa.schema([f.with_metadata(None) for f in stored.schema]))
         stored = stored.cast(schema.arrow)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise CorruptSegment(f"{table.path} is not a table of {table.operator}/{table.state}: {error}") from error
-    if stored.num_rows != table.rows:
-        raise CorruptSegment(f"{table.path} holds {stored.num_rows} rows where the manifest says {table.rows}")
     batches = stored.combine_chunks().to_batches()
     batch = batches[0] if batches else schema.empty()
     return schema.check_batch(batch, table.path)
+
+
+def _check_size(table: TableEntry, metadata: pq.FileMetaData) -> None:
+    """Before memory is taken for it.
+
+    Raises:
+        ValueError: the file says that it is larger than it can be.
+    """
+    size = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
+    if metadata.num_rows != table.rows or not 0 <= size <= PART_BYTES_MAX:
+        raise ValueError(
+            f"it has {metadata.num_rows:,} rows and {size:,} bytes where the manifest says {table.rows:,} rows"
+        )
 
 
 def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
@@ -193,7 +209,7 @@ def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
                     raise CorruptSegment(f"{entry.path} has {len(data):,} bytes, more than {SOURCE_LOG_BYTES_MAX:,}")
                 lines.extend(data.decode().split("\n") if data else [])
     for segment in manifest.segments:
-        for part in read_index(root, segment, manifest.job_uid).parts:
+        for part in read_index(root, segment, manifest.job_uids).parts:
             if part.kind == "source" and part.operator == str(source):
                 path = part.path or segment.path
                 lines.extend(decode_lines(_range(root, path, part.offset, part.length), part, path))

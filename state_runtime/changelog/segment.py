@@ -22,11 +22,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
 
 from state_runtime.errors import CorruptSegment
-from state_runtime.limits import KIB, PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SEGMENT_PARTS_MAX
+from state_runtime.limits import (
+    KIB,
+    PART_BYTES_MAX,
+    SEGMENT_INDEX_BYTES_MAX,
+    SEGMENT_PARTS_MAX,
+    SOURCE_LOG_BYTES_MAX,
+)
 from state_runtime.snapshot.paths import check_relative_path
+from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 
 __all__ = [
     "FOOTER_BYTES",
@@ -89,9 +95,6 @@ class SegmentIndex:
     parts: tuple[PartEntry, ...]
 
 
-_INDEX = TypeAdapter(SegmentIndex)
-
-
 def sha256(data: bytes | pa.Buffer | memoryview) -> str:
     """Hexadecimal SHA-256."""
     return hashlib.sha256(data).hexdigest()
@@ -119,6 +122,9 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
         if decoded > 4 * part.raw_bytes + _SLACK_BYTES:
             raise ValueError(f"it grows to {decoded:,} bytes where {part.raw_bytes:,} were written")
         batches = list(pa.ipc.open_stream(data))
+        for batch in batches:
+            # Offsets and texts that Arrow believes until somebody follows them out of the buffer.
+            batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise CorruptSegment(f"{where}: {_name(part)} cannot be decoded: {error}. {_NEXT}") from error
     if len(batches) != 1 or batches[0].num_rows != part.rows:
@@ -232,17 +238,25 @@ def decode_index(tail: bytes, where: str) -> SegmentIndex:
     if size > SEGMENT_INDEX_BYTES_MAX:
         raise CorruptSegment(f"{where} has an index of {size:,} bytes, more than {SEGMENT_INDEX_BYTES_MAX:,}. {_NEXT}")
     try:
-        index = _INDEX.validate_json(
-            pa.decompress(stored[8:], decompressed_size=size, codec="zstd", asbytes=True), strict=True
-        )
-    except (ValidationError, pa.ArrowException, OSError) as error:
+        plain = pa.decompress(stored[8:], decompressed_size=size, codec="zstd", asbytes=True)
+        index = parse_json(SegmentIndex, plain)
+    except ValidationError as error:
+        raise CorruptSegment(f"{where} has a damaged index: {shown_problem(error)}. {_NEXT}") from error
+    except (pa.ArrowException, OSError) as error:
         raise CorruptSegment(f"{where} has a damaged index: {error}. {_NEXT}") from error
     if len(index.parts) > SEGMENT_PARTS_MAX:
         raise CorruptSegment(f"{where} lists {len(index.parts):,} parts, more than {SEGMENT_PARTS_MAX:,}. {_NEXT}")
     for part in index.parts:
         if part.path:
             check_relative_path(part.path)
-        if not 0 <= part.length <= PART_BYTES_MAX or not 0 <= part.raw_bytes <= PART_BYTES_MAX or part.offset < 0:
+        raw_bytes_max = PART_BYTES_MAX if part.kind == "state" else SOURCE_LOG_BYTES_MAX
+        if (
+            not 0 <= part.length <= PART_BYTES_MAX
+            or not 0 <= part.raw_bytes <= raw_bytes_max
+            or not 0 <= part.offset < 1 << 62
+            or not 0 <= part.hash_low <= part.hash_high
+            or part.rows < 0
+        ):
             raise CorruptSegment(f"{where}: {_name(part)} is out of bounds. {_NEXT}")
     return index
 

@@ -6,8 +6,9 @@ which the manifest still knows, and passes through every later version in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -68,6 +69,32 @@ class StateVersions:
             raise CorruptManifest(f"the columns of {self.name} cannot be read: {error}") from error
         self._ends = [version.until for version in state.history]
         self._schema = schema
+        self._only: frozenset[str] | None = None
+
+    def only(self, values: Collection[str]) -> StateVersions:
+        """The same of some value columns alone: what is read loses the others."""
+        kept = frozenset(values)
+        pruned = copy.copy(self)
+        pruned.__dict__.pop("declared", None)
+        pruned._only = kept
+        pruned._versions = tuple(
+            replace(version, values=tuple(c for c in version.values if c.name in kept)) for version in self._versions
+        )
+        if self._schema is not None:
+            fields = pa.schema([f for f in self._schema.values if f.name in kept])
+            pruned._schema = replace(self._schema, values=fields)
+        return pruned
+
+    def stored_columns(self, names: Sequence[str]) -> list[str]:
+        """Which of a stored batch's columns are read."""
+        if self._only is None:
+            return list(names)
+        return [n for n in names if not n.startswith("value.") or n.removeprefix("value.") in self._only]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is nothing but rows of today's columns."""
+        return len(self._versions) == 1
 
     @property
     def values(self) -> tuple[DdlColumn, ...]:
@@ -98,6 +125,8 @@ class StateVersions:
         Raises:
             CorruptSegment: it has not the columns that the state had then.
         """
+        if self._only is not None:
+            batch = batch.select(self.stored_columns(batch.schema.names))
         if self._schema is not None and batch.schema.equals(self._schema.arrow) and not self._passes(snapshot_id):
             return batch
         first = sum(end <= snapshot_id for end in self._ends)

@@ -1,25 +1,25 @@
-"""Materialization beside the driver's epochs: folding in a thread, and adopting records, its own and those of others."""
+"""Materialization beside the driver's epochs: when to fold, and adopting records, its own and those of others."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
+from collections.abc import Callable
 
 from state_runtime.clock import Clock
 from state_runtime.errors import CorruptData, UnsupportedFormat
 from state_runtime.ids import Ids
 from state_runtime.limits import MIB
 from state_runtime.materialize.plan import due
+from state_runtime.materialize.priority import give_way
 from state_runtime.materialize.records import (
-    ADOPTED_FOR_MS,
     PIN_LIVE_MS,
     Pin,
     Record,
     apply,
     fits,
     holds,
+    is_too_old,
     open_pins,
     read_pin,
     read_record,
@@ -36,7 +36,6 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 5.0  # how often the store is asked for records of others
 _BACK_OFF_S = (1.0, 300.0)  # after the first failure, and at most; doubled in between
-_NICE = 10
 _LOOKED_AT_MAX = 64  # newest records that are considered; older ones cannot fit any more
 _EMERGENCY_BYTES = 4 * MIB  # of a manifest, about: then the log is folded even where somebody else should do it
 _SEGMENT_BYTES = 260
@@ -49,12 +48,23 @@ class BackgroundMaterializer:
     once, `start_if_due` after a commit, `take` before one and `settled` after it; all but `look` return at once, and none raises. Failures are logged and counted,
     and tried again after a pause that doubles.
 
+    Args:
+        fold: folds a snapshot; in the thread itself if None.
+
     Attributes:
         failures_in_a_row: folds that failed since the last that succeeded; an alarm is due at 3.
         completed: records that were adopted.
     """
 
-    def __init__(self, root: Store, settings: JobSettings, ids: Ids, clock: Clock) -> None:
+    def __init__(
+        self,
+        root: Store,
+        settings: JobSettings,
+        ids: Ids,
+        clock: Clock,
+        fold: Callable[[Manifest], Record] | None = None,
+    ) -> None:
+        self._fold = fold or self._fold_here
         self._root = root
         self._settings = settings
         self._ids = ids
@@ -112,8 +122,9 @@ class BackgroundMaterializer:
         with self._lock:
             if self._result is None:
                 return draft
-            if not fits(draft, self._result):
-                _LOG.info("materialization %d does not fit any more", self._result.record_id)
+            # A record may wait for days where nothing comes in; what is too old may be collected by now.
+            if not fits(draft, self._result) or is_too_old(self._result, self._clock.now_ms()):
+                _LOG.info("materialization %d does not fit any more, or is too old", self._result.record_id)
                 self._refused.add(self._result.record_id)
                 self._result = None
                 return draft
@@ -141,12 +152,12 @@ class BackgroundMaterializer:
         return "manifest" if len(manifest.segments) * _SEGMENT_BYTES >= _EMERGENCY_BYTES else None
 
     def _run(self, manifest: Manifest, why: str | None) -> None:
-        _give_way()
+        give_way()
         try:
             self._polled_s = self._clock.monotonic_s()
             record = adoptable(self._root, manifest, self._clock, refused=self._refused)
             if record is None and why is not None and other_at_work(self._root, self._clock) is None:
-                record = materialize(self._root, manifest, settings=self._settings, clock=self._clock, ids=self._ids)
+                record = self._fold(manifest)
                 _LOG.info("materialization %d of snapshot %d (%s)", record.record_id, record.snapshot_id, why)
         except Exception:
             # The job must go on, whatever happened here; the log stays and is folded later.
@@ -162,20 +173,14 @@ class BackgroundMaterializer:
                 self._folded_s = self._clock.monotonic_s()
             self._result, self._thread = record, None
 
+    def _fold_here(self, manifest: Manifest) -> Record:
+        return materialize(self._root, manifest, settings=self._settings, clock=self._clock, ids=self._ids)
+
     def _failed(self) -> None:
         self.failures_in_a_row += 1
         first, most = _BACK_OFF_S
         pause = min(first * 2 ** min(self.failures_in_a_row - 1, 30), most)
         self._retry_s = self._clock.monotonic_s() + pause
-
-
-def _give_way() -> None:
-    """Let the epochs' tasks have the processors first. On Linux a thread has a priority of its own; elsewhere nothing is done."""
-    if sys.platform == "linux":
-        try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        except OSError:
-            _LOG.debug("the priority of folding could not be lowered", exc_info=True)
 
 
 def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int]) -> Record | None:
@@ -202,7 +207,7 @@ def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int
         files += [(f.path, f.bytes) for f in record.source_logs]
         if (
             fits(manifest, record)
-            and now_ms - record.finished_at_ms < ADOPTED_FOR_MS
+            and not is_too_old(record, now_ms)
             and all(_is_there(root, path, size) for path, size in files)
         ):
             return record

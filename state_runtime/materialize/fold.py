@@ -110,7 +110,7 @@ def read_log(root: Store, manifest: Manifest) -> list[LogPart]:
     """
     newest_first = list(reversed(manifest.state_segments))
     with ThreadPoolExecutor(_READERS, "stillstate-fold") as pool:
-        indexes = list(pool.map(lambda segment: read_index(root, segment, manifest.job_uid), newest_first))
+        indexes = list(pool.map(lambda segment: read_index(root, segment, manifest.job_uids), newest_first))
     return [
         LogPart(segment.path, part, segment.snapshot_id)
         for segment, index in zip(newest_first, indexes, strict=True)
@@ -126,6 +126,7 @@ def fold_unit(
     *,
     ids: Ids,
     bottom: Callable[[str, str, int, int], pa.RecordBatch] | None = None,
+    into: Store | None = None,
 ) -> Folded:
     """Fold one unit: its log once, then cell by cell. In memory: the unit's log, folded, and one cell's tables.
 
@@ -134,6 +135,7 @@ def fold_unit(
 
     Args:
         bottom: reads what lies below all tables (files of shards), if there is such a thing: (operator, state, low, high).
+        into: where the tables are written; None is the root itself. They have the same paths there.
 
     Raises:
         MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is garbage.
@@ -142,7 +144,7 @@ def fold_unit(
     state = next(s for s in operator.states if s.name == unit.state)
     if bottom is None and context.files is not None:
         bottom = _bottom(root, context.files)
-    work = _Work(root, unit, context, StateVersions(operator, state), ids, bottom)
+    work = _Work(root, unit, context, StateVersions(operator, state), ids, bottom, into or root)
     total = Folded(read_bytes=sum(p.part.length for p in unit.log))
     log = work.folded_log()
     for cell in unit.cells:
@@ -176,6 +178,7 @@ class _Work:
     versions: StateVersions
     ids: Ids
     bottom: Callable[[str, str, int, int], pa.RecordBatch] | None
+    into: Store
 
     def folded_log(self) -> pa.RecordBatch | None:
         """The unit's log with each identity once; None if it has none. Folding is associative, so it goes chunk by chunk."""
@@ -279,7 +282,7 @@ class _Work:
             use_dictionary=False,
         )
         body = sink.getvalue().to_pybytes()
-        self.root.put(path, body)
+        self.into.put(path, body)
         faults.reach("fold-table-written")
         return TableEntry(
             path,
@@ -339,7 +342,7 @@ def _read_range(root: Store, path: str, offset: int, length: int) -> bytes:
 
 
 def fold_source_logs(
-    root: Store, manifest: Manifest, writer: str, *, everything: bool
+    root: Store, manifest: Manifest, writer: str, *, everything: bool, into: Store | None = None
 ) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
     """The log's new lines as files, and the paths of older ones that they take in.
 
@@ -347,6 +350,7 @@ def fold_source_logs(
 
     Args:
         everything: take in all of them.
+        into: where they are written; None is the root itself.
     """
     if manifest.source is None:
         return (), ()
@@ -367,7 +371,7 @@ def fold_source_logs(
         folded = read_source_log(root, _only(manifest, taken), source)
         body = "\n".join([*folded, *new]).encode()
         path = f"tables/_sources/{manifest.snapshot_id:020d}-{writer}/source-{source}.log"
-        root.put(path, body)
+        (into or root).put(path, body)
         written.append(FileEntry(path, len(body), sha256(body)))
         removed += [file.path for file in taken]
     return tuple(written), tuple(removed)

@@ -6,12 +6,12 @@ the same port as the stream, so executors need no connectors; they need this pac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
@@ -23,13 +23,13 @@ from state_runtime.ids import SYSTEM_IDS, Ids
 from state_runtime.materialize.background import adoptable, other_at_work
 from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
 from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, Unit
-from state_runtime.materialize.run import Heart, materialize
+from state_runtime.materialize.run import Reached, materialize
 from state_runtime.settings import JobSettings
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.store import open_store
+from state_runtime.store import Store, open_store
 from state_runtime.task import ERROR_MARK
 
-__all__ = ["MaterializationResult", "materialize_job"]
+__all__ = ["Location", "MaterializationResult", "SparkFold", "marked", "materialize_job", "run_in_tasks"]
 
 _TASKS_MAX = 1024
 _LOOK_S = 0.3  # how often the Spark job is asked how far it is
@@ -111,7 +111,8 @@ def materialize_job(
     waiting = adoptable(catalog.root, manifest, clock, refused=set())
     if waiting is not None:
         return nothing(f"materialization {waiting.record_id} waits for the job's next checkpoint")
-    fold = _SparkFold(spark, store_url, dict(storage_options or {}), job)
+    place = Location(f"{store_url.rstrip('/')}/{job}", dict(storage_options or {}))
+    fold = SparkFold(spark, place, place, f"materialize {job}")
     record = materialize(
         catalog.root,
         manifest,
@@ -139,63 +140,103 @@ def materialize_job(
 
 
 @dataclass(frozen=True)
-class _SparkFold:
-    """Folds a plan's units in Spark tasks; a `FoldUnits`."""
+class Location:
+    """A folder laid out like a job root, as tasks open it."""
+
+    url: str
+    options: dict[str, Any] = field(repr=False)
+
+    def open(self) -> Store:
+        return open_store(self.url, self.options)
+
+
+@dataclass(frozen=True)
+class SparkFold:
+    """Folds a plan's units in Spark tasks; a `FoldUnits`.
+
+    Attributes:
+        root, into: where is read, and where tables are written.
+        title: of the Spark job, for people.
+    """
 
     spark: SparkSession
-    store_url: str
-    storage_options: dict[str, Any]
-    job: str
+    root: Location
+    into: Location
+    title: str
 
-    def __call__(self, plan: FoldPlan, context: FoldContext, heart: Heart) -> Folded:
-        total = len(plan.units)
-        heart.reached(0, total)
-        if not total:
-            return Folded()
-        sc = self.spark.sparkContext
-        done: Accumulator[int] = sc.accumulator(0)
-        work = partial(_fold_units, self.store_url, self.storage_options, self.job, context, done)
-        rows = sc.parallelize(plan.units, min(total, _TASKS_MAX)).mapPartitions(work)
+    def __call__(self, plan: FoldPlan, context: FoldContext, reached: Reached) -> Folded:
+        done: Accumulator[int] = self.spark.sparkContext.accumulator(0)
+        work = partial(_fold_units, self.root, self.into, context, done)
         group = f"stillstate-materialize-{context.writer}"
+        title = f"{self.title} snapshot {context.snapshot_id}"
+        return sum(run_in_tasks(self.spark, plan.units, work, done, reached, group, title), Folded())
 
-        def action() -> list[Folded]:
-            sc.setJobGroup(group, f"materialize {self.job} snapshot {context.snapshot_id}", interruptOnCancel=True)
-            found: list[Folded] = rows.collect()
-            return found
 
-        with ThreadPoolExecutor(1, "stillstate-materialize") as pool:
-            future = pool.submit(action)
-            try:
-                while True:
-                    try:
-                        folded = future.result(_LOOK_S)
-                        break
-                    except NotYet:
-                        heart.reached(min(done.value, total), total)
-            except BaseException as error:
-                sc.cancelJobGroup(group)
-                typed = typed_error(error)
-                if typed is error:
-                    raise
-                raise typed from error
-        heart.reached(total, total)
-        return sum(folded, Folded())
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+
+def run_in_tasks(
+    spark: SparkSession,
+    pieces: Sequence[Piece],
+    work: Callable[[Iterable[Piece]], Iterator[Result]],
+    done: Accumulator[int],
+    reached: Reached,
+    group: str,
+    title: str,
+) -> list[Result]:
+    """What tasks make of pieces of work, one task each as far as they go, while this thread tells how far they are.
+
+    Args:
+        done: `work` adds 1 for each piece that is done.
+
+    Raises:
+        StillstateError: typed, also that of a task; all tasks were told to end.
+    """
+    total = len(pieces)
+    reached(0, total)
+    if not total:
+        return []
+    sc = spark.sparkContext
+    rows = sc.parallelize(pieces, min(total, _TASKS_MAX)).mapPartitions(work)
+
+    def action() -> list[Result]:
+        sc.setJobGroup(group, title, interruptOnCancel=True)
+        found: list[Result] = rows.collect()
+        return found
+
+    with ThreadPoolExecutor(1, "stillstate-materialize") as pool:
+        future = pool.submit(action)
+        try:
+            while True:
+                try:
+                    results = future.result(_LOOK_S)
+                    break
+                except NotYet:
+                    reached(min(done.value, total), total)
+        except BaseException as error:
+            sc.cancelJobGroup(group)
+            typed = typed_error(error)
+            if typed is error:
+                raise
+            raise typed from error
+    reached(total, total)
+    return results
+
+
+def marked(error: StillstateError) -> StillstateError:
+    """An error of a task as Spark hands it over: as text; the mark lets the driver make it typed again."""
+    return type(error)(f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]")
 
 
 def _fold_units(
-    store_url: str,
-    storage_options: Mapping[str, Any],
-    job: str,
-    context: FoldContext,
-    done: Accumulator[int],
-    units: Iterable[Unit],
+    root: Location, into: Location, context: FoldContext, done: Accumulator[int], units: Iterable[Unit]
 ) -> Iterator[Folded]:
     """Runs in a Spark task. An attempt that dies leaves files that no record names."""
-    root = open_store(store_url, storage_options).child(job)
+    source, target = root.open(), into.open()
     for unit in units:
         try:
-            yield fold_unit(root, unit, context, ids=SYSTEM_IDS)
+            yield fold_unit(source, unit, context, ids=SYSTEM_IDS, into=target)
         except StillstateError as error:
-            # Spark hands errors over as text; the mark lets the driver make them typed again.
-            raise type(error)(f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]") from error
+            raise marked(error) from error
         done.add(1)

@@ -40,6 +40,7 @@ __all__ = [
     "claim",
     "fits",
     "holds",
+    "is_too_old",
     "open_pins",
     "protected",
     "read_pin",
@@ -165,8 +166,15 @@ def fits(draft: Manifest, record: Record) -> bool:
     return (
         draft.job_uid == record.job_uid
         and draft.snapshot_id >= record.snapshot_id
+        # Its tables say that they hold a snapshot whose columns may never have been those of this history.
+        and not draft.abandons(record.snapshot_id)
         and view_of(draft, record.snapshot_id) == record.view
     )
+
+
+def is_too_old(record: Record, now_ms: int) -> bool:
+    """Whether a record may not be adopted any more: garbage collection keeps its files only for so long (`RECORD_KEPT_MS`)."""
+    return now_ms - record.finished_at_ms >= ADOPTED_FOR_MS
 
 
 def apply(draft: Manifest, record: Record) -> Manifest:
@@ -278,10 +286,30 @@ def claim(root: Store, manifest: Manifest, *, clock: Clock, ids: Ids) -> Pin | N
 
 
 def beat(root: Store, pin: Pin, clock: Clock, *, failed: bool = False) -> Pin:
-    """Say that the materialization lives, or that it failed; its owner only."""
+    """Say that the materialization lives, or that it failed; its owner only.
+
+    Raises:
+        Unavailable: it was silent for so long (a host that was suspended) that its files may be collected by now.
+    """
+    if not failed:
+        check_awake(pin, clock)
     pin = replace(pin, heartbeat_ms=clock.now_ms(), state="failed" if failed else "running")
     root.put(materialization_path(pin.record_id, started=True), encode_document("materialization-pin", pin))
     return pin
+
+
+def check_awake(pin: Pin, clock: Clock) -> None:
+    """Half of the time that its files are kept for is left to whoever looked at the pin before.
+
+    Raises:
+        Unavailable: see `beat`.
+    """
+    silent_ms = clock.now_ms() - pin.heartbeat_ms
+    if silent_ms >= PIN_KEPT_MS // 2:
+        raise Unavailable(
+            f"materialization {pin.record_id} was not heard of for {silent_ms / 3_600_000:.0f} hours: what it wrote may be "
+            "collected by now, so it is not recorded. Materialize again"
+        )
 
 
 def write_record(root: Store, record: Record) -> None:
@@ -311,24 +339,34 @@ class Protected:
 
     def keeps(self, path: str) -> bool:
         """Whether a file that no live snapshot names must be kept all the same."""
-        name = path.rpartition("/")[2]
-        parts = name.split("-")
-        return path in self.paths or (len(parts) > 1 and parts[1] in self.writers)
+        # Of a table the writer is in the file's name, of a source's log in its folder's.
+        parts = (part.split("-") for part in path.split("/"))
+        return path in self.paths or any(len(part) > 1 and part[1] in self.writers for part in parts)
 
 
-def protected(root: Store, now_ms: int) -> Protected:
+def protected(root: Store, now_ms: int, memo: dict[int, Record] | None = None) -> Protected:
     """What materializations need now; to be asked after a collector has chosen what to delete.
+
+    Args:
+        memo: records that were read before (they never change); filled. Of a caller that asks again and again.
 
     Raises:
         CorruptManifest, UnsupportedFormat, StoreUnavailable: nothing may be deleted then.
     """
+    memo = {} if memo is None else memo
     snapshots, writers, paths = set(), set(), set()
-    for pin in (read_pin(root, record_id) for record_id in open_pins(root)):
+    done, started = record_ids(root)
+    for pin in (read_pin(root, record_id) for record_id in sorted(set(started) - set(done))):
         if pin is not None and pin.state == "running" and now_ms - pin.heartbeat_ms < PIN_KEPT_MS:
             snapshots.add(pin.snapshot_id)
             writers.add(pin.writer)
-    for record_id in record_ids(root)[0]:
-        record = read_record(root, record_id)
+    for record_id in done:
+        try:
+            record = memo[record_id] = memo.get(record_id) or read_record(root, record_id)
+        except FileNotFoundError:
+            continue  # it had expired, and another collector removed it
         if now_ms - record.finished_at_ms < RECORD_KEPT_MS:
             paths |= {t.path for t in record.base + record.deltas} | {f.path for f in record.source_logs}
+    for record_id in memo.keys() - set(done):
+        del memo[record_id]
     return Protected(frozenset(snapshots), frozenset(writers), frozenset(paths))

@@ -12,19 +12,22 @@ from state_runtime.errors import MissingSnapshot
 from state_runtime.ids import Ids
 from state_runtime.materialize.fold import FoldContext, Folded, fold_source_logs, fold_unit, read_log
 from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, make_plan
-from state_runtime.materialize.records import Pin, Record, beat, claim, view_of, write_record
+from state_runtime.materialize.records import Pin, Record, beat, check_awake, claim, view_of, write_record
 from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["BEAT_S", "FoldUnits", "Heart", "fold_here", "materialize"]
+__all__ = ["BEAT_S", "FoldUnits", "Heart", "Reached", "fold_here", "fold_snapshot", "materialize"]
 
 BEAT_S = 10.0
 
-FoldUnits = Callable[[FoldPlan, FoldContext, "Heart"], Folded]
-"""Folds all units of a plan, and lets the heart beat while it does."""
+Reached = Callable[[int, int], None]
+"""Told (done, total) units while the work goes on, by the thread that works; also what keeps a pin alive."""
+
+FoldUnits = Callable[[FoldPlan, FoldContext, Reached], Folded]
+"""Folds all units of a plan, and tells how far it is."""
 
 
 @dataclass
@@ -44,15 +47,15 @@ class Heart:
             self.pin = beat(self.root, self.pin, self.clock)
 
 
-def fold_here(root: Store, ids: Ids) -> FoldUnits:
-    """Fold in this thread, unit by unit."""
+def fold_here(root: Store, ids: Ids, into: Store | None = None) -> FoldUnits:
+    """Fold in this thread, unit by unit; `into` is where tables are written, if not to the root itself."""
 
-    def fold(plan: FoldPlan, context: FoldContext, heart: Heart) -> Folded:
+    def fold(plan: FoldPlan, context: FoldContext, reached: Reached) -> Folded:
         total = Folded()
-        heart.reached(0, len(plan.units))
+        reached(0, len(plan.units))
         for done, unit in enumerate(plan.units, 1):
-            total = total + fold_unit(root, unit, context, ids=ids)
-            heart.reached(done, len(plan.units))
+            total = total + fold_unit(root, unit, context, ids=ids, into=into)
+            reached(done, len(plan.units))
         return total
 
     return fold
@@ -89,11 +92,18 @@ def materialize(
     heart = Heart(root, pin, clock, on_progress)
     faults.reach("fold-claimed")
     try:
-        plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)
-        context = FoldContext.of(manifest, plan, pin.writer, small_bytes=sizes.small_bytes, deltas_max=sizes.deltas_max)
-        folded = (fold or fold_here(root, ids))(plan, context, heart)
-        faults.reach("fold-units-done")
-        record = _record(root, manifest, plan, folded, heart.pin, clock)
+        record = fold_snapshot(
+            root,
+            manifest,
+            mode,
+            pin,
+            settings=settings,
+            sizes=sizes,
+            clock=clock,
+            fold=fold or fold_here(root, ids),
+            reached=heart.reached,
+        )
+        check_awake(heart.pin, clock)
         write_record(root, record)
     except BaseException:
         # So that nobody waits for it; if even that fails, the pin ends by its age.
@@ -110,9 +120,34 @@ def _say_failed(root: Store, pin: Pin, clock: Clock) -> None:
         _LOG.warning("the pin of materialization %d could not be ended", pin.record_id, exc_info=True)
 
 
-def _record(root: Store, manifest: Manifest, plan: FoldPlan, folded: Folded, pin: Pin, clock: Clock) -> Record:
+def fold_snapshot(
+    root: Store,
+    manifest: Manifest,
+    mode: Mode,
+    pin: Pin,
+    *,
+    settings: JobSettings,
+    sizes: FoldSizes,
+    clock: Clock,
+    fold: FoldUnits,
+    reached: Reached,
+    into: Store | None = None,
+) -> Record:
+    """The tables that a snapshot folds to, written, and the record of it, which is not.
+
+    Args:
+        pin: names what is written; whether it is stored, and anything keeps the snapshot, is the caller's.
+        into: where tables are written, if not to the root itself; `fold` writes there too.
+
+    Raises:
+        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is garbage.
+    """
+    plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)
+    context = FoldContext.of(manifest, plan, pin.writer, small_bytes=sizes.small_bytes, deltas_max=sizes.deltas_max)
+    folded = fold(plan, context, reached)
+    faults.reach("fold-units-done")
     bases = any(True for _ in folded.base) or _replaces_base(manifest, folded.removed)
-    logs, removed_logs = fold_source_logs(root, manifest, pin.writer, everything=plan.mode == "major")
+    logs, removed_logs = fold_source_logs(root, manifest, pin.writer, everything=plan.mode == "major", into=into)
     removed = tuple(dict.fromkeys((*folded.removed, *plan.dropped)))
     tables = sum(len(layer.tables) for layer in manifest.layers)
     return Record(

@@ -1,6 +1,6 @@
 """What local copies take of one host's disk, and what goes first.
 
-    <local dir>/state/<store id>-<job uid>/<operator>/<parallelism>-<shard>/…
+    <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/…
 
 A shard that moved to another host leaves a copy behind; so does every earlier parallelism. They are worth keeping (a shard that
 comes back needs only the changelog since), as long as there is room.

@@ -1,13 +1,15 @@
 """Objects of the primary store on this host, fetched once for all its tasks while shards are restored.
 
-    <local dir>/objects/<store id>-<job uid>/
+    <local dir>/objects/<root id>-<job uid>/
         <SHA-256 of the path>.obj         the object, complete
         <SHA-256 of the path>.lock        held by whoever fetches it
         <SHA-256 of the path>.part-…      being fetched
 
 A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would fetch
 them again. What is fetched is mapped, so it is in no task's private memory. Objects never change, so a file under its final
-name is good for ever; it is removed by whoever visits a shard a minute after its last use, and so is what crashes left.
+name is good for ever; it is removed by whoever visits a shard a minute after its last use, and so is what crashes left. Manifests are
+the exception: their names are not unique, and where a root was replaced by an older copy of it, another lies under the same one.
+So they are shared within a checkpoint only (`WantedObject.of`).
 
 Everything here is a convenience: where the disk is full, read-only or not ours, the object is read directly.
 """
@@ -33,7 +35,7 @@ from state_runtime.errors import CorruptSegment, MissingFile, StoreUnavailable
 from state_runtime.limits import SEGMENT_BYTES_MAX
 from state_runtime.store import Store
 
-__all__ = ["HostObjects", "WantedObject"]
+__all__ = ["HostObjects", "WantedObject", "WantedRange"]
 
 _UNUSED_S = 60.0
 _FETCHES = 4
@@ -47,12 +49,23 @@ class WantedObject:
     Attributes:
         bytes, digest: what it must be; 0 and "" where only its parts are known, which their reader checks.
         bytes_max: what it may be then.
+        of: of an object whose name is not unique: for whom it was fetched; others fetch it anew.
     """
 
     path: str
     bytes: int = 0
     digest: str = ""
     bytes_max: int = SEGMENT_BYTES_MAX
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class WantedRange:
+    """Some bytes of an object."""
+
+    object: WantedObject
+    offset: int
+    length: int
 
 
 class HostObjects:
@@ -131,11 +144,33 @@ class HostObjects:
             )
         return pa.py_buffer(data)
 
+    def expect(self, ranges: Sequence[WantedRange], *, keep: bool = False) -> None:
+        """These ranges are read next. Whole objects are fetched here anyway; whoever reads by range fetches them together."""
+
+    def read_range(self, wanted: WantedRange) -> pa.Buffer:
+        """A range of an object; of the object itself, so its digest is checked.
+
+        Raises:
+            MissingFile, CorruptSegment, StoreUnavailable: see `read`.
+        """
+        body = self.read(wanted.object)
+        if wanted.offset + wanted.length > body.size:
+            raise CorruptSegment(f"{wanted.object.path} ends after {body.size:,} bytes; it was cut off")
+        return body.slice(wanted.offset, wanted.length)
+
+    def open(self, wanted: WantedObject) -> pa.NativeFile:
+        """The object as a file that can be read at any place.
+
+        Raises:
+            MissingFile, CorruptSegment, StoreUnavailable: see `read`; also while it is read.
+        """
+        return pa.BufferReader(self.read(wanted))
+
     def _fetched(self, wanted: WantedObject) -> Path | None:
         """The object's file, fetched now if need be; None if that cannot be."""
         if self._folder is None:
             return None
-        name = hashlib.sha256(wanted.path.encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{wanted.path} {wanted.of}".rstrip().encode()).hexdigest()[:32]
         final = self._folder / f"{name}.obj"
         try:
             _make_private(self._folder)

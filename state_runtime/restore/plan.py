@@ -146,7 +146,11 @@ def _ranges(
         usable = [
             c
             for c in copies
-            if oldest <= c.snapshot_id <= manifest.snapshot_id and c.hash_range[0] <= start and end <= c.hash_range[1]
+            if oldest <= c.snapshot_id <= manifest.snapshot_id
+            # A history that was given up: its snapshots may still be there and prove the copy, but the log leads on from another.
+            and not manifest.abandons(c.snapshot_id)
+            and c.hash_range[0] <= start
+            and end <= c.hash_range[1]
         ]
         newest = max(usable, key=lambda c: (c.snapshot_id, c.version), default=None)
         if plan and plan[-1].copy == newest:

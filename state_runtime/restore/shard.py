@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from state_runtime.restore.disk import shard_folders
 from state_runtime.restore.objects import HostObjects, WantedObject
 from state_runtime.restore.plan import LocalCopy, RangePlan, plan_restore, proves
 from state_runtime.restore.shard_files import Bottom, install_shard
-from state_runtime.restore.sources import PrimaryStates
+from state_runtime.restore.sources import BaseRange, PrimaryStates
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
 from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
@@ -277,6 +277,12 @@ class ShardRestore:
         self, version: str, plans: Mapping[str, tuple[RangePlan, ...]], copies: Mapping[LocalCopy, Path]
     ) -> StateReader:
         primary = self._primary(plans, self.folder)
+        below: dict[str, list[BaseRange]] = {}
+        if self.backend == "arrow":
+            below = {
+                state: [r for part in ranges if part.copy is None for r in primary.base(state, part.low, part.high)]
+                for state, ranges in plans.items()
+            }
         adopted: dict[LocalCopy, dict[str, list[tuple[int, int]]]] = {}
         for state, ranges in plans.items():
             for part in ranges:
@@ -284,8 +290,11 @@ class ShardRestore:
                     adopted.setdefault(part.copy, {}).setdefault(state, []).append((part.low, part.high))
         return self.store.write_restored(
             version,
-            {state: self._stream(primary, state, ranges) for state, ranges in plans.items()},
+            {state: self._stream(primary, state, ranges, below.get(state, ())) for state, ranges in plans.items()},
             self.now_ms,
+            below={
+                state: [(r.low, self._counted(r.batches)) for r in ranges] for state, ranges in below.items() if ranges
+            },
             adopted=[
                 Adopted(copies[copy], copy.version, {s: tuple(r) for s, r in ranges.items()})
                 for copy, ranges in adopted.items()
@@ -295,11 +304,26 @@ class ShardRestore:
             restored_from="" if self.pending or self.unproven else self.manifest.commit_id,
         )
 
-    def _stream(self, primary: PrimaryStates, state: str, ranges: tuple[RangePlan, ...]) -> Iterator[pa.RecordBatch]:
+    def _stream(
+        self, primary: PrimaryStates, state: str, ranges: tuple[RangePlan, ...], below: Sequence[BaseRange] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """What lies on top of local copies and of the base that is laid down as it is; elsewhere all of the state."""
         for part in ranges:
-            for batch in primary.read(state, part.low, part.high, part.since):
-                self._rows += batch.num_rows
-                yield batch
+            at = part.low
+            for base in below if part.copy is None else ():
+                if not part.low <= base.low <= part.high:
+                    continue
+                if at < base.low:
+                    yield from self._counted(primary.read(state, at, base.low - 1, -1))
+                yield from self._counted(primary.read(state, base.low, base.high, base.newest))
+                at = base.high + 1
+            if at <= part.high:
+                yield from self._counted(primary.read(state, at, part.high, part.since))
+
+    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._rows += batch.num_rows
+            yield batch
 
     def _in_memory(self, version: str) -> OpenVersion:
         """The state without a local disk, all of it in memory: the last resort."""

@@ -31,13 +31,13 @@ from state_runtime.state.table import StateSchema, slice_hash_range
 from state_runtime.state.version import rows_of_piece
 from state_runtime.store import Store
 
-__all__ = ["Bottom", "Objects", "direct", "install_shard", "read_listing", "stored_bytes"]
+__all__ = ["Bottom", "Objects", "Still", "direct", "install_shard", "read_listing", "stored_bytes"]
 
 _ROWS = 1 << 17
 _NAMED = "is named by a snapshot's listing of files"
 
 
-class _Still:
+class Still:
     """The clock of a reader, who asks for no time."""
 
     def now_ms(self) -> int:
@@ -55,7 +55,7 @@ class Objects(Protocol):
 
 def direct(root: Store) -> HostObjects:
     """Objects from the store itself, for tools without a folder on this host."""
-    return HostObjects(lambda: root, None, 0, _Still())
+    return HostObjects(lambda: root, None, 0, Still())
 
 
 def read_listing(objects: Objects, manifest: Manifest) -> ShardListing | None:
@@ -68,7 +68,7 @@ def read_listing(objects: Objects, manifest: Manifest) -> ShardListing | None:
     if entry is None:
         return None
     wanted = WantedObject(entry.path, entry.bytes, entry.digest, SHARD_FILES_BYTES_MAX)
-    return ShardListing.decode(objects.read(wanted).to_pybytes(), entry, manifest.job_uid)
+    return ShardListing.decode(objects.read(wanted).to_pybytes(), entry, manifest.job_uids)
 
 
 def stored_bytes(objects: Objects, file: StoredFile) -> pa.Buffer:
@@ -161,6 +161,7 @@ class Bottom:
             body = stored_bytes(self._objects, files[piece.file])
             try:
                 batch = read_run(body, piece, schema).batch
+                batch.validate(full=True)  # as of parts: nothing is followed out of its buffer
             except (ValueError, pa.ArrowException, OSError) as error:
                 raise CorruptSegment(f"{files[piece.file].path or piece.file}: {where}: {error}") from error
             schema.check_batch(batch, files[piece.file].path or piece.file)
@@ -172,7 +173,7 @@ class Bottom:
     def _scanned(self, shard: ShardFiles, state: str, low: int, high: int) -> Iterator[pa.RecordBatch]:
         schemas = {name: self._listing.schema(shard, name) for name in shard.columns}
         with _scratch_folder(self._scratch) as folder:
-            store = open_backend("rocksdb", folder, schemas, _Still())
+            store = open_backend("rocksdb", folder, schemas, Still())
             try:
                 install_shard(self._objects, shard, store)
                 # What has expired is left out by whoever reads: it knows by which time.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from state_runtime.state.table import HASH_MAX, concat, hashes_of
 
-__all__ = ["WINDOW_ROWS", "merge_sorted", "windows"]
+__all__ = ["WINDOW_ROWS", "merge_sorted", "whole_hashes", "windows"]
 
 WINDOW_ROWS = 1 << 17
 """Rows of one source that are looked at together: a few megabytes, and enough for vectorised work."""
@@ -26,6 +26,25 @@ def windows(batch: pa.RecordBatch, rows_max: int = WINDOW_ROWS) -> Batches:
     """A batch in slices, without a copy."""
     for start in range(0, batch.num_rows, rows_max):
         yield batch.slice(start, rows_max)
+
+
+def whole_hashes(batches: Batches) -> Batches:
+    """Sorted batches, cut so that no hash is in two of them; copied only where a cut went through one."""
+    held: pa.RecordBatch | None = None
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        if held is None:
+            held = batch
+            continue
+        more = int(np.searchsorted(hashes_of(batch), hashes_of(held)[-1], side="right"))
+        if more:
+            held = concat([held, batch.slice(0, more)], held.schema)
+        if more < batch.num_rows:
+            yield held
+            held = batch.slice(more)
+    if held is not None:
+        yield held
 
 
 def merge_sorted(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from state_runtime.clock import SYSTEM_CLOCK, Clock
-from state_runtime.errors import CorruptManifest, JobNotFound, JobRootMismatch, MissingSnapshot
+from state_runtime.errors import CorruptManifest, JobNotFound, MissingSnapshot, SnapshotExpired
 from state_runtime.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.progress import Progress
+from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
@@ -20,37 +22,57 @@ from state_runtime.snapshot.paths import (
 from state_runtime.snapshot.terms import RunStatus, read_status
 from state_runtime.store import Store
 
-__all__ = ["Catalog", "JobInfo", "read_job_info"]
+__all__ = ["Catalog", "ClaimMode", "JobInfo", "StartedFrom", "read_job_info"]
+
+ClaimMode = Literal["NO_CLAIM", "CLAIM"]
+
+
+@dataclass(frozen=True)
+class StartedFrom:
+    """The snapshot that a job begins with: everybody who starts the job for the first time must begin with the same one.
+
+    Attributes:
+        place: URL of the root that it is read from, without credentials.
+        job, job_uid, snapshot_id, commit_id: which one.
+    """
+
+    place: str
+    job: str
+    job_uid: str
+    snapshot_id: int
+    commit_id: str
+    mode: ClaimMode
+
+    def __str__(self) -> str:
+        return f"{self.place}@{self.snapshot_id} ({self.mode})"
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """`job.json`: written once by the first run."""
+    """`job.json`: written once by the first run.
+
+    Attributes:
+        started_from: None if the job began empty.
+    """
 
     uid: str
     name: str
     max_parallelism: int
     format_version: int
     created_at_ms: int
+    started_from: StartedFrom | None = None
 
 
-def read_job_info(root: Store, name: str) -> JobInfo | None:
-    """The job's identity, or None if the root does not exist yet.
+def read_job_info(root: Store) -> JobInfo | None:
+    """The job's identity, or None if the root does not exist yet. Its name is the one it was created with: folders may be renamed.
 
     Raises:
-        JobRootMismatch: the folder belongs to another job.
         CorruptManifest, UnsupportedFormat: see `decode_document`.
     """
     try:
-        info = decode_document("job", JobInfo, root.read(JOB_FILE, SMALL_JSON_BYTES_MAX), JOB_FILE)
+        return decode_document("job", JobInfo, root.read(JOB_FILE, SMALL_JSON_BYTES_MAX), JOB_FILE)
     except FileNotFoundError:
         return None
-    if info.name != name:
-        raise JobRootMismatch(
-            f"{root.url} belongs to the job {info.name!r}, not to {name!r}; it was not touched. "
-            "Give this job another name or store, or use the name the folder belongs to"
-        )
-    return info
 
 
 class Catalog:
@@ -67,13 +89,27 @@ class Catalog:
         self.root = store.child(job)
         self.clock = clock
 
+    @classmethod
+    def of_root(cls, root: Store, clock: Clock = SYSTEM_CLOCK) -> Catalog:
+        """Of any folder that is laid out like a job root: a savepoint, or a root that was moved.
+
+        Raises:
+            JobNotFound: there is no job.json.
+        """
+        info = read_job_info(root)
+        if info is None:
+            raise JobNotFound(f"{root.url} is neither a job root nor a savepoint: it has no job.json. Check the place")
+        catalog = cls.__new__(cls)
+        catalog.job, catalog.root, catalog.clock = info.name, root, clock
+        return catalog
+
     def job_info(self) -> JobInfo:
         """Identity of the job.
 
         Raises:
             JobNotFound: no job root of that name.
         """
-        info = read_job_info(self.root, self.job)
+        info = read_job_info(self.root)
         if info is None:
             raise JobNotFound(
                 f"there is no job {self.job!r} in {self.root.url} (no job.json). "
@@ -82,21 +118,28 @@ class Catalog:
         return info
 
     def snapshot_ids(self, after: int = 0) -> list[int]:
-        """Ids of the snapshots above `after`, ascending. The newest one may still be on its way (no manifest yet)."""
-        found = (snapshot_id_of(name) for name in self.root.list_names(SNAPSHOTS_DIR))
-        return sorted(i for i in found if i is not None and i > after)
+        """Ids of the snapshots above `after`, ascending, without those that were given up. The newest one may still be on its way
+        (no manifest yet)."""
+        # The listing first: what is given up after it is only found gone when it is read.
+        found = [snapshot_id_of(name) for name in self.root.list_names(SNAPSHOTS_DIR)]
+        boundary = read_boundary(self.root)
+        return sorted(i for i in found if i is not None and i > after and boundary.keeps(i))
 
     def manifest(self, snapshot_id: int) -> Manifest:
         """Read and check one manifest.
 
         Raises:
-            MissingSnapshot: there is none with that id.
+            MissingSnapshot: there is none with that id. SnapshotExpired: it was given up while it was read.
             CorruptManifest, UnsupportedFormat: it cannot be trusted or read.
         """
         path = manifest_path(snapshot_id)
         try:
             data = self.root.read(path, MANIFEST_BYTES_MAX)
         except FileNotFoundError:
+            if not read_boundary(self.root).keeps(snapshot_id):
+                raise SnapshotExpired(
+                    f"snapshot {snapshot_id} of job {self.job!r} in {self.root.url} was given up; choose a newer one"
+                ) from None
             newest = ", ".join(map(str, self.snapshot_ids()[-5:])) or "none"
             raise MissingSnapshot(
                 f"job {self.job!r} has no snapshot {snapshot_id} in {self.root.url}; the newest are: {newest}"

@@ -2,11 +2,12 @@
 
 Order, and what a crash between two steps leaves (design section 7):
 
-1. `open_run` claims a term and commits a *fencing snapshot*: the newest content under the new term. From then on an
+1. `open_run` claims a term, looks whether another job has claimed the root (snapshot/claim.py), and commits a *fencing
+   snapshot*: the newest content (or that of an older snapshot, which is gone back to) under the new term. From then on an
    older run finds its next id taken. A crash before it leaves an unused term number; after it, one more snapshot.
 2. `commit` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
    done. It exists and is not mine: fenced.
-3. `commit` then reads `boundary.json`. An id at or below it was already collected once: a sleeper re-created an old
+3. `commit` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was already collected once: a sleeper re-created an old
    name, and nobody will look at it: fenced.
 4. An unknown outcome is raised as such; nothing is cleaned up. The next run reads what is there.
 
@@ -17,22 +18,26 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psutil
 
 from state_runtime.clock import Clock
 from state_runtime.errors import Fenced, JobAlreadyRunning
 from state_runtime.ids import Ids
-from state_runtime.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM, SMALL_JSON_BYTES_MAX
-from state_runtime.snapshot.catalog import Catalog, JobInfo, read_job_info
-from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
+from state_runtime.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
+from state_runtime.snapshot.boundary import Boundary, boundary_of_root, mark_root, read_boundary
+from state_runtime.snapshot.catalog import Catalog, JobInfo, StartedFrom, read_job_info
+from state_runtime.snapshot.claim import refuse_if_claimed
+from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.handover import refuse_if_handed_over
+from state_runtime.snapshot.lineage import check_belongs, gone_back
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.paths import BOUNDARY, JOB_FILE, manifest_path
-from state_runtime.snapshot.terms import Term, claim_term, newest_term
+from state_runtime.snapshot.paths import JOB_FILE, manifest_path
+from state_runtime.snapshot.terms import RunStatus, Term, claim_term, newest_term
 from state_runtime.store import Created, Store
 
-__all__ = ["Boundary", "Committer", "open_job_root", "open_run", "read_boundary", "refuse_if_live"]
+__all__ = ["Committer", "live_run", "open_job_root", "open_run", "refuse_if_live"]
 
 # A run that has not been heard of for this many heartbeat intervals may be taken over without asking.
 LIVE_INTERVALS = 5
@@ -40,37 +45,42 @@ LIVE_INTERVALS = 5
 STARTING_GRACE_S = 30.0
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """Highest snapshot id that garbage collection may have removed; it only grows."""
+def open_job_root(
+    root: Store, name: str, *, clock: Clock, ids: Ids, uid: str = "", started_from: StartedFrom | None = None
+) -> JobInfo:
+    """Create the job root, or find it. Atomic; two first starts agree on one uid, and on what the job begins with.
 
-    snapshot_id: int
-
-
-def read_boundary(root: Store) -> int:
-    """The boundary, 0 where nothing was ever collected."""
-    try:
-        return decode_document("boundary", Boundary, root.read(BOUNDARY, SMALL_JSON_BYTES_MAX), BOUNDARY).snapshot_id
-    except FileNotFoundError:
-        return 0
-
-
-def open_job_root(root: Store, name: str, *, clock: Clock, ids: Ids) -> JobInfo:
-    """Create the job root, or check that it is this job's. Atomic; two first starts agree on one uid.
+    Args:
+        uid: of a new job; drawn if empty.
+        started_from: what a new job begins with. The caller compares it with what is returned: another start may have been first.
 
     Raises:
-        JobRootMismatch: it belongs to another job. UnsupportedFormat: to a newer version.
+        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved (snapshot/handover.py).
     """
-    found = read_job_info(root, name)
+    # Before anything is written: a root that is still being filled gets its own job.json at the end.
+    refuse_if_handed_over(root)
+    found = read_job_info(root)
     if found is not None:
         return found
-    info = JobInfo(ids.uid(), name, MAX_PARALLELISM, FORMAT_VERSION, clock.now_ms())
+    info = JobInfo(uid or ids.uid(), name, MAX_PARALLELISM, FORMAT_VERSION, clock.now_ms(), started_from)
     if root.create(JOB_FILE, encode_document("job", info)) is Created.MINE:
         return info
-    found = read_job_info(root, name)
+    found = read_job_info(root)
     if found is None:
         raise Fenced(f"job.json in {root.url} was removed while this run started; start it again")
     return found
+
+
+def live_run(catalog: Catalog, clock: Clock) -> RunStatus | None:
+    """The newest run, if its heartbeat is fresh. Who must be sure does not ask here: a live run may be silent for a while."""
+    status = catalog.status()
+    if status is None:
+        return None
+    timeout_s = (
+        max(LIVE_INTERVALS * status.heartbeat_interval_s, 5.0) if status.state == "running" else STARTING_GRACE_S
+    )
+    is_live = status.is_live(clock.now_ms(), timeout_s) and not _is_dead_here(status.host, status.pid)
+    return status if is_live else None
 
 
 def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
@@ -81,13 +91,8 @@ def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
     Raises:
         JobAlreadyRunning: the newest run's heartbeat is fresh.
     """
-    status = catalog.status()
-    if status is None:
-        return
-    timeout_s = (
-        max(LIVE_INTERVALS * status.heartbeat_interval_s, 5.0) if status.state == "running" else STARTING_GRACE_S
-    )
-    if status.is_live(clock.now_ms(), timeout_s) and not _is_dead_here(status.host, status.pid):
+    status = live_run(catalog, clock)
+    if status is not None:
         raise JobAlreadyRunning(
             f"job {catalog.job!r} is run by term {status.term} (process {status.pid} on {status.host}), last heard of "
             f"{status.age_s(clock.now_ms()):.1f} s ago. Stop it with `stillstate stop {catalog.job}`, "
@@ -115,11 +120,21 @@ class Committer:
     every further commit. Not thread-safe; the driver calls it from one thread at a time.
     """
 
-    def __init__(self, root: Store, info: JobInfo, term: Term, last: Manifest, clock: Clock, ids: Ids) -> None:
+    def __init__(
+        self,
+        root: Store,
+        info: JobInfo,
+        term: Term,
+        last: Manifest,
+        clock: Clock,
+        ids: Ids,
+        boundary: Boundary | None = None,
+    ) -> None:
         self._root = root
         self._clock = clock
         self._ids = ids
         self._fenced: str | None = None
+        self._boundary = boundary
         self.info = info
         self.term = term
         self.last = last
@@ -143,7 +158,7 @@ class Committer:
             )
             raise Fenced(self._fenced)
         try:
-            _check_boundary(self._root, manifest.snapshot_id)
+            self._boundary = _check_boundary(self._root, manifest, self._boundary)
         except Fenced as error:
             self._fenced = str(error)
             raise
@@ -152,31 +167,64 @@ class Committer:
 
 
 def open_run(
-    catalog: Catalog, info: JobInfo, empty: Manifest, *, clock: Clock, ids: Ids, host: str, pid: int
+    catalog: Catalog,
+    info: JobInfo,
+    empty: Manifest,
+    *,
+    clock: Clock,
+    ids: Ids,
+    host: str,
+    pid: int,
+    back_to: int | None = None,
+    claimed_by: str = "",
+    mover: str = "",
 ) -> Committer:
     """Claim the next term and take the job over from every older run.
 
     Args:
         empty: the content of a job that has no snapshot yet.
+        mover: uid of the move that takes the job over to carry it elsewhere; empty of a run.
+        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it.
+        claimed_by: uid of a job that may open a root which it has claimed.
 
     Returns:
         A committer whose `last` is the fencing snapshot: the newest content, output still to be published included.
 
     Raises:
-        Fenced: a newer run took over while this one started.
+        Fenced: a newer run took over while this one started, or the root was given up.
+        SnapshotInUse: another job has claimed the root, or it is being moved; nothing but a term's number was used.
+        JobRootMismatch: its files are of two jobs.
         CorruptManifest: the newest snapshot cannot be read. Nothing is overwritten, and no older one is used.
+        MissingSnapshot: there is no snapshot `back_to`.
     """
     # The content is read before the term is claimed, so that a damaged root costs nothing.
-    catalog.latest()
-    term = claim_term(catalog.root, host=host, pid=pid, clock=clock, ids=ids)
+    found = catalog.latest()
+    if found is not None:
+        check_belongs(found, info, catalog.root.url, own=True)
+    target = catalog.manifest(back_to) if back_to is not None else None
+    term = claim_term(
+        catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
+    )
+    # Only after the term: a mover writes its file before it claims one, so either we see the file, or its term is the newer one.
+    refuse_if_handed_over(catalog.root, mover=mover)
+    # After the term: whoever claims the root fences it after that (snapshot/claim.py).
+    refuse_if_claimed(catalog.root, by=claimed_by)
+    # Before anything is committed; whoever deletes the root as a whole removes it before the boundary.
+    mark_root(catalog.root, info.uid)
     for _ in range(CLAIM_ATTEMPTS_MAX):
-        last = catalog.latest() or empty
+        latest = catalog.latest()
+        if latest is None and found is not None:
+            raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
+        last = latest or empty
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
-        fencing = _next(replace(last, kind="fencing", previous=None), last, info, term, clock, ids)
+        content = gone_back(target, last) if target is not None else last
+        fencing = _next(replace(content, kind="fencing", previous=None), last, info, term, clock, ids)
         if _create(catalog.root, fencing):
-            _check_boundary(catalog.root, fencing.snapshot_id)
-            return Committer(catalog.root, info, term, fencing, clock, ids)
+            boundary = _check_boundary(catalog.root, fencing, None)
+            if read_job_info(catalog.root) is None:
+                raise Fenced(f"{catalog.root.url} was deleted, or moved elsewhere, while term {term.term} was starting")
+            return Committer(catalog.root, info, term, fencing, clock, ids, boundary)
         # An older run finished one more epoch, or a rival claimed: read again, the newest content is what we take over.
     raise Fenced(f"{CLAIM_ATTEMPTS_MAX} fencing snapshots were lost in a row; too many drivers start this job at once")
 
@@ -197,12 +245,26 @@ def _create(root: Store, manifest: Manifest) -> bool:
     return root.create(manifest_path(manifest.snapshot_id), manifest.encode()) is Created.MINE
 
 
-def _check_boundary(root: Store, snapshot_id: int) -> None:
+def _check_boundary(root: Store, manifest: Manifest, known: Boundary | None) -> Boundary:
     # Only after the create: garbage collection advances the boundary before it deletes, so either it sees our
-    # manifest, or we see its boundary.
-    boundary = read_boundary(root)
-    if snapshot_id <= boundary:
+    # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is its mark.
+    boundary, snapshot_id = known, manifest.snapshot_id
+    sequence = boundary_of_root(root, manifest.job_uid)
+    if sequence is None:
         raise Fenced(
-            f"snapshot {snapshot_id} lies at or below the collected boundary {boundary}: this run slept while others went "
+            f"{root.url} was removed, or is another job's now: snapshot {snapshot_id} will never be read. This run slept meanwhile; "
+            "it stops and publishes nothing"
+        )
+    if boundary is None or sequence != boundary.sequence:
+        boundary = read_boundary(root)
+    if boundary.is_tombstone:
+        raise Fenced(
+            f"{root.url} was deleted as a whole: snapshot {snapshot_id} will never be read; this run stops and publishes nothing. "
+            "Let `stillstate delete --root` end, then start the job anew"
+        )
+    if snapshot_id <= boundary.snapshot_id:
+        raise Fenced(
+            f"snapshot {snapshot_id} lies at or below the collected boundary {boundary.snapshot_id}: this run slept while others went "
             "on, and its snapshot will never be read; it stops and publishes nothing"
         )
+    return boundary

@@ -1,38 +1,175 @@
-"""Requests to a running job, as files: any process with access to the store can ask, the driver looks at each heartbeat."""
+"""Requests to a running job, as files: any process with access to the store can ask, the driver looks at each heartbeat.
+
+    control/<20-digit term>-<action>-<request id>.json           create-if-absent, by whoever asks
+    control/<20-digit term>-<action>-<request id>.answer.json    create-if-absent, by the run, or by a later one
+
+A request is to one run. When that run has ended without an answer, the request is void: what was asked for does not happen later.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from state_runtime.clock import Clock
+from state_runtime.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.ids import Ids
 from state_runtime.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name
+from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name, term_of
+from state_runtime.snapshot.savepoint import SavepointThen, SavepointTrigger, check_tags
 from state_runtime.store import Store
 
-__all__ = ["ControlRequest", "pending_stop", "request_stop"]
+__all__ = [
+    "Answer",
+    "ControlAnswer",
+    "ControlRequest",
+    "answer",
+    "asked_to_stop",
+    "new_requests",
+    "open_requests",
+    "pending_stop",
+    "read_answer",
+    "request_savepoint",
+    "request_stop",
+]
+
+_LOG = logging.getLogger(__name__)
 
 # Requests are read by every heartbeat; a folder flooded with files must not stop the job.
 _REQUESTS_READ_MAX = 1000
+_ANSWER = ".answer.json"
+
+Action = Literal["stop", "savepoint"]
+Answer = Literal["accepted", "refused", "void"]
 
 
 @dataclass(frozen=True)
 class ControlRequest:
-    """A request to one term; requests to an older term are void."""
+    """A request to one term; requests to an older term are void.
 
-    action: Literal["stop"]
+    Attributes:
+        name, then, trigger, tags, note: of a savepoint; see `SavepointRecord`.
+    """
+
+    action: Action
     term: int
     at_ms: int
     request_id: str
+    name: str = ""
+    then: SavepointThen = "continue"
+    trigger: SavepointTrigger = "user"
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def ends_the_run(self) -> bool:
+        """Whether nobody wants the run back once it has done what is asked."""
+        return self.action == "stop" or self.then != "continue"
+
+
+@dataclass(frozen=True)
+class ControlAnswer:
+    """What became of a request.
+
+    Attributes:
+        answer: of a savepoint "accepted" says that its snapshot is made and pinned, and that the copy begins; its record knows the rest.
+        message: why not.
+    """
+
+    request_id: str
+    answer: Answer
+    at_ms: int
+    message: str = ""
+    snapshot_id: int = 0
 
 
 def request_stop(store: Store, job: str, term: int, *, clock: Clock, ids: Ids) -> None:
     """Ask the run `term` of `job` to stop after its current epoch. Asking twice is fine."""
-    request = ControlRequest("stop", term, clock.now_ms(), ids.uid())
-    root = store.child(check_job_name(job))
-    root.create(f"{CONTROL_DIR}/{term:020d}-stop-{request.request_id}.json", encode_document("control", request))
+    _ask(store.child(check_job_name(job)), ControlRequest("stop", term, clock.now_ms(), ids.uid()))
+
+
+def request_savepoint(
+    root: Store,
+    term: int,
+    name: str,
+    *,
+    clock: Clock,
+    ids: Ids,
+    then: SavepointThen = "continue",
+    trigger: SavepointTrigger = "user",
+    tags: tuple[str, ...] = (),
+    note: str = "",
+) -> ControlRequest:
+    """Ask the run `term` of the job at `root` for a savepoint; `read_answer` has its answer, within an epoch.
+
+    Raises:
+        InvalidConfiguration: the name, a tag or the note cannot be used; nothing was asked.
+        StoreUnavailable, OutcomeUnknown: it may have been asked.
+    """
+    check_job_name(name)
+    request = ControlRequest(
+        "savepoint", term, clock.now_ms(), ids.uid(), name, then, trigger, check_tags(tags, note), note
+    )
+    _ask(root, request)
+    return request
+
+
+def answer(root: Store, request: ControlRequest, given: ControlAnswer) -> None:
+    """Answer a request; a second answer is lost. Only the run that was asked calls it, or a later one."""
+    root.create(_path(request, _ANSWER), encode_document("control-answer", given))
+
+
+def read_answer(root: Store, request: ControlRequest) -> ControlAnswer | None:
+    """The answer, None as long as there is none."""
+    path = _path(request, _ANSWER)
+    try:
+        data = root.read(path, SMALL_JSON_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    return decode_document("control-answer", ControlAnswer, data, f"{root.url}/{path}")
+
+
+def new_requests(root: Store, term: int, seen: Collection[str]) -> dict[str, ControlRequest | None]:
+    """Requests to `term` without an answer, by file name, oldest first, but for those that were seen. None: it cannot be read."""
+    names = root.list_names(CONTROL_DIR)
+    answered = {name.removesuffix(_ANSWER) for name in names if name.endswith(_ANSWER)}
+    prefix = f"{term:020d}-"
+    asked = [
+        n
+        for n in names
+        if n.startswith(prefix)
+        and n.endswith(".json")
+        and not n.endswith(_ANSWER)
+        and n.removesuffix(".json") not in answered
+        and n not in seen
+    ]
+    found: dict[str, ControlRequest | None] = {}
+    for name in asked[:_REQUESTS_READ_MAX]:
+        path = f"{CONTROL_DIR}/{name}"
+        try:
+            data = root.read(path, SMALL_JSON_BYTES_MAX)
+            found[name] = decode_document("control", ControlRequest, data, f"{root.url}/{path}")
+        except FileNotFoundError:
+            continue  # tidied away meanwhile
+        except (CorruptManifest, UnsupportedFormat) as error:
+            # One request that nobody can read must not keep the others from being heard.
+            _LOG.warning("a request is passed over: %s", error)
+            found[name] = None
+    return dict(sorted(found.items(), key=lambda item: item[1].at_ms if item[1] is not None else 0))
+
+
+def open_requests(root: Store, *, before_term: int) -> list[ControlRequest]:
+    """Requests to older runs that nobody answered: they are void. Requests to stop need no answer."""
+    terms = {
+        int(name[:20]) for name in root.list_names(CONTROL_DIR) if term_of(f"{name[:20]}.json") and name[20:21] == "-"
+    }
+    found = []
+    for term in sorted(t for t in terms if t < before_term):
+        found += [r for r in new_requests(root, term, ()).values() if r is not None and r.action == "savepoint"]
+    return found
 
 
 def pending_stop(root: Store, term: int) -> ControlRequest | None:
@@ -42,3 +179,27 @@ def pending_stop(root: Store, term: int) -> ControlRequest | None:
         path = f"{CONTROL_DIR}/{name}"
         return decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
     return None
+
+
+def asked_to_stop(root: Store, term: int) -> bool:
+    """Whether somebody wants the run `term` to end: to stop, or to stop after a savepoint (unless that was refused)."""
+    if pending_stop(root, term) is not None:
+        return True
+    prefix = f"{term:020d}-savepoint-"
+    names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and not n.endswith(_ANSWER)]
+    for name in names[:_REQUESTS_READ_MAX]:
+        path = f"{CONTROL_DIR}/{name}"
+        request = decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
+        if request.ends_the_run:
+            given = read_answer(root, request)
+            if given is None or given.answer == "accepted":
+                return True
+    return False
+
+
+def _ask(root: Store, request: ControlRequest) -> None:
+    root.create(_path(request, ".json"), encode_document("control", request))
+
+
+def _path(request: ControlRequest, suffix: str) -> str:
+    return f"{CONTROL_DIR}/{request.term:020d}-{request.action}-{request.request_id}{suffix}"

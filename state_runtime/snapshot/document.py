@@ -16,22 +16,21 @@ import hashlib
 import json
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from state_runtime.errors import CorruptManifest, UnsupportedFormat
+from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 
 __all__ = ["FORMAT_VERSION", "decode_document", "encode_document", "header_format"]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of everything below a job root; raised with any change that an older reader would misread.
 
 1: one row per key, without times. 2: many rows per key, times, and schema versions of states.
-3: epochs apart from checkpoints, base tables that are younger than their layer, files of shards. Newer ones read all older.
+3: epochs apart from checkpoints, base tables that are younger than their layer, files of shards. 4: snapshots that were taken over
+from other jobs, or gone back to; boundaries that say what is kept. Newer ones read all older.
 """
 
 D = TypeVar("D")
 _HEADER_BYTES_MAX = 512
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def encode_document(kind: str, body: Any, format_version: int = FORMAT_VERSION) -> bytes:
@@ -80,15 +79,9 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
             raise ValueError(f"{len(body)} bytes of body where {size} were written")
         if _digest(kind, version, body) != header["sha256"]:
             raise ValueError("digest differs")
-        adapter = _ADAPTERS.get(cls)
-        if adapter is None:
-            adapter = _ADAPTERS[cls] = TypeAdapter(cls)
-        value: D = adapter.validate_json(body, strict=True)
-        return value
+        return parse_json(cls, body)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise CorruptManifest(f"{where} is damaged: {place}: {first['msg']}. {_NEXT}") from error
+        raise CorruptManifest(f"{where} is damaged: {shown_problem(error)}. {_NEXT}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptManifest(f"{where} is damaged: {error}. {_NEXT}") from error
 

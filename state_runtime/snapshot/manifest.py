@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from state_runtime.errors import CorruptManifest, InvalidConfiguration
-from state_runtime.limits import MANIFEST_BYTES_MAX
+from state_runtime.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
 from state_runtime.progress import Progress
 from state_runtime.snapshot.document import decode_document, encode_document, header_format
 from state_runtime.snapshot.paths import check_relative_path, check_uid
@@ -20,9 +20,11 @@ __all__ = [
     "LayerEntry",
     "Manifest",
     "OperatorEntry",
+    "OriginEntry",
     "SchemaVersion",
     "SegmentEntry",
     "ShardFilesEntry",
+    "SnapshotFormat",
     "SourcePosition",
     "StagedFile",
     "StagedOutput",
@@ -34,6 +36,7 @@ __all__ = [
 
 
 StateKind = Literal["value", "list", "map", "timers", "rows"]
+SnapshotFormat = Literal["changelog", "incremental", "canonical"]
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,22 @@ class LayerEntry:
 
 
 @dataclass(frozen=True)
+class OriginEntry:
+    """A snapshot that this job (or an ancestor of it) was started from.
+
+    Attributes:
+        job, job_uid, snapshot_id, commit_id: which one. Segments and listings that were taken over say `job_uid`.
+        mode: who owns it since then.
+    """
+
+    job: str
+    job_uid: str
+    snapshot_id: int
+    commit_id: str
+    mode: Literal["NO_CLAIM", "CLAIM", "IMPORT", "BOOTSTRAP", "CONVERT"]
+
+
+@dataclass(frozen=True)
 class SourcePosition:
     """Where Spark's sources stand: what a fresh Spark checkpoint directory is primed with.
 
@@ -278,6 +297,11 @@ class Manifest:
         epoch: number of the newest epoch. It counts on over all runs, is never below the snapshot's id, and orders list elements and
             output; several epochs may end in one checkpoint. 0 in manifests of format 2 and older: there it is the id.
         shards: the state's bottom where the changelog is (or was) off.
+        origins: where the job's state came from, oldest first; empty if it began empty.
+        abandoned: closed ranges of snapshot ids of this job that are not ancestors of this one, ascending: an older snapshot was
+            gone back to. Local copies of them do not serve.
+        drained: the job was told that no more input comes, so every window and event-time timer has fired: what would come after
+            it would find its window closed. Nothing goes on from here unless it is asked for. The watermark in `time` is that of the input.
     """
 
     format_version: int
@@ -299,6 +323,26 @@ class Manifest:
     time: TimeEntry | None = None
     epoch: int = 0
     shards: ShardFilesEntry | None = None
+    origins: tuple[OriginEntry, ...] = ()
+    abandoned: tuple[tuple[int, int], ...] = ()
+    drained: bool = False
+
+    @property
+    def job_uids(self) -> frozenset[str]:
+        """Whose segments and listings it may name: the job's own, and those of the jobs that it came from."""
+        return frozenset({self.job_uid, *(origin.job_uid for origin in self.origins)})
+
+    def abandons(self, snapshot_id: int) -> bool:
+        """Whether a snapshot of this job is no ancestor of this one, because an older one was gone back to."""
+        return any(first <= snapshot_id <= last for first, last in self.abandoned)
+
+    @property
+    def snapshot_format(self) -> SnapshotFormat:
+        """`canonical`: one layer of sorted Parquet tables and nothing else. `incremental`: no changelog, but several layers or files of a
+        backend. `changelog`: anything with changelog segments."""
+        if self.segments:
+            return "changelog"
+        return "canonical" if self.shards is None and len(self.layers) <= 1 else "incremental"
 
     @property
     def state_segments(self) -> tuple[SegmentEntry, ...]:
@@ -343,6 +387,7 @@ class Manifest:
         format_version = header_format(data)
         if manifest.format_version != format_version:
             raise CorruptManifest(f"{where} names format {manifest.format_version} inside format {format_version}")
+        _check_numbers(manifest, where)
         for segment in manifest.segments:
             check_relative_path(segment.path)
         for layer in manifest.layers:
@@ -361,6 +406,28 @@ class Manifest:
                 raise CorruptManifest(f"{where} is damaged: {error}") from error
             _check_states(operator, where)
         return manifest
+
+
+def _check_numbers(manifest: Manifest, where: str) -> None:
+    """Sizes, ids and ranges that can be; readers do arithmetic with them.
+
+    Raises:
+        CorruptManifest: some cannot.
+    """
+    tables = [table for layer in manifest.layers for table in layer.tables]
+    sizes = [manifest.snapshot_id, manifest.term, manifest.parallelism, manifest.epoch]
+    sizes += [n for s in manifest.segments for n in (s.bytes, s.index_bytes, s.rows, s.direct_bytes, s.snapshot_id)]
+    sizes += [n for t in tables for n in (t.bytes, t.rows, t.last_snapshot_id)]
+    sizes += [n for x in manifest.layers for n in (x.first_snapshot_id, x.last_snapshot_id)]
+    sizes += [f.bytes for x in manifest.layers for f in x.source_logs]
+    sizes += [f.bytes for output in manifest.outputs for f in output.files]
+    if (shards := manifest.shards) is not None:
+        sizes += [shards.bytes, shards.parallelism, shards.snapshot_id, shards.total_bytes, shards.oldest_snapshot_id]
+    sizes += [n for o in manifest.operators for n in (o.since, *o.dropped.values(), *(s.since for s in o.states))]
+    if any(not 0 <= n < 1 << 63 for n in sizes) or manifest.parallelism > MAX_PARALLELISM:
+        raise CorruptManifest(f"{where} is damaged: a size, an id or a number of rows is out of bounds")
+    if any(not 0 <= t.hash_low <= t.hash_high for t in tables):
+        raise CorruptManifest(f"{where} is damaged: a table's range of hashes is none")
 
 
 def _check_states(operator: OperatorEntry, where: str) -> None:

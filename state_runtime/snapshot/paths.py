@@ -8,12 +8,21 @@ from state_runtime.errors import CorruptData, InvalidConfiguration
 from state_runtime.limits import NAME_CHARS_MAX, PATH_CHARS_MAX
 
 __all__ = [
-    "BOUNDARY",
+    "BOUNDARY_DIR",
+    "CLAIM_FILE",
     "CONTROL_DIR",
+    "CONVERSION_FILE",
     "JOB_FILE",
     "MATERIALIZATIONS_DIR",
+    "MOVED_FILE",
+    "MOVING_FILE",
+    "OUTPUTS_DIR",
+    "PINS_DIR",
+    "SAVEPOINTS_DIR",
     "SNAPSHOTS_DIR",
+    "SNAPSHOT_ID_MAX",
     "TERMS_DIR",
+    "boundary_path",
     "check_job_name",
     "check_relative_path",
     "check_uid",
@@ -21,8 +30,13 @@ __all__ = [
     "listing_path",
     "manifest_path",
     "materialization_path",
+    "pin_path",
+    "pinned_id_of",
+    "root_mark_path",
     "safe_name",
+    "savepoint_path",
     "segment_path",
+    "sequence_of",
     "shard_file_path",
     "snapshot_id_of",
     "term_of",
@@ -30,16 +44,27 @@ __all__ = [
 ]
 
 JOB_FILE = "job.json"
+CLAIM_FILE = "claim.json"
+MOVING_FILE = "moving.json"
+CONVERSION_FILE = "conversion.json"
+MOVED_FILE = "moved.json"
 TERMS_DIR = "terms"
 SNAPSHOTS_DIR = "snapshots"
 CONTROL_DIR = "control"
 MATERIALIZATIONS_DIR = "materializations"
-BOUNDARY = "boundary.json"
+OUTPUTS_DIR = "outputs"
+BOUNDARY_DIR = "boundary"
+PINS_DIR = "pins"
+SAVEPOINTS_DIR = "savepoints"
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+\Z")
 _JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
+_PIN = re.compile(r"([0-9]{20})-[0-9A-Za-z]+\.json\Z")
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _DIGITS = 20
+
+SNAPSHOT_ID_MAX = (1 << 64) - 1
+"""No snapshot has it."""
 
 
 def check_relative_path(path: str) -> str:
@@ -98,6 +123,24 @@ def materialization_path(record_id: int, *, started: bool = False) -> str:
     return f"{MATERIALIZATIONS_DIR}/{record_id:0{_DIGITS}d}{'.started' if started else ''}.json"
 
 
+def root_mark_path(job_uid: str) -> str:
+    """Says beside the boundaries whose root this is: one listing shows a run both (snapshot/commit.py)."""
+    return f"{BOUNDARY_DIR}/root-{job_uid}"
+
+
+def boundary_path(sequence: int) -> str:
+    return f"{BOUNDARY_DIR}/{sequence:0{_DIGITS}d}.json"
+
+
+def pin_path(snapshot_id: int, uid: str) -> str:
+    return f"{PINS_DIR}/{snapshot_id:0{_DIGITS}d}-{uid}.json"
+
+
+def savepoint_path(name: str) -> str:
+    """The folder of a savepoint: a job root of its own, with one snapshot."""
+    return f"{SAVEPOINTS_DIR}/{check_job_name(name)}"
+
+
 def segment_path(term: int, name: str) -> str:
     return f"changelog/{term:0{_DIGITS}d}/{name}"
 
@@ -113,6 +156,17 @@ def listing_path(term: int, name: str) -> str:
 def snapshot_id_of(name: str) -> int | None:
     """The id in a folder name below `snapshots/`, or None for a name that is not ours."""
     return int(name) if len(name) == _DIGITS and name.isascii() and name.isdigit() else None
+
+
+def pinned_id_of(name: str) -> int | None:
+    """The snapshot's id in a file name below `pins/`, or None for a name that is not ours."""
+    found = _PIN.match(name)
+    return int(found.group(1)) if found else None
+
+
+def sequence_of(name: str) -> int | None:
+    """The number in a file name `<20 digits>.json`, or None for a name that is not ours."""
+    return term_of(name)
 
 
 def term_of(name: str) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -148,17 +148,17 @@ class ShardListing:
         return body
 
     @staticmethod
-    def decode(data: bytes, entry: ShardFilesEntry, job_uid: str) -> ShardListing:
+    def decode(data: bytes, entry: ShardFilesEntry, job_uids: Collection[str]) -> ShardListing:
         """Parse and check; every path in the result is a plain relative one. Size and digest were compared before.
 
         Raises:
             CorruptManifest, UnsupportedFormat: see `decode_document`. CorruptData: a path that leads elsewhere.
         """
         listing = decode_document("shard-files", ShardListing, data, entry.path)
-        if listing.job_uid != job_uid or listing.parallelism != entry.parallelism:
+        if listing.job_uid not in job_uids or listing.parallelism != entry.parallelism:
             raise CorruptManifest(
                 f"{entry.path} lists {listing.parallelism} shards of job {listing.job_uid}, not {entry.parallelism} of "
-                f"{job_uid}: files were swapped"
+                f"{' or '.join(sorted(job_uids))}: files were swapped"
             )
         if len(listing.by_shard) < len(listing.shards):
             raise CorruptManifest(f"{entry.path} is damaged: it lists a shard twice")

@@ -70,17 +70,20 @@ def newest_term(store: Store) -> int:
     return max((t for t in map(term_of, store.list_names(TERMS_DIR)) if t is not None), default=0)
 
 
-def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids) -> Term:
+def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, above: int = 0) -> Term:
     """Claim the next term. Atomic: two claimers get different terms.
 
     A claimed term says who may write next; only the fencing snapshot takes the job away from an older run.
+
+    Args:
+        above: the term is higher than this one: that of a snapshot that another job has made.
 
     Raises:
         Fenced: others kept claiming; the job is contended.
         OutcomeUnknown: the store could not confirm; start again (terms may skip numbers).
     """
     for _ in range(CLAIM_ATTEMPTS_MAX):
-        term = Term(newest_term(store) + 1, ids.uid(), host, pid, clock.now_ms())
+        term = Term(max(newest_term(store), above) + 1, ids.uid(), host, pid, clock.now_ms())
         if store.create(term_path(term.term), encode_document("term", term)) is Created.MINE:
             return term
     raise Fenced(f"{CLAIM_ATTEMPTS_MAX} claims of a term were lost in a row; too many drivers start this job at once")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -158,6 +158,7 @@ class ShardStore(Protocol):
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
+        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]] | None = None,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> StateReader:
@@ -167,6 +168,8 @@ class ShardStore(Protocol):
             states: per state its rows in ascending order of hash, no hash in two batches. With `adopted` they lie on top of
                 what is taken over, and may hold tombstones there.
             adopted: files that are taken over as they are, as hard links; their digests are compared first.
+            below: per state what else `states` lies on top of: per hash range its lower end, and its rows in ascending order, no key
+                twice. The ranges meet neither each other nor those that are taken over. For the Arrow backend only.
             snapshot_id, restored_from: see `StoredVersion`. Without a commit id the version is marked with the stamp, as any other.
 
         Raises:

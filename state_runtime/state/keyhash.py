@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from state_runtime.errors import InvalidData, check
 
-__all__ = ["SEED", "hash_key", "hash_rows", "xxh64"]
+__all__ = ["SEED", "chain_rows", "hash_key", "hash_rows", "xxh64"]
 
 SEED = 42  # of Spark's SQL function xxhash64
 
@@ -83,6 +83,19 @@ def hash_rows(columns: Sequence[pa.Array], seed: int = SEED) -> _Hashes:
         check(len(column) == count, f"key columns of {count} and of {len(column)} rows")
         hashes = _chain(column, hashes)
     return hashes
+
+
+def chain_rows(column: pa.Array, seeds: _Hashes) -> _Hashes:
+    """The hashes of many rows after one more column.
+
+    Args:
+        seeds: of each row the hash so far.
+
+    Raises:
+        InvalidData: see `hash_rows`.
+    """
+    check(len(column) == len(seeds), f"a column of {len(column)} rows for {len(seeds)} hashes")
+    return _chain(column, seeds)
 
 
 def xxh64(data: bytes, seed: int) -> int:

@@ -1,6 +1,6 @@
 """Local runs: the state of one shard of one operator on the host's disk, in immutable versions.
 
-    <local dir>/state/<store id>-<job uid>/<operator>/<parallelism>-<shard>/
+    <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/
         <version>.json        which files make the version's runs (state/runs.py), with size, rows and digest
         <version>-<n>.arrow   Arrow IPC files, sorted by key hash (and entry), memory-mapped
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,7 @@ _VERSION_BYTES_MAX = 1 << 20
 _ORPHAN_AGE_S = 3600.0
 # A restored run is written in pieces of this size, so that no more of it is in private memory.
 _PIECE_BYTES = 32 * MIB
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _FIRST_NEW = 5000  # number of a version's first new run; those below are outputs of merges
 _SAMPLES = 128  # per file, to find where a merge's next range ends
 
@@ -222,17 +223,18 @@ class LocalShard:
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
+        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]] | None = None,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> OpenVersion:
-        """One run per state, in pieces, and below it the runs that are taken over: see `ShardStore.write_restored`.
+        """One run per state, in pieces, and below it what lies there: see `ShardStore.write_restored`.
 
-        Without such, what is removed or has expired is not written.
+        Where nothing lies below, what is removed or has expired is not written.
         """
         taken_over = [(a, self._opened(a, now_ms)) for a in adopted]
         self._make_folder()
         with self._removed_if_it_fails(version):
-            return self._write_restored(version, states, now_ms, taken_over, snapshot_id, restored_from)
+            return self._write_restored(version, states, now_ms, taken_over, below or {}, snapshot_id, restored_from)
 
     def _write_restored(
         self,
@@ -240,6 +242,7 @@ class LocalShard:
         states: Mapping[str, pa.RecordBatch | Iterable[pa.RecordBatch]],
         now_ms: int,
         taken_over: Sequence[tuple[Adopted, OpenVersion]],
+        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]],
         snapshot_id: int,
         restored_from: str,
     ) -> OpenVersion:
@@ -248,19 +251,21 @@ class LocalShard:
         mapped: dict[str, dict[str, RunData]] = {}
         for state, schema in self._schemas.items():
             given = states.get(state, ())
-            pieces: list[RunFile] = []
+            batches = [given] if isinstance(given, pa.RecordBatch) else given
             mapped[state] = {}
-            for batch in _pieces([given] if isinstance(given, pa.RecordBatch) else given, schema):
-                if not taken_over:
-                    batch = fold([batch], schema, drop_deleted=True, now_ms=now_ms)
-                if batch.num_rows:
-                    file, data = self._write_run(next(names), batch, schema)
-                    pieces.append(file)
-                    mapped[state][file.file] = data
-            linked = [self._link(a, base, state, names, mapped[state]) for a, base in taken_over]
-            on_top = (Run(tuple(pieces)),) if pieces else ()
-            columns = [runs for _, runs in sorted((c for column in linked for c in column), key=lambda c: c[0])]
-            layouts[state] = Layout((*on_top, *side_by_side(columns)))
+            # The bottom first: reading it brings what the top is read from.
+            columns = [
+                (low, [Run(self._write_pieces(rows, schema, names, mapped[state]))])
+                for low, rows in below.get(state, ())
+            ]
+            if not taken_over and not columns:
+                batches = (fold([batch], schema, drop_deleted=True, now_ms=now_ms) for batch in batches)
+            pieces = self._write_pieces(batches, schema, names, mapped[state])
+            for adopted, base in taken_over:
+                columns += self._link(adopted, base, state, names, mapped[state])
+            on_top = (Run(pieces),) if pieces else ()
+            beside = side_by_side([[run for run in runs if run.pieces] for _, runs in sorted(columns, key=_low_end)])
+            layouts[state] = Layout((*on_top, *beside))
         described = Version(
             version,
             "",
@@ -271,6 +276,17 @@ class LocalShard:
         )
         self._write_version(described)
         return OpenVersion(described, mapped, self._schemas, now_ms)
+
+    def _write_pieces(
+        self, batches: Iterable[pa.RecordBatch], schema: StateSchema, names: Iterator[str], mapped: dict[str, RunData]
+    ) -> tuple[RunFile, ...]:
+        """Sorted batches as the files of one run, mapped into memory again: what was written is not held."""
+        pieces = []
+        for batch in _pieces(batches, schema):
+            file, _ = self._write_run(next(names), batch, schema)
+            mapped[file.file] = read_run(pa.memory_map(str(self._folder / file.file)), file, schema)
+            pieces.append(file)
+        return tuple(pieces)
 
     @contextmanager
     def _removed_if_it_fails(self, version: str) -> Iterator[None]:
@@ -459,11 +475,46 @@ class LocalShard:
         data = RunData(batch, order)
         if order is not None:
             batch = pa.RecordBatch.from_arrays([*batch.columns, order], schema=_stored_schema(schema))
-        body = _encoded(batch)
-        _write_private(self._folder / name, body)
+        size, digest = _write_batch(self._folder / name, batch)
         hashes = hashes_of(batch)
-        digest = hashlib.sha256(body).hexdigest()
-        return RunFile(name, batch.num_rows, body.size, digest, int(hashes[0]), int(hashes[-1])), data
+        return RunFile(name, batch.num_rows, size, digest, int(hashes[0]), int(hashes[-1])), data
+
+
+def _write_batch(path: Path, batch: pa.RecordBatch) -> tuple[int, str]:
+    """A batch as a new Arrow file; its size and digest."""
+    descriptor = os.open(path, _NEW_FILE, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        sink = _HashedFile(file)
+        with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
+            writer.write_batch(batch)
+    return sink.bytes, sink.digest
+
+
+class _HashedFile:
+    """A file that is written once, and what was written: nothing is copied on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        size = self._file.write(data)
+        self._hash.update(data)
+        self.bytes += size
+        return size
+
+    def flush(self) -> None:
+        """The owner of the file does it."""
+
+    def close(self) -> None:
+        """The owner of the file does it."""
+        self.closed = True
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
 
 
 def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> tuple[tuple[LocalFile, ...], str]:
@@ -485,10 +536,14 @@ def encode_run(batch: pa.RecordBatch, schema: StateSchema) -> pa.Buffer:
 
 
 def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
+    # Counted first: a buffer that grows is copied each time.
+    counted = pa.MockOutputStream()
+    with pa.ipc.new_file(counted, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
+    body = pa.allocate_buffer(counted.size())
+    with pa.ipc.new_file(pa.FixedSizeBufferWriter(body), batch.schema) as writer:
+        writer.write_batch(batch)
+    return body
 
 
 def read_run(source: pa.NativeFile | pa.Buffer, run: RunFile, schema: StateSchema) -> RunData:
@@ -566,6 +621,10 @@ def _newest_rows(layout: Layout) -> int:
     return next((run.rows for number, run in enumerate(layout.runs) if number not in outputs), 0)
 
 
+def _low_end(column: tuple[int, list[Run]]) -> int:
+    return column[0]
+
+
 def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.RecordBatch]:
     """Batches put together to the pieces of one run."""
     waiting: list[pa.RecordBatch] = []
@@ -574,8 +633,9 @@ def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[
         if batch.num_rows:
             waiting.append(batch)
             size += batch.nbytes
-            if size >= _PIECE_BYTES:
-                yield concat(waiting, schema.arrow)
+            # One that is large enough alone is not copied.
+            if size >= _PIECE_BYTES or (len(waiting) == 1 and size >= _PIECE_BYTES // 4):
+                yield waiting[0] if len(waiting) == 1 else concat(waiting, schema.arrow)
                 waiting, size = [], 0
     if waiting:
         yield concat(waiting, schema.arrow)
@@ -613,6 +673,6 @@ def _read_no_follow(path: Path, bytes_max: int) -> bytes:
 
 
 def _write_private(path: Path, body: bytes | pa.Buffer) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(path, _NEW_FILE, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(body)

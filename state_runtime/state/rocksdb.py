@@ -1,6 +1,6 @@
 """The other backend: the state of one shard of one operator in RocksDB, in immutable versions.
 
-    <local dir>/state/<store id>-<job uid>/<operator>/<parallelism>-<shard>/rocksdb/
+    <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/rocksdb/
         <version>.rocksdb/
             version.json    the version's files with size and digest, its parent, its states
             db/             a RocksDB database: CURRENT, MANIFEST, *.sst
@@ -234,6 +234,7 @@ class RocksShard:
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
+        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]] | None = None,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> RocksReader:
@@ -242,6 +243,7 @@ class RocksShard:
         At most one is taken over, with the same ranges of every state: two databases cannot be put into one. What it holds
         outside of the ranges is removed, a range at a time. Without one, what is removed or has expired is not written.
         """
+        check(not below, "a database has no runs to lay anything below")
         bases = [(a, self._opened(a, now_ms)) for a in adopted]
         check(len(bases) <= 1, "one database is taken over at most")
         base = bases[0][1] if bases else None

@@ -186,6 +186,8 @@ class StateSchema:
             raise CorruptSegment(
                 f"{where} has columns {batch.schema.names}, expected {self.arrow.names}; types must match too"
             )
+        if any(batch.column(number).null_count for number in range(self._first_key)):
+            raise CorruptSegment(f"{where} has rows without a key hash, a mark of deletion or an entry")
         hashes = hashes_of(batch)
         if len(hashes) > 1:
             ordered = hashes[:-1] <= hashes[1:]

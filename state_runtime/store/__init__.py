@@ -11,15 +11,29 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from state_runtime.errors import InvalidConfiguration
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
-from state_runtime.store.port import Created, Store
+from state_runtime.store.options import StoreOptions
+from state_runtime.store.port import Created, Store, StoredObject
+from state_runtime.store.s3 import S3Store
+from state_runtime.store.transfer import transfer
 
-__all__ = ["Created", "FsspecStore", "LocalStore", "Store", "open_store", "shared_store"]
+__all__ = [
+    "Created",
+    "FsspecStore",
+    "LocalStore",
+    "S3Store",
+    "Store",
+    "StoreOptions",
+    "StoredObject",
+    "open_store",
+    "shared_store",
+    "transfer",
+]
 
-# By process, URL and options. A store is a few clients; a process knows one or two.
+# By process, URL and digest of the options. A store is a few clients; a process knows one or two.
 _SHARED: dict[tuple[int, str, str], Store] = {}
 _SHARED_MAX = 16
 
-# File systems whose `pipe_file(mode="create")` is one conditional request (docs/design/0003-commit.md).
+# File systems whose `pipe_file(mode="create")` is one conditional request (docs/design/0021-s3-and-fencing.md).
 _CONDITIONAL = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -34,13 +48,15 @@ _CONDITIONAL = {
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
     """Open the folder at `url`: a path, `file:///path`, `memory://name`, or an object store's URL.
 
-    Opening does no I/O. Credentials come from `storage_options` or the environment, never from the URL.
+    Opening asks no store. Credentials come from `storage_options` (`store/options.py` has their names) or the environment, never
+    from the URL. Of a local folder only `single_writer` counts.
 
     Raises:
-        InvalidConfiguration: unknown scheme, credentials inside the URL, or the library of the scheme is not installed.
+        InvalidConfiguration: unknown scheme, credentials inside the URL, no bucket, wrong options, or the library of the scheme is not
+            installed.
     """
     if "://" not in url:
-        return LocalStore(Path(url).expanduser().absolute())
+        return LocalStore(Path(url).expanduser().absolute(), single_writer=_single_writer(storage_options))
     parts = urlsplit(url)
     shown = (
         urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
@@ -52,24 +68,40 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
             f"the store URL {shown} holds credentials or parameters; put them into storage_options"
         )
     if parts.scheme == "file":
-        return LocalStore(Path(unquote(parts.path)))
+        return LocalStore(Path(unquote(parts.path)), single_writer=_single_writer(storage_options))
     if parts.scheme != "memory" and parts.scheme not in _CONDITIONAL:
         known = ", ".join(["a path", "file", "memory", *sorted(_CONDITIONAL)])
         raise InvalidConfiguration(f"store URL {shown}: scheme {parts.scheme!r} is not known; use one of: {known}")
+    if not parts.netloc:
+        raise InvalidConfiguration(f"store URL {shown} names no bucket; write {parts.scheme}://bucket/folder")
+    options = StoreOptions.of(parts.scheme, storage_options)
+    fs = _file_system(parts.scheme, options, shown)
+    root = f"/{parts.netloc}{parts.path}" if parts.scheme == "memory" else f"{parts.netloc}{parts.path}"
+    kind = S3Store if options.is_s3 else FsspecStore
+    return kind(fs, root, shown, options=options)
+
+
+def _single_writer(storage_options: Mapping[str, Any] | None) -> bool:
+    return bool((storage_options or {}).get("single_writer", False))
+
+
+def _file_system(scheme: str, options: StoreOptions, shown: str) -> Any:
     import fsspec
 
-    library = _CONDITIONAL.get(parts.scheme)
+    library = _CONDITIONAL.get(scheme, "fsspec")
+    # A cached listing hides other writers' files, and cached instances are shared with other libraries of the process.
+    given = {**options.library, "use_listings_cache": False, "skip_instance_cache": True}
     try:
-        fs = fsspec.filesystem(
-            "s3" if parts.scheme == "s3a" else parts.scheme,
-            **{"use_listings_cache": False, "skip_instance_cache": True, **(storage_options or {})},
-        )
+        fs = fsspec.filesystem("s3" if scheme == "s3a" else scheme, **given)
     except ImportError as error:
+        raise InvalidConfiguration(f"store URL {shown} needs the package {library}; install {library}") from error
+    except (TypeError, ValueError, KeyError) as error:
         raise InvalidConfiguration(
-            f"store URL {shown} needs the package {library}; install stillstate[s3] or {library}"
-        ) from error
-    root = f"/{parts.netloc}{parts.path}" if parts.scheme == "memory" else f"{parts.netloc}{parts.path}"
-    return FsspecStore(fs, root, shown)
+            f"store URL {shown}: {library} refuses the storage options: {options.redact(str(error))}"
+        ) from None
+    if options.is_s3:
+        fs.retries = 1  # its own attempts would multiply botocore's and ours
+    return fs
 
 
 def shared_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -80,7 +112,8 @@ def shared_store(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     Raises:
         InvalidConfiguration: see `open_store`.
     """
-    key = (os.getpid(), url, repr(sorted((storage_options or {}).items())))
+    # The key outlives the store in dumps of memory, so it is a digest.
+    key = (os.getpid(), url, StoreOptions("", dict(storage_options or {})).digest)
     store = _SHARED.get(key)
     if store is None:
         if len(_SHARED) >= _SHARED_MAX:

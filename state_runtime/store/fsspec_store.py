@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
-from state_runtime.limits import MIB, READ_BACK_ATTEMPTS_MAX
+from state_runtime.limits import KIB, MIB, READ_BACK_ATTEMPTS_MAX
 from state_runtime.snapshot.paths import check_relative_path
-from state_runtime.store.port import Created, Store
+from state_runtime.store.options import StoreOptions
+from state_runtime.store.port import Created, Store, StoredObject, probe_name, warn_single_writer
 
 __all__ = ["FsspecStore"]
 
@@ -23,9 +32,13 @@ T = TypeVar("T")
 _MEMORY_LOCK = threading.Lock()
 _NOT_IMPLEMENTED = {errno.ENOSYS, errno.EOPNOTSUPP}
 # Errors of botocore that are neither an OSError nor passing, by name: the library is optional.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "CredentialRetrievalError"}
 # Up to here an object is read by one request; beyond it several streams are worth a request for the size.
 _READ_AT_ONCE_MAX = 32 * MIB
+# An operation is not begun again after so long, whatever the attempts took.
+_RETRY_FOR_S = 120.0
+# What an operation on an object may take at all, so that a store that drips is an error and not a standstill.
+_CALL_S, _BYTES_PER_S = 60.0, 256 * KIB
 
 
 class FsspecStore(Store):
@@ -36,14 +49,20 @@ class FsspecStore(Store):
             files, and cached instances are shared with other libraries of the process.
         root: path inside the file system, without a scheme.
         shown: the URL for messages, without credentials.
+        options: how it was opened; messages are cleaned of its values.
         retry_wait_max_s: upper bound of the random wait between attempts.
     """
 
-    def __init__(self, fs: Any, root: str, shown: str, *, retry_wait_max_s: float = 2.0) -> None:
+    def __init__(
+        self, fs: Any, root: str, shown: str, *, options: StoreOptions | None = None, retry_wait_max_s: float = 2.0
+    ) -> None:
         self._fs = fs
         self._root = root.rstrip("/")
         self._shown = shown.rstrip("/")
+        self._options = options if options is not None else StoreOptions("")
         self._retry_wait_max_s = retry_wait_max_s
+        # Only these take a time limit: their calls are coroutines, which can be cancelled.
+        self._is_async = bool(getattr(fs, "async_impl", False))
 
     def __repr__(self) -> str:
         return f"FsspecStore({self._shown!r})"
@@ -53,89 +72,168 @@ class FsspecStore(Store):
         return self._shown
 
     def create(self, path: str, body: bytes) -> Created:
-        at = self._at(path)
-        ambiguous: Exception | None = None
-        for _ in range(READ_BACK_ATTEMPTS_MAX):
+        if not self._options.single_writer:
+            return self._create(path, body)
+        # Without the store's help: look, write, look again. What another writer did before or after is seen; what it does in between is not.
+        found = self._reads_as(path, body)
+        if found is None:
+            created = self._create(path, body)
+            found = created is Created.MINE and self._reads_as(path, body) is True
+        return Created.MINE if found else Created.LOST
+
+    def _create(self, path: str, body: bytes) -> Created:
+        failed: Exception | None = None
+
+        def attempt() -> Created | None:
+            nonlocal failed
+            taken = False
             try:
-                with _MEMORY_LOCK:
-                    self._fs.pipe_file(at, body, mode="create")
+                self._write_once(path, body)
                 return Created.MINE
             except FileExistsError:
-                existing = True
+                taken = True
+            except StoreNotCapable:
+                raise
             except Exception as error:  # botocore's connection and credential errors are no OSError
-                if getattr(error, "errno", None) in _NOT_IMPLEMENTED:
-                    raise StoreNotCapable(
-                        f"{self.url} refuses conditional writes ({error}); use a store that has them"
-                    ) from error
                 # A timeout, a reset or a 5xx says nothing about whether the bytes landed; 412 without a body shape
                 # that the client knows arrives here too. Reading back answers all of them.
-                existing, ambiguous = False, error
+                failed = error
             try:
-                stored = self._retried("read back", path, lambda: self._fs.cat_file(at))
-            except FileNotFoundError:
-                if existing:
-                    # Someone deleted the name in between: garbage collection, which only takes old names.
-                    return Created.LOST
-                continue
+                mine = self._reads_as(path, body)
             except StoreUnavailable as error:
+                if failed is not None and _is_refusal(failed) and _attempts_before(failed) == 0:
+                    raise self._error("create", path, failed) from self._shown_cause(
+                        failed
+                    )  # it was refused at the first attempt
                 raise OutcomeUnknown(
                     f"cannot tell whether {path} was written to {self.url}: {error}. "
                     "Nothing was cleaned up; start again, and the run reads it back"
                 ) from error
-            return Created.MINE if stored == body else Created.LOST
-        raise OutcomeUnknown(
-            f"creating {path} in {self.url} kept failing: {ambiguous}; start again later"
-        ) from ambiguous
+            if mine is None and not taken:
+                if failed is not None and _is_refusal(failed):
+                    raise self._error("create", path, failed) from self._shown_cause(failed)
+                return None  # nothing landed (or 409: two at once, and neither): once more
+            # Taken, and gone at the second look: garbage collection took an old name.
+            return Created.MINE if mine else Created.LOST
+
+        created: Created | None = Retrying(
+            retry=retry_if_result(lambda result: result is None),
+            stop=stop_after_attempt(READ_BACK_ATTEMPTS_MAX) | stop_after_delay(_RETRY_FOR_S),
+            wait=wait_random_exponential(multiplier=0.05, max=self._retry_wait_max_s),
+            retry_error_callback=lambda state: None,
+        )(attempt)
+        if created is None:
+            raise OutcomeUnknown(
+                f"creating {path} in {self.url} kept failing: {self._options.redact(str(failed))}; start again later"
+            ) from self._shown_cause(failed)
+        return created
+
+    def _write_once(self, path: str, body: bytes, *, conditional: bool = True) -> None:
+        """One request.
+
+        Raises:
+            StoreNotCapable: the store does not know conditional writes, and no single writer was declared.
+        """
+        mode = {"mode": "create"} if conditional else {}
+        try:
+            with self._one_at_a_time():
+                self._fs.pipe_file(self._at(path), body, **mode, **self._limit(len(body)))
+        except OSError as error:
+            if error.errno not in _NOT_IMPLEMENTED or not conditional:
+                raise
+            if not self._options.single_writer:
+                raise StoreNotCapable(
+                    f"{self.url} refuses conditional writes ({self._options.redact(str(error))}); use a store that has them, or "
+                    "declare `single_writer: true` if nothing else ever writes to this job"
+                ) from self._shown_cause(error)
+            self._write_once(path, body, conditional=False)
+
+    def _one_at_a_time(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._is_async else _MEMORY_LOCK
+
+    def _reads_as(self, path: str, body: bytes) -> bool | None:
+        """Whether the object holds exactly `body`; None if there is none.
+
+        Raises:
+            StoreUnavailable: cannot be told.
+        """
+        try:
+            return self._read_at_most("read back", path, len(body) + 1) == body
+        except FileNotFoundError:
+            return None
+
+    def probe(self) -> None:
+        if self._options.single_writer and not self._refuses_a_second():
+            warn_single_writer(self.url)
+        super().probe()
+
+    def _refuses_a_second(self) -> bool:
+        """Whether the store honours the condition by itself."""
+        name = probe_name()
+
+        def attempt() -> bool:
+            try:
+                self._fs.pipe_file(self._at(name), b"second", mode="create", **self._limit(0))
+            except FileExistsError:
+                return True
+            except OSError as error:
+                if error.errno not in _NOT_IMPLEMENTED:
+                    raise
+            return False
+
+        try:
+            self.put(name, b"first")
+            return self._retried("probe", name, attempt)
+        finally:
+            self.delete(name)
 
     def put(self, path: str, body: bytes) -> None:
-        at = self._at(path)
-        try:
-            self._retried("write", path, lambda: self._fs.pipe_file(at, body))
-        except FileNotFoundError as error:
-            raise StoreRefused(
-                f"cannot write {path} to {self.url}: there is no such bucket. Create it first"
-            ) from error
+        at, limit = self._at(path), self._limit(len(body))
+        self._retried("write", path, lambda: self._fs.pipe_file(at, body, **limit), missing_is_an_answer=False)
 
     def put_file(self, local: Path, path: str) -> None:
-        self._retried("write", path, lambda: self._fs.put_file(str(local), self._at(path)))
+        at = self._at(path)
+        self._retried("write", path, lambda: self._fs.put_file(str(local), at), missing_is_an_answer=not local.exists())
 
     def read(self, path: str, bytes_max: int) -> bytes:
         at = self._at(path)
         if bytes_max <= _READ_AT_ONCE_MAX:
             # One request that asks for a byte too many, instead of one for the size and one for the bytes.
-            try:
-                body = self._retried("read", path, lambda: bytes(self._fs.cat_file(at, start=0, end=bytes_max + 1)))
-            except StoreUnavailable:
-                if self.size(path) > 0:
-                    raise
-                return b""  # S3 answers 416 to any range of an empty object
+            body = self._read_at_most("read", path, bytes_max + 1)
             if len(body) > bytes_max:
                 raise CorruptData(f"{path} in {self.url} has more than {bytes_max:,} bytes; it was not used")
             return body
         size = self.size(path)
         if size > bytes_max:
             raise CorruptData(f"{path} in {self.url} has {size:,} bytes, more than {bytes_max:,}; it was not read")
-        return self._retried("read", path, lambda: bytes(self._fs.cat_file(at)))
+        return self._retried("read", path, lambda: bytes(self._fs.cat_file(at, **self._limit(size))))
+
+    def _read_at_most(self, verb: str, path: str, length: int) -> bytes:
+        """The first bytes of an object, one request."""
+        return self._retried(verb, path, lambda: self._range(path, 0, length))
+
+    def _range(self, path: str, start: int, end: int) -> bytes:
+        """What an object has of a range."""
+        at = self._at(path)
+        try:
+            return bytes(self._fs.cat_file(at, start=start, end=end, **self._limit(end - start)))
+        except Exception as error:
+            # S3 answers 416 to a range that begins behind the end, also to any range of an empty object.
+            if not _is_beyond_end(error) or int(self._fs.info(at, **self._limit(0))["size"]) > start:
+                raise
+            return b""
 
     def get_file(self, path: str, local: Path) -> None:
         self._retried("read", path, lambda: self._fs.get_file(self._at(path), str(local)))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        at = self._at(path)
-        try:
-            body = self._retried("read", path, lambda: bytes(self._fs.cat_file(at, start=offset, end=offset + length)))
-        except StoreUnavailable:
-            # S3 answers 416 (an OSError) to a range that begins behind the end.
-            size = self.size(path)
-            if offset + length <= size:
-                raise
-            raise CorruptData(f"{path} in {self.url} ends after {size:,} bytes; it was cut off") from None
+        body = self._retried("read", path, lambda: self._range(path, offset, offset + length))
         if len(body) != length:
-            raise CorruptData(f"{path} in {self.url} ends after {offset + len(body):,} bytes; it was cut off")
+            raise CorruptData(f"{path} in {self.url} ends before byte {offset + length:,}; it was cut off")
         return body
 
     def size(self, path: str) -> int:
-        return self._retried("look at", path, lambda: int(self._fs.info(self._at(path))["size"]))
+        return self._retried("look at", path, lambda: int(self._fs.info(self._at(path), **self._limit(0))["size"]))
 
     def list_names(self, path: str) -> list[str]:
         at = self._at(path) if path else self._root
@@ -145,9 +243,42 @@ class FsspecStore(Store):
             return []
         return sorted({str(name).rstrip("/").rsplit("/", 1)[-1] for name in found} - {""})
 
+    def list_objects(self, path: str) -> Iterator[StoredObject]:
+        # One level at a time: a listing of everything at once would hold millions of entries.
+        folders = [self._at(path) if path else self._root]
+        while folders:
+            at = folders.pop()
+            try:
+                found = self._retried("list", path, lambda at=at: self._fs.ls(at, detail=True))  # type: ignore[misc]
+            except FileNotFoundError:
+                continue
+            for entry in found:
+                # Whatever names there are: they come from the store, and nothing is opened by them here.
+                there = str(entry["name"]).rstrip("/")
+                name = there.strip("/").removeprefix(self._root.strip("/")).strip("/")
+                if entry["type"] == "directory":
+                    folders.append(there)
+                elif name and there != at:
+                    yield StoredObject(name, int(entry["size"]), _modified_ms(entry))
+
+    def copy(self, source: str, target: str) -> None:
+        self.copy_from(self, source, target)
+
+    def copy_from(self, other: FsspecStore, source: str, target: str, size: int | None = None) -> None:
+        """`copy` from a store of the same system (`is_of_one_system_with`).
+
+        Args:
+            size: of the object, if the caller has looked: a store that copies large objects in parts need not look again.
+        """
+        self._retried("copy", source, lambda: self._fs.cp_file(other._at(source), self._at(target)))
+
+    def is_of_one_system_with(self, other: FsspecStore) -> bool:
+        """Whether the system behind both can copy from one to the other: same library, endpoint and account."""
+        return type(self._fs) is type(other._fs) and self._fs.storage_options == other._fs.storage_options
+
     def move(self, source: str, target: str) -> None:
         try:
-            self._retried("copy", source, lambda: self._fs.cp_file(self._at(source), self._at(target)))
+            self.copy(source, target)
         except FileNotFoundError:
             if not self.exists(target):
                 raise
@@ -156,13 +287,19 @@ class FsspecStore(Store):
 
     def delete(self, path: str) -> None:
         try:
-            self._retried("delete", path, lambda: self._fs.rm_file(self._at(path)))
+            self._retried("delete", path, lambda: self._fs.rm_file(self._at(path), **self._limit(0)))
         except FileNotFoundError:
             return
 
     def child(self, name: str) -> FsspecStore:
         at = self._at(name)
-        return FsspecStore(self._fs, at, f"{self._shown}/{name}", retry_wait_max_s=self._retry_wait_max_s)
+        return FsspecStore(
+            self._fs,
+            at,
+            f"{self._shown}/{name}",
+            options=self._options,
+            retry_wait_max_s=self._retry_wait_max_s,
+        )
 
     def uri(self, path: str) -> str:
         return f"{self._shown}/{path}" if path else self._shown
@@ -170,26 +307,78 @@ class FsspecStore(Store):
     def _at(self, path: str) -> str:
         return f"{self._root}/{check_relative_path(path)}"
 
-    def _retried(self, verb: str, path: str, call: Callable[[], T]) -> T:
-        """Bounded retries with jitter; a missing object is an answer, not a fault."""
+    def _limit(self, size: int) -> dict[str, float]:
+        """How long a call on so many bytes may take."""
+        return {"timeout": _CALL_S + size / _BYTES_PER_S} if self._is_async else {}
+
+    def _retried(self, verb: str, path: str, call: Callable[[], T], *, missing_is_an_answer: bool = True) -> T:
+        """Bounded retries with jitter. A missing object is an answer, not a fault; of what cannot be missing it means the bucket."""
 
         def attempt() -> T:
             try:
                 return call()
-            except FileNotFoundError:
-                raise
             except CorruptData:
                 raise
             except Exception as error:
-                refused = isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS
-                kind = StoreRefused if refused else StoreUnavailable
-                raise kind(
-                    f"cannot {verb} {path} in {self.url}: {error}. Check the network, the permissions and the bucket"
-                ) from error
+                if isinstance(error, FileNotFoundError) and missing_is_an_answer:
+                    raise
+                raise self._error(verb, path, error) from self._shown_cause(error)
 
         return Retrying(
             retry=retry_if_exception(lambda e: isinstance(e, StoreUnavailable) and not isinstance(e, StoreRefused)),
-            stop=stop_after_attempt(READ_BACK_ATTEMPTS_MAX),
+            stop=stop_after_attempt(READ_BACK_ATTEMPTS_MAX) | stop_after_delay(_RETRY_FOR_S),
             wait=wait_random_exponential(multiplier=0.05, max=self._retry_wait_max_s),
             reraise=True,
         )(attempt)
+
+    def _shown_cause(self, error: BaseException | None) -> BaseException | None:
+        """What a traceback may show as the reason: nothing that repeats a value of the options."""
+        at, seen = error, ""
+        while at is not None:
+            seen += f"{at!r} {at} "
+            at = at.__cause__ or at.__context__
+        return error if self._options.redact(seen) == seen else None
+
+    def _error(self, verb: str, path: str, error: Exception) -> StoreUnavailable:
+        """A library's error as ours: what, where, what next; without the values of options."""
+        said = self._options.redact(str(error)) or type(error).__name__
+        what = f"cannot {verb} {path or 'the root'} in {self.url}: {said}. "
+        if type(error).__name__ in _NO_CREDENTIALS:
+            return StoreRefused(
+                f"{what}No credentials were found: give storage_options `key` and `secret`, name a `storage_profile`, set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+            )
+        if isinstance(error, FileNotFoundError):
+            return StoreRefused(f"{what}There is no such bucket. Create it first, or correct the store's URL")
+        if isinstance(error, PermissionError):
+            return StoreRefused(f"{what}The store refused: check the credentials, the bucket's policy and the clock")
+        return StoreUnavailable(f"{what}Check the network, the endpoint and the store, then try again")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the same request would be refused again."""
+    return isinstance(error, PermissionError | FileNotFoundError) or type(error).__name__ in _NO_CREDENTIALS
+
+
+def _is_beyond_end(error: Exception) -> bool:
+    """Whether an error may be 416, in any library's words."""
+    said = [getattr(error, name, None) for name in ("status", "status_code", "code")]
+    return getattr(error, "errno", None) == errno.EINVAL or 416 in said
+
+
+def _attempts_before(error: Exception) -> int:
+    """How often the library itself had tried before it got this answer; what came of those attempts is not known."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    return int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+
+
+def _modified_ms(entry: Mapping[str, Any]) -> int:
+    """When an object was written, by a listing's entry: each library has its own word."""
+    for key in ("LastModified", "last_modified", "mtime", "updated", "created"):
+        value = entry.get(key)
+        seconds = getattr(value, "timestamp", None)
+        if callable(seconds):
+            return int(seconds() * 1000)
+        if isinstance(value, int | float):
+            return int(value * 1000)
+    raise StoreNotCapable(f"listings of this store do not say when {entry.get('name')} was written; use another store")

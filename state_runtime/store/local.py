@@ -14,7 +14,7 @@ from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, S
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.limits import MIB
 from state_runtime.snapshot.paths import check_relative_path
-from state_runtime.store.port import Created, Store
+from state_runtime.store.port import Created, Store, StoredObject, warn_single_writer
 
 __all__ = ["LocalStore"]
 
@@ -28,10 +28,16 @@ _SYNC_BYTES = 4 * MIB
 
 
 class LocalStore(Store):
-    """See `Store`. `root` need not exist; folders are made by the first write."""
+    """See `Store`. `root` need not exist; folders are made by the first write.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        single_writer: on a file system without hard links, look whether the name is free and then rename, instead of refusing it.
+    """
+
+    def __init__(self, root: Path, *, single_writer: bool = False) -> None:
         self._root = root
+        self._single_writer = single_writer
+        self._no_links = False
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self._root)!r})"
@@ -49,12 +55,18 @@ class LocalStore(Store):
             except FileExistsError:
                 return Created.MINE if final.read_bytes() == body else Created.LOST
             except OSError as error:
-                if error.errno in _NO_LINKS:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if not self._single_writer:
                     raise StoreNotCapable(
                         f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear there "
-                        "complete and only once. Use another file system or an object store"
+                        "complete and only once. Use another file system or an object store, or declare `single_writer: true` "
+                        "if nothing else ever writes to this job"
                     ) from error
-                raise
+                self._no_links = True
+                if final.exists():
+                    return Created.MINE if final.read_bytes() == body else Created.LOST
+                os.replace(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
             try:
@@ -65,6 +77,11 @@ class LocalStore(Store):
                     "Nothing was cleaned up; start again, and the run reads it back"
                 ) from error
         return Created.MINE
+
+    def probe(self) -> None:
+        super().probe()
+        if self._no_links:
+            warn_single_writer(self.url)
 
     def put(self, path: str, body: bytes) -> None:
         final = self._at(path)
@@ -117,6 +134,59 @@ class LocalStore(Store):
                 return []
         return sorted(n for n in names if not n.startswith(_TEMPORARY))
 
+    def list_objects(self, path: str) -> Iterator[StoredObject]:
+        folders = [self._at(path) if path else self._root]
+        while folders:
+            with self._translated("list", path):
+                inside, found = self._listed_in(folders.pop())
+            folders += inside
+            yield from found
+
+    def _listed_in(self, folder: Path) -> tuple[list[Path], list[StoredObject]]:
+        """Folders and files of one folder. What goes away while it is listed is not there."""
+        folders: list[Path] = []
+        found: list[StoredObject] = []
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return folders, found
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY):
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                name = Path(entry.path).relative_to(self._root).as_posix()
+                # A copy may be a link, or keep its source's time of writing: what counts is when the name came to be.
+                at_ms = max(stat.st_mtime_ns, stat.st_ctime_ns) // 1_000_000
+                found.append(StoredObject(name, stat.st_size, at_ms))
+        return folders, found
+
+    def copy(self, source: str, target: str) -> None:
+        self.copy_from(self, source, target)
+
+    def copy_from(self, other: LocalStore, source: str, target: str) -> None:
+        """`copy` from any local store."""
+        final = self._at(target)
+        with self._translated("copy", source):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
+            try:
+                try:
+                    os.link(other._at(source), temporary)
+                except OSError as error:
+                    # Another file system, or one without hard links.
+                    if error.errno not in {*_NO_LINKS, errno.EXDEV, errno.EMLINK}:
+                        raise
+                    shutil.copyfile(other._at(source), temporary)
+                    _fsync_file(temporary)
+                os.replace(temporary, final)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _fsync_folder(final.parent)
+
     def move(self, source: str, target: str) -> None:
         final = self._at(target)
         with self._translated("move", source):
@@ -133,8 +203,18 @@ class LocalStore(Store):
         with self._translated("delete", path):
             self._at(path).unlink(missing_ok=True)
 
+    def remove_empty_folders(self, path: str) -> None:
+        base = self._at(path) if path else self._root
+        with self._translated("tidy", path):
+            for folder, _, _ in os.walk(base, topdown=False):
+                try:
+                    os.rmdir(folder)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                        raise
+
     def child(self, name: str) -> LocalStore:
-        return LocalStore(self._at(name))
+        return LocalStore(self._at(name), single_writer=self._single_writer)
 
     def uri(self, path: str) -> str:
         return (self._at(path) if path else self._root).absolute().as_uri()

@@ -6,11 +6,19 @@ publishes whole bytes under the final name or nothing; there are no streams that
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["Created", "Store"]
+from state_runtime.errors import StoreNotCapable
+from state_runtime.ids import SYSTEM_IDS
+
+__all__ = ["Created", "Store", "StoredObject", "probe_name", "warn_single_writer"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Created(Enum):
@@ -20,6 +28,20 @@ class Created(Enum):
     """The object holds exactly our bytes: we created it, now or in an attempt whose answer was lost."""
     LOST = "lost"
     """The name holds other bytes: someone else created it first."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """What a listing says of an object.
+
+    Attributes:
+        path: below the store's root.
+        modified_ms: when it was written, by the store's own clock.
+    """
+
+    path: str
+    bytes: int
+    modified_ms: int
 
 
 class Store(ABC):
@@ -39,11 +61,11 @@ class Store(ABC):
         """Create `path` with `body` if it does not exist; atomic between any number of writers.
 
         The body must hold an identity of its writer (a commit id): after a conflict or a lost answer the object is
-        read back, and equal bytes mean that it is ours (shared fault of S3 clients, see docs/design/0003-commit.md).
+        read back, and equal bytes mean that it is ours (docs/design/0021-s3-and-fencing.md).
 
         Raises:
             OutcomeUnknown: could not be confirmed; never clean up after it.
-            StoreUnavailable: certainly not written.
+            StoreUnavailable: certainly not written. StoreNotCapable: the same, and never will be.
         """
 
     @abstractmethod
@@ -79,6 +101,24 @@ class Store(ABC):
         """Sorted names directly below a folder (files and folders); empty if there is no such folder."""
 
     @abstractmethod
+    def list_objects(self, path: str) -> Iterator[StoredObject]:
+        """All objects below a folder ("" is the root), in any order; none if there is no such folder. Page by page: no bound on their number.
+
+        Raises:
+            StoreUnavailable: the listing is not complete, also in its middle: nothing may be concluded from what it gave.
+        """
+
+    @abstractmethod
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object inside the store, without the bytes passing through here; readers of `target` see all of it or nothing.
+
+        Idempotent. Only for immutable objects: where the file system can, both names share their bytes.
+
+        Raises:
+            FileNotFoundError: no source.
+        """
+
+    @abstractmethod
     def move(self, source: str, target: str) -> None:
         """Give an object its final name. Idempotent: repeated after a crash it ends in the same state.
 
@@ -91,6 +131,12 @@ class Store(ABC):
     @abstractmethod
     def delete(self, path: str) -> None:
         """Remove one object; a missing one is fine."""
+
+    def remove_empty_folders(self, path: str) -> None:  # noqa: B027 - most stores have no folders
+        """Remove the folders below `path` and itself that hold nothing, where the store has folders at all.
+
+        Only where nobody writes any more: a writer makes its folder and then the file.
+        """
 
     @abstractmethod
     def child(self, name: str) -> Store:
@@ -109,16 +155,16 @@ class Store(ABC):
         return True
 
     def probe(self) -> None:
-        """Check that the store keeps its promises here and now; called once at a run's start.
+        """Check that the store keeps its promises here and now; called once at a run's start. Leaves nothing.
+
+        A name is created twice: the second must be refused, and the first content stay. A listing must show it at once, and
+        say when it was written.
 
         Raises:
-            StoreNotCapable: a second create of one name was accepted.
+            StoreNotCapable: one of these is not so.
             StoreUnavailable: not writable.
         """
-        from state_runtime.errors import StoreNotCapable
-        from state_runtime.ids import SYSTEM_IDS
-
-        name = f"_probe-{SYSTEM_IDS.uid()}"
+        name = probe_name()
         first, second = f"first {SYSTEM_IDS.uid()}".encode(), f"second {SYSTEM_IDS.uid()}".encode()
         try:
             kept = self.create(name, first) is Created.MINE
@@ -126,7 +172,40 @@ class Store(ABC):
             if not (kept and refused and self.read(name, 1024) == first):
                 raise StoreNotCapable(
                     f"{self.url} does not honour create-if-absent, so two runs could overwrite each other. "
-                    "Use a store with conditional writes (S3, GCS, Azure, a local file system)"
+                    "Use a store with conditional writes (S3, GCS, Azure, a local file system), or declare `single_writer: true` "
+                    "if nothing else ever writes to this job"
                 )
+            self._check_listed(name)
         finally:
             self.delete(name)
+
+    def _check_listed(self, name: str) -> None:
+        listed = self._listed(name)
+        if listed is None:
+            raise StoreNotCapable(
+                f"a listing of {self.url} does not show an object that was just written there: the newest snapshot would be "
+                "overlooked. Use a store whose listings are consistent, and no cache in front of it"
+            )
+        if listed.modified_ms <= 0:
+            raise StoreNotCapable(
+                f"listings of {self.url} do not say when an object was written: garbage collection could not tell new from old. "
+                "Use another store"
+            )
+
+    def _listed(self, name: str) -> StoredObject | None:
+        """What a listing says of an object directly below the root."""
+        return next((o for o in self.list_objects("") if o.path == name), None)
+
+
+def probe_name() -> str:
+    """A name directly below a root that nobody else has."""
+    return f"_probe-{SYSTEM_IDS.uid()}"
+
+
+def warn_single_writer(url: str) -> None:
+    """Say what a declared single writer is without, on a store that cannot refuse a second one."""
+    _LOG.warning(
+        "%s does not honour create-if-absent, and single_writer is declared: names are looked up before they are written, so a run that "
+        "was replaced is found out, but two writers within the same moment are not. See that nothing else starts this job",
+        url,
+    )

@@ -181,14 +181,22 @@ class Run:
         ids: Ids,
         spark: InProcess,
         on_progress: Callable[[Progress], None] | None = None,
+        job: str = JOB,
+        committer: Committer | None = None,
     ) -> None:
-        catalog = Catalog(open_store(store_url, options), JOB)
-        info = commit.open_job_root(catalog.root, JOB, clock=clock, ids=ids)
-        empty = empty_manifest(info.uid, settings.parallelism)
-        self.committer: Committer = commit.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
+        """Args:
+        committer: of a run that was opened already.
+        """
+        catalog = Catalog(open_store(store_url, options), job)
+        if committer is None:
+            info = commit.open_job_root(catalog.root, job, clock=clock, ids=ids)
+            empty = empty_manifest(info.uid, settings.parallelism)
+            committer = commit.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
+        self.committer: Committer = committer
+        info = committer.info
         chain = pipeline(operators, out, options if "://" in out else {})
         context = DriverContext(
-            job_name=JOB,
+            job_name=job,
             store_url=store_url,
             storage_options=options,
             root=catalog.root,
@@ -196,7 +204,7 @@ class Run:
             settings=settings,
             parallelism=settings.parallelism,
             pipeline=chain,
-            sinks={n: s.spec(JOB, info.uid, n, (f"{store_url}/{JOB}", options)) for n, s in chain.sinks.items()},
+            sinks={n: s.spec(job, info.uid, n, (f"{store_url}/{job}", options)) for n, s in chain.sinks.items()},
             entries=tuple(o.entry() for o in chain.operators),
             watermark_policy="min",
             clock=clock,
@@ -213,7 +221,8 @@ class Run:
             frame = SimpleNamespace(keys=batches[batch_id], sparkSession=spark)
             self.driver.run_batch(frame, batch_id)  # type: ignore[arg-type]
         self.driver.finish()
-        self.driver.stop(0.0)
+        self.driver.stop()
+        self.driver.close(0.0)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tests.faults.engine import InProcess, Run, operator, without_spark
 from tests.s3_server import CountingServer
 
 EPOCHS = 3
-SMALL = Counter({("PUT", "segment"): 1, ("PUT", "manifest"): 1, ("GET", "boundary.json"): 1})
+SMALL = Counter({("PUT", "segment"): 1, ("PUT", "manifest"): 1, ("LIST", "boundary"): 1})
 EVERYTHING_FITS = 1 << 20
 
 

@@ -177,7 +177,7 @@ def _kind(path: str) -> str:
     name = path.rsplit("/", 1)[-1]
     if name.endswith(".seg"):
         return "direct" if name.startswith("direct-") else "segment"
-    return "manifest" if name == "manifest.json" else name if name == "boundary.json" else "other"
+    return "manifest" if name == "manifest.json" else name if name == "boundary" else "other"
 
 
 def store_on(fs: FakeFs) -> FsspecStore:

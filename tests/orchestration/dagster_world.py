@@ -23,7 +23,14 @@ class FakeLauncher:
         self.starts: list[bool] = []
         self.ended: list[int] = []
 
-    def start(self, *, takeover: bool = False, until_idle: bool = False, allow_dropped_state: bool = False) -> Launched:
+    def start(
+        self,
+        *,
+        takeover: bool = False,
+        until_idle: bool = False,
+        allow_dropped_state: bool = False,
+        allow_drained: bool = False,
+    ) -> Launched:
         assert self.root is not None
         self.starts.append(takeover)
         term = self.root.start()

@@ -18,7 +18,7 @@ from orchestration.cli import app
 from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
 from state_runtime.errors import JobAlreadyRunning
 
-COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize"]
+COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
 
 
 def call(*arguments: str) -> Result:

@@ -27,6 +27,7 @@ from orchestration.spec import (
 )
 from orchestration.yaml_tree import FILE_BYTES_MAX
 from state_runtime.errors import InvalidConfiguration, JobNotFound
+from state_runtime.maintenance.retention import RetentionPolicy
 from state_runtime.settings import JobSettings
 
 MINIMAL = "version: 1\njobs:\n  flights:\n    entry_point: a.b:c\n    store: state\n"
@@ -325,6 +326,7 @@ EVERY_SETTING = """
     upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000}
     local_recovery: {enabled: false, bytes_max: 10}
     materialization: {by: nobody, interval_s: 11, min_bytes: 12, ratio: 13, max_segments: 14, replay_s: 15}
+    retention: {retained_checkpoints: 16, keep_last: 17}
 """
 
 
@@ -354,13 +356,15 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         materialize_ratio=13,
         materialize_max_segments=14,
         materialize_replay_s=15,
+        retained_checkpoints=16,
+        retention=RetentionPolicy(keep_last=17),
     )
     engines_own = {"runs_max", "output_rows_per_batch"}  # for its tests and benchmarks
     same = {f.name for f in fields(JobSettings) if getattr(given, f.name) == getattr(JobSettings(), f.name)}
     assert same == engines_own
 
 
-@pytest.mark.parametrize("section", ["checkpoint", "upload", "local_recovery", "materialization"])
+@pytest.mark.parametrize("section", ["checkpoint", "upload", "local_recovery", "materialization", "retention"])
 def test_what_the_file_allows_the_runtime_takes(write_config: Callable[..., Path], section: str) -> None:
     """Else a value passes the check of the file and fails in a driver somewhere."""
     for number, (name, field) in enumerate(SECTIONS[section].model_fields.items()):

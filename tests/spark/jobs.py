@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,38 @@ def settings(root: Path, **changes: Any) -> JobSettings:
     return JobSettings(**{**defaults, **changes})
 
 
-def two_step_job(root: Path, processor: StatefulProcessor | None = None, **changes: Any) -> StreamingJob:
+class StepsWithNote(Steps):
+    """Its state has a column more; what it gives is the same."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.state = handle.getValueState("steps", "seen long, total long, last long, note string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        seen, total, last, _ = self.state.get() or (0, 0, None, None)
+        for row in sorted(rows, key=lambda r: r.id):
+            seen, total = seen + 1, total + row.amount
+            yield Row(id=row.id, name=key[0], seen=seen, total=total, previous=last)
+            last = row.amount
+        self.state.update((seen, total, last, f"of {key[0]}"))
+
+
+def two_step_job(
+    root: Path,
+    processor: StatefulProcessor | None = None,
+    *,
+    name: str = "steps",
+    store: str = "",
+    storage_options: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> StreamingJob:
     """Two stateful operators with stateless code between them and a sink on each."""
     processor = processor or Steps()
-    job = StreamingJob("steps", store=str(root / "store"), settings=settings(root, **changes))
+    job = StreamingJob(
+        name,
+        store=store or str(root / "store"),
+        storage_options=storage_options,
+        settings=settings(root, **changes),
+    )
     keyed = job.read(
         lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
     ).key_by("name")

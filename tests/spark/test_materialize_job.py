@@ -16,12 +16,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime import Progress, StreamingJob
+from state_runtime.clock import SYSTEM_CLOCK
 from state_runtime.faults import FOLD_KILL_POINTS
-from state_runtime.materialize import background
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.materialize import Record, background, materialize
 from state_runtime.materialize.job import MaterializationResult, materialize_job
 from state_runtime.materialize.plan import FoldSizes, Mode
+from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import PIN_LIVE_MS, open_pins, read_pin
 from state_runtime.query import open_state
+from state_runtime.settings import JobSettings
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import Manifest
@@ -119,17 +123,17 @@ def test_each_run_goes_on_from_another_materialization_at_another_parallelism(
 def test_a_materialization_that_fails_fails_no_job_and_a_later_one_succeeds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ChangelogRecoveryITCase.testFailedMaterialization: in the driver's thread; no restart, and the numbers say it."""
-    fold_once = background.materialize
+    """ChangelogRecoveryITCase.testFailedMaterialization: beside the driver; no restart, and the numbers say it."""
     failures = iter([OSError("no"), OSError("no")])
 
-    def failing(*args: Any, **kwargs: Any) -> Any:
+    def failing(self: FoldProcess, manifest: Manifest) -> Record:
         error = next(failures, None)
         if error is not None:
             raise error
-        return fold_once(*args, **kwargs)
+        # Here, because a process takes longer to start than this job to end.
+        return materialize(self._root, manifest, settings=JobSettings(), clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
 
-    monkeypatch.setattr(background, "materialize", failing)
+    monkeypatch.setattr(FoldProcess, "fold", failing)
     monkeypatch.setattr(background, "_BACK_OFF_S", (0.001, 0.001))
     write_input(tmp_path / "in", 0, 8)
     seen: list[Progress] = []

@@ -46,7 +46,7 @@ def test_another_max_parallelism_is_refused_before_anything_is_written(spark: Sp
     two_step_job(tmp_path).run(spark, trigger={"availableNow": True})
     store = open_store(str(tmp_path / "store"))
     root = store.child("steps")
-    info = read_job_info(root, "steps")
+    info = read_job_info(root)
     assert info is not None
     root.put(JOB_FILE, encode_document("job", replace(info, max_parallelism=4096)))
     newest = Catalog(store, "steps").latest()

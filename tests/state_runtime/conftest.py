@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from model import CountingIds, FakeClock, s3_options
-
-BUCKET = "stillstate-tests"
+from model import BUCKET, CountingIds, FakeClock, s3_options
 
 
 @pytest.fixture

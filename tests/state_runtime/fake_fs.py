@@ -18,6 +18,8 @@ class FakeFs:
         self.honours_create = honours_create
         self.before: Callable[[str, str], None] = lambda operation, path: None
         self.after: Callable[[str, str], None] = lambda operation, path: None
+        # All objects are as old as the newest: whoever needs ages sets it.
+        self.now_s: Callable[[], float] = lambda: 1_700_000_000.0
 
     def pipe_file(self, path: str, body: bytes, mode: str = "overwrite") -> None:
         operation = "create" if mode == "create" else "put"
@@ -39,13 +41,18 @@ class FakeFs:
             raise FileNotFoundError(path)
         return {"name": path, "size": len(self.objects[path])}
 
-    def ls(self, path: str, detail: bool = False) -> list[str]:
+    def ls(self, path: str, detail: bool = False) -> list[Any]:
         self.before("list", path)
         below = f"{path}/"
         names = {below + name[len(below) :].split("/")[0] for name in self.objects if name.startswith(below)}
         if not names:
             raise FileNotFoundError(path)
-        return sorted(names)
+        return [self._entry(name) for name in sorted(names)] if detail else sorted(names)
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self.objects:
+            return {"name": name, "size": 0, "type": "directory"}
+        return {"name": name, "size": len(self.objects[name]), "type": "file", "mtime": self.now_s()}
 
     def rm_file(self, path: str) -> None:
         self.before("delete", path)

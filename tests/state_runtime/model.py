@@ -21,7 +21,7 @@ from state_runtime.materialize import Mode, Record, apply, materialize
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import check_relative_path, manifest_path
 from state_runtime.state.table import StateSchema, hash_range_of_shard, hashes_of, slice_hash_range
-from state_runtime.store import Created, Store
+from state_runtime.store import Created, Store, StoredObject
 
 SECRET = "s3cr3t/sentinel+7f1e"  # must never be seen anywhere; real keys hold / and + too
 ALL_HASHES = (0, (1 << 64) - 1)
@@ -87,10 +87,23 @@ class CountingIds:
 
 
 class DictStore(Store):
-    """A store in a dictionary: the simplest thing that keeps the port's promises. Children share the dictionary."""
+    """A store in a dictionary: the simplest thing that keeps the port's promises. Children share the dictionary.
 
-    def __init__(self, objects: dict[str, bytes] | None = None, root: str = "") -> None:
+    Args:
+        clock: what tells when objects are written; without one it is always the same moment.
+        times: when they were, shared as `objects` are.
+    """
+
+    def __init__(
+        self,
+        objects: dict[str, bytes] | None = None,
+        root: str = "",
+        clock: FakeClock | None = None,
+        times: dict[str, int] | None = None,
+    ) -> None:
         self.objects: dict[str, bytes] = {} if objects is None else objects
+        self.clock = clock if clock is not None else FakeClock()
+        self.times: dict[str, int] = {} if times is None else times
         self._root = root
 
     @property
@@ -101,10 +114,13 @@ class DictStore(Store):
         return self._root + check_relative_path(path)
 
     def create(self, path: str, body: bytes) -> Created:
-        return Created.MINE if self.objects.setdefault(self._at(path), body) == body else Created.LOST
+        if self.objects.setdefault(self._at(path), body) is body:
+            self.times[self._at(path)] = self.clock.now_ms()
+        return Created.MINE if self.objects[self._at(path)] == body else Created.LOST
 
     def put(self, path: str, body: bytes) -> None:
         self.objects[self._at(path)] = body
+        self.times[self._at(path)] = self.clock.now_ms()
 
     def put_file(self, local: Path, path: str) -> None:
         self.put(path, local.read_bytes())
@@ -130,9 +146,20 @@ class DictStore(Store):
         below = f"{self._at(path)}/" if path else self._root
         return sorted({name[len(below) :].split("/")[0] for name in self.objects if name.startswith(below)})
 
+    def list_objects(self, path: str) -> Iterator[StoredObject]:
+        below = f"{self._at(path)}/" if path else self._root
+        for name in sorted(self.objects):
+            if name.startswith(below):
+                modified_ms = self.times.get(name, self.clock.now_ms())
+                yield StoredObject(name[len(self._root) :], len(self.objects[name]), modified_ms)
+
+    def copy(self, source: str, target: str) -> None:
+        check_relative_path(target)
+        self.put(target, self.read(source, 1 << 60))
+
     def move(self, source: str, target: str) -> None:
         if self._at(source) in self.objects:
-            self.objects[self._at(target)] = self.objects.pop(self._at(source))
+            self.put(target, self.objects.pop(self._at(source)))
         elif self._at(target) not in self.objects:
             raise FileNotFoundError(source)
 
@@ -140,10 +167,13 @@ class DictStore(Store):
         self.objects.pop(self._at(path), None)
 
     def child(self, name: str) -> DictStore:
-        return DictStore(self.objects, f"{self._at(name)}/")
+        return DictStore(self.objects, f"{self._at(name)}/", self.clock, self.times)
 
     def uri(self, path: str) -> str:
         return f"{self.url}{path}"
+
+
+BUCKET = "stillstate-tests"
 
 
 def s3_options(endpoint: str, secret: str = SECRET) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime.errors import Fenced, OutcomeUnknown, StillstateError
 from state_runtime.snapshot import commit
+from state_runtime.snapshot.boundary import Boundary, advance_boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Boundary, read_boundary
-from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.document import decode_document
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
-from state_runtime.snapshot.paths import BOUNDARY, manifest_path
+from state_runtime.snapshot.paths import BOUNDARY_DIR, SNAPSHOTS_DIR, manifest_path, snapshot_id_of
 from state_runtime.store import FsspecStore, fsspec_store
 
 JOB = "job"
@@ -173,8 +173,9 @@ class Scheduler:
 
     def _created(self, body: bytes) -> None:
         manifest = Manifest.decode(body, "created")
-        at = f"/store/{JOB}/{BOUNDARY}"
-        boundary = decode_document("boundary", Boundary, self.objects[at], at).snapshot_id if at in self.objects else 0
+        folder = f"/store/{JOB}/{BOUNDARY_DIR}/"
+        at = max((path for path in self.objects if path.startswith(f"{folder}0")), default=None)
+        boundary = decode_document("boundary", Boundary, self.objects[at], at).snapshot_id if at is not None else 0
         self.collected_before[manifest.commit_id] = boundary
 
     def _driver(self, number: int) -> Callable[[Actor], None]:
@@ -212,14 +213,19 @@ class Scheduler:
         root = self._root_of(actor).child(JOB)
         catalog = Catalog(self._root_of(actor), JOB, self.clock)
         while True:
-            ids = catalog.snapshot_ids()
+            ids = [i for i in map(snapshot_id_of, root.list_names(SNAPSHOTS_DIR)) if i is not None]
             newest = catalog.latest()
             if newest is None or not [i for i in ids if i < newest.snapshot_id]:
                 continue
             doomed = [i for i in ids if i < newest.snapshot_id]
-            if doomed[-1] > read_boundary(root):
-                # The boundary first, then the deletions: so a writer sees the boundary, or the collector its manifest.
-                root.put(BOUNDARY, encode_document("boundary", Boundary(doomed[-1])))
+            # The boundary first, then the deletions: so a writer sees the boundary, or the collector its manifest.
+            last = doomed[-1]
+            advance_boundary(
+                root,
+                lambda now, last=last: replace(now, snapshot_id=last, kept=()) if last > now.snapshot_id else None,  # type: ignore[misc]
+                clock=self.clock,
+                ids=CountingIds(1_000),
+            )
             for snapshot_id in doomed:
                 root.delete(manifest_path(snapshot_id))
 

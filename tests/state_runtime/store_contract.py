@@ -178,6 +178,31 @@ class StoreContract:
         assert store.list_names("") == ["d"]
         assert store.list_names("no/such") == []
 
+    def test_list_objects_shows_everything_below_with_size_and_time(self, store: Store) -> None:
+        """What garbage collection decides by: nothing is missing, and nothing of a neighbour is in it."""
+        assert list(store.list_objects("d")) == []
+        for path in ("d/a", "d/b/c", "d/b/d/e", "dd/f", "g"):
+            store.put(path, path.encode())
+        found = list(store.list_objects("d"))
+        assert sorted((o.path, o.bytes) for o in found) == [("d/a", 3), ("d/b/c", 5), ("d/b/d/e", 7)]
+        assert all(o.modified_ms > 1_000_000_000_000 for o in found)
+        assert sorted(o.path for o in store.list_objects("")) == ["d/a", "d/b/c", "d/b/d/e", "dd/f", "g"]
+        assert sorted(o.path for o in store.child("d").list_objects("")) == ["a", "b/c", "b/d/e"]
+
+    def test_copy_leaves_the_source_and_is_idempotent(self, store: Store) -> None:
+        """Savepoints are copies; the source goes on being used, and may be deleted later."""
+        store.put("a/x", b"1")
+        store.copy("a/x", "b/y")
+        store.copy("a/x", "b/y")
+        assert (store.read("a/x", 10), store.read("b/y", 10)) == (b"1", b"1")
+        store.delete("a/x")
+        assert store.read("b/y", 10) == b"1"
+
+    def test_copy_of_nothing_is_file_not_found(self, store: Store) -> None:
+        with pytest.raises(FileNotFoundError):
+            store.copy("no", "b")
+        assert not store.exists("b")
+
     def test_child_is_a_folder_of_the_store(self, store: Store) -> None:
         """A job root is a child of its store."""
         store.child("job").put("x/y", b"1")
@@ -202,10 +227,13 @@ class StoreContract:
             lambda: store.size(path),
             lambda: store.delete(path),
             lambda: store.move(path, "ok"),
+            lambda: store.copy(path, "ok"),
+            lambda: store.copy("ok", path),
             lambda: store.child(path),
         ]
         if path:
             calls.append(lambda: store.list_names(path))
+            calls.append(lambda: list(store.list_objects(path)))
         for call in calls:
             with pytest.raises(CorruptData, match="not a plain relative path"):
                 call()

@@ -226,7 +226,7 @@ def test_an_index_length_that_cannot_be_is_corrupt(index_bytes: int) -> None:
     writer = written(1 << 20)
     altered = replace(writer.manifest.segments[0], index_bytes=index_bytes)
     with pytest.raises(CorruptData):
-        read_index(writer.root, altered, "job-1")
+        read_index(writer.root, altered, {"job-1"})
 
 
 @pytest.mark.parametrize(

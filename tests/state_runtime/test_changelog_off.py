@@ -255,7 +255,7 @@ def listing_of(**changes: Any) -> tuple[ShardListing, ShardFilesEntry]:
 
 def test_a_listing_that_is_read_back_is_the_same() -> None:
     listing, entry = listing_of()
-    assert ShardListing.decode(listing.encode(), entry, "uid") == listing
+    assert ShardListing.decode(listing.encode(), entry, {"uid"}) == listing
 
 
 @pytest.mark.parametrize(
@@ -272,15 +272,15 @@ def test_a_listing_that_is_read_back_is_the_same() -> None:
 def test_a_listing_that_lies_is_refused(changes: dict[str, Any], message: str) -> None:
     listing, entry = listing_of(**changes)
     with pytest.raises(CorruptManifest, match=message):
-        ShardListing.decode(listing.encode(), entry, "uid")
+        ShardListing.decode(listing.encode(), entry, {"uid"})
 
 
 def test_a_listing_of_another_job_or_parallelism_is_refused() -> None:
     listing, entry = listing_of()
     with pytest.raises(CorruptManifest, match="files were swapped"):
-        ShardListing.decode(listing.encode(), entry, "another")
+        ShardListing.decode(listing.encode(), entry, {"another"})
     with pytest.raises(CorruptManifest, match="files were swapped"):
-        ShardListing.decode(listing.encode(), replace(entry, parallelism=3), "uid")
+        ShardListing.decode(listing.encode(), replace(entry, parallelism=3), {"uid"})
 
 
 @pytest.mark.parametrize("backend", ["arrow", "rocksdb"])

@@ -13,6 +13,7 @@ from model import seeds
 from schedule import Plan, run_seed
 
 from state_runtime.snapshot import commit
+from state_runtime.snapshot.boundary import NO_BOUNDARY
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.store import Created, FsspecStore
@@ -82,6 +83,7 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(monkeypatch: p
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Any, **who: Any) -> Committer:
         term = commit.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
+        commit.mark_root(catalog.root, info.uid)
         return Committer(catalog.root, info, term, catalog.latest() or empty, who["clock"], who["ids"])
 
     monkeypatch.setattr(commit, "open_run", open_without_fencing)
@@ -90,7 +92,7 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(monkeypatch: p
 
 def test_without_the_boundary_check_a_sleeper_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard: the boundary, read after the create. A collected name is free again."""
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, snapshot_id: None)
+    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, known: NO_BOUNDARY)
     first_violation(Plan(sleep_chance=0.15), "although it was collected")
 
 
@@ -100,11 +102,11 @@ def test_with_the_boundary_read_before_the_create_a_sleeper_is_acknowledged(monk
     check = commit._check_boundary
 
     def check_then_create(root: Any, manifest: Any) -> bool:
-        check(root, manifest.snapshot_id)
+        check(root, manifest, None)
         return create(root, manifest)
 
     monkeypatch.setattr(commit, "_create", check_then_create)
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, snapshot_id: None)
+    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, known: NO_BOUNDARY)
     first_violation(Plan(sleep_chance=0.15), "although it was collected")
 
 

@@ -25,19 +25,21 @@ from pyspark.sql import types as T
 from state_runtime import JobSettings, ParquetSink, Progress, driver, faults
 from state_runtime.aggregates import count
 from state_runtime.changelog.reader import read_source_log, read_states
+from state_runtime.checkpointer import Checkpointer
 from state_runtime.compatibility import reconcile
 from state_runtime.driver import DriverContext, EpochDriver
 from state_runtime.errors import Fenced, OutcomeUnknown
 from state_runtime.pipeline import CompiledPipeline, Stage
 from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.savepoints import Savepoints
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
 from state_runtime.source import BatchClock
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import hash_range_of_shard
-from state_runtime.store import open_store
-from state_runtime.task import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
+from state_runtime.store import Store, open_store
+from state_runtime.task import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 
 KEYS = pa.schema([("k", pa.string())])
 WHOLE = (0, (1 << 64) - 1)
@@ -105,16 +107,23 @@ class World:
             raise RuntimeError(f"a fault at {point}")
 
     def plan(
-        self, frame: list[str], _: Any, parallelism: int, *, task: Callable[..., Any], **__: Any
+        self,
+        frame: list[str],
+        _: Any,
+        parallelism: int,
+        *,
+        task: Callable[..., Any],
+        wake: Mapping[str, Sequence[int]],
+        **__: Any,
     ) -> SimpleNamespace:
-        """Spark's action over a batch: tasks in any order; some attempts are lost and made again."""
+        """Spark's action over a batch: tasks in any order; some attempts are lost and made again. Shards are woken as asked."""
 
         def collect() -> None:
             stage = SimpleNamespace(operator=operator(), sinks=("out",), emit=False)
             shards = list(range(parallelism))
             self.draw.shuffle(shards)
             for shard in shards:
-                batch = rows_of_shard(frame, shard, parallelism)
+                batch = rows_of_shard(frame, shard, parallelism, woken=shard in wake.get("counts", ()))
                 attempts = 2 if self.draw.random() < 0.1 else 1
                 for _ in range(attempts):
                     assert list(task(stage, 0)([batch] if batch.num_rows else [])) == []
@@ -131,22 +140,26 @@ class World:
                 shutil.rmtree(folder)
 
 
-def rows_of_shard(keys: Sequence[str], shard: int, parallelism: int) -> pa.RecordBatch:
+def rows_of_shard(keys: Sequence[str], shard: int, parallelism: int, *, woken: bool = False) -> pa.RecordBatch:
     column = pa.array(keys, pa.string())
     hashes = hash_rows([column])
     low, high = hash_range_of_shard(shard, parallelism)
     mine = np.flatnonzero((hashes >= np.uint64(low)) & (hashes <= np.uint64(high)))
+    own = column.take(pa.array(mine)).to_pylist()
+    wakers = [None] if woken else []
     return pa.RecordBatch.from_pydict(
         {
-            "k": column.take(pa.array(mine)),
-            HASH_COLUMN: pa.array(hashes[mine].view("int64")),
-            SHARD_COLUMN: pa.array(np.full(len(mine), shard, dtype=np.int32)),
-            SEQUENCE_COLUMN: pa.array(mine.astype(np.int64)),
+            "k": pa.array([*own, *wakers], pa.string()),
+            HASH_COLUMN: pa.array([*hashes[mine].view("int64").tolist(), *(0 for _ in wakers)], pa.int64()),
+            SHARD_COLUMN: pa.array(np.full(len(own) + len(wakers), shard, dtype=np.int32)),
+            SEQUENCE_COLUMN: pa.array([*mine.tolist(), *(WAKE_SEQUENCE for _ in wakers)], pa.int64()),
         }
     )
 
 
-def start(world: World, settings: JobSettings) -> EpochDriver:
+def start(
+    world: World, settings: JobSettings, savepoints: Callable[[Committer, Store], Savepoints] | None = None
+) -> EpochDriver:
     """A run's beginning, as `JobRun` makes it."""
     catalog = Catalog(open_store(str(world.root / "store")), "job")
     info = open_job_root(catalog.root, "job", clock=FakeClock(), ids=world.ids)
@@ -175,7 +188,8 @@ def start(world: World, settings: JobSettings) -> EpochDriver:
         ids=world.ids,
     )
     spark = SimpleNamespace(sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator()))
-    begun: Any = EpochDriver(context, committer, Checkpoint(world.root), spark, world.rob)  # type: ignore[arg-type]
+    made = savepoints(committer, catalog.root) if savepoints is not None else None
+    begun: Any = EpochDriver(context, committer, Checkpoint(world.root), spark, world.rob, made)  # type: ignore[arg-type]
     begun.publish_pending(spark)
     return begun
 
@@ -194,8 +208,9 @@ def run(world: World, settings: JobSettings) -> None:
     for number in range(first, len(world.batches)):
         begun.run_batch(Frame(world.batches[number]), number)  # type: ignore[arg-type]
     with begun.lock:
-        begun.stop(0.0)
+        begun.stop()
     begun.finish()
+    begun.close(0.0)
 
 
 def some_settings(world: World) -> JobSettings:
@@ -251,16 +266,16 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
     """Put a world under the driver."""
 
     def begin(world: World) -> None:
-        remove = EpochDriver._remove if not hasattr(EpochDriver._remove, "original") else EpochDriver._remove.original
+        remove = Checkpointer.remove if not hasattr(Checkpointer.remove, "original") else Checkpointer.remove.original
 
-        def unless_dead(self: EpochDriver, *arguments: Any) -> None:
+        def unless_dead(self: Checkpointer, *arguments: Any) -> None:
             if not world.dead:
                 remove(self, *arguments)
 
         unless_dead.original = remove  # type: ignore[attr-defined]
         monkeypatch.setattr(faults, "reach", world.reach)
         monkeypatch.setattr(driver, "plan_epoch", world.plan)
-        monkeypatch.setattr(EpochDriver, "_remove", unless_dead)
+        monkeypatch.setattr(Checkpointer, "remove", unless_dead)
 
     return begin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,10 +36,12 @@ from model import (
 
 from state_runtime.changelog.reader import read_source_log, read_states
 from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.errors import CorruptData, CorruptSegment, MissingSnapshot
+from state_runtime.errors import CorruptData, CorruptSegment, MissingSnapshot, Unavailable
 from state_runtime.materialize import FoldSizes, Mode, apply, due, materialize
-from state_runtime.materialize.plan import StoredTable, grid, threshold
-from state_runtime.materialize.records import fits, holds
+from state_runtime.materialize.fold import FoldContext, Folded
+from state_runtime.materialize.plan import FoldPlan, StoredTable, grid, threshold
+from state_runtime.materialize.records import fits, holds, open_pins, record_ids
+from state_runtime.materialize.run import Heart, fold_here
 from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import (
     LayerEntry,
@@ -48,6 +51,7 @@ from state_runtime.snapshot.manifest import (
     SourcePosition,
     TableEntry,
 )
+from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.table import HASH_MAX, hash_range_of_shard
 from state_runtime.store import Store
 
@@ -225,6 +229,26 @@ def test_a_snapshot_that_was_deleted_is_not_folded() -> None:
     writer.epoch({ALL_KEYS[0]: (1, "a")})
     with pytest.raises(MissingSnapshot):
         materialize(writer.root, writer.manifest, clock=FakeClock(), ids=writer.ids)
+
+
+@pytest.mark.parametrize("hours", [11, 12])
+def test_a_fold_that_slept_for_half_a_day_records_nothing(hours: int) -> None:
+    """Its host was suspended: what its pin protects is kept for a day, and a collector may have looked at it by now."""
+    writer, clock = StateWriter(), FakeClock()
+    manifest = writer.epoch({ALL_KEYS[0]: (1, "a")})
+    writer.root.put(manifest_path(manifest.snapshot_id), manifest.encode())
+
+    def sleepy(plan: FoldPlan, context: FoldContext, heart: Heart) -> Folded:
+        folded = fold_here(writer.root, writer.ids)(plan, context, heart)
+        clock.advance_s(hours * 3600)
+        return folded
+
+    with contextlib.ExitStack() as stack:
+        if hours == 12:
+            stack.enter_context(pytest.raises(Unavailable, match="not heard of for 12 hours"))
+        materialize(writer.root, manifest, clock=clock, ids=writer.ids, fold=sleepy)
+    assert len(record_ids(writer.root)[0]) == (hours < 12)
+    assert open_pins(writer.root) == ([] if hours < 12 else [1])
 
 
 def test_tables_on_no_grid_are_written_anew() -> None:

@@ -277,6 +277,17 @@ def test_a_record_that_waited_too_long_is_not_adopted() -> None:
     assert bench.materializer.take(manifest) is manifest
 
 
+def test_a_record_that_waited_too_long_in_memory_is_dropped() -> None:
+    """A job without input commits nothing over a weekend; its fold of Friday is collected by Sunday."""
+    bench = Bench()
+    manifest = bench.commit({ALL_KEYS[0]: (1, "a")})
+    bench.work()
+    bench.clock.at_ms += ADOPTED_FOR_MS - 1
+    assert bench.materializer.take(manifest) is not manifest
+    bench.clock.at_ms += 1
+    assert bench.materializer.take(manifest) is manifest
+
+
 def test_a_record_that_fits_no_more_when_the_commit_comes_is_dropped() -> None:
     """Another was adopted first: by the driver that this one took over from."""
     bench = Bench()

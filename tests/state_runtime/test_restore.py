@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from shapes import KEYS, SHAPES, Change
 
 from state_runtime.materialize import apply, materialize
 from state_runtime.settings import JobSettings
+from state_runtime.snapshot.lineage import gone_back
 
 BACKENDS = ("arrow", "rocksdb")
 
@@ -132,3 +134,24 @@ def test_a_copy_older_than_the_base_gives_way_to_the_primary(tmp_path: Path, mod
         job.host_of = lambda shard: "host"
         kinds = set(job.epoch(changes(rng, job)).values())
         assert "primary" in kinds or mode == "minor"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_an_abandoned_history_does_not_serve(tmp_path: Path, backend: str) -> None:
+    """An older snapshot was gone back to. Snapshots since then are still there and prove the copies, but lead on to another state."""
+    for number, rng in seeds(4):
+        job = job_of(tmp_path / str(number), backend)
+        for _ in range(3):
+            job.epoch(changes(rng, job))
+        target, history = job.manifest, {shape: list(batches) for shape, batches in job.history.items()}
+        for _ in range(2):
+            job.epoch(changes(rng, job))
+        job.manifest = job._put(
+            replace(gone_back(target, job.manifest), snapshot_id=job.manifest.snapshot_id + 1, kind="fencing")
+        )
+        job.history = history
+        job.versions, job.trusted = ["f" * 16] * job.parallelism, [False] * job.parallelism
+        # Nothing changes in this epoch: a copy that served would be the whole difference.
+        assert set(job.epoch({}, commit=False).values()) <= {"primary", ""}
+        job.epoch(changes(rng, job))
+        job.epoch(changes(rng, job))

@@ -413,17 +413,21 @@ def test_a_failing_write_is_an_oserror_and_the_old_version_still_serves(
 ) -> None:
     """The task goes on without a local copy; the committed version beside it stays what it was."""
     right = answer(chain)
-    write_file = local._write_private
     calls = [0]
 
-    def fail(path: Path, body: Any) -> None:
-        calls[0] += 1
-        if calls[0] == fails_at:
-            write_file(path, bytes(body)[: len(bytes(body)) // 2])
-            raise OSError(number, os.strerror(number))
-        write_file(path, body)
+    def failing(write: Callable[[Path, Any], Any]) -> Callable[[Path, Any], Any]:
+        def fail(path: Path, body: Any) -> Any:
+            calls[0] += 1
+            written = write(path, body)
+            if calls[0] == fails_at:
+                os.truncate(path, path.stat().st_size // 2)
+                raise OSError(number, os.strerror(number))
+            return written
 
-    monkeypatch.setattr(local, "_write_private", fail)
+        return fail
+
+    for name in ("_write_batch", "_write_private"):
+        monkeypatch.setattr(local, name, failing(getattr(local, name)))
     both = {STATE: batch_of({ALL_KEYS[0]: (9, "z")}), "other": batch_of({ALL_KEYS[1]: (9, "z")})}
     opened = chain.open()
     attempt = chain.ids.short()

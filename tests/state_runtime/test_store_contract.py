@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import multiprocessing
 import os
 import threading
@@ -11,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model import SECRET, DictStore, s3_options
+from model import BUCKET, SECRET, DictStore, s3_options
 from store_contract import StoreContract
 
 from state_runtime.errors import InvalidConfiguration, OutcomeUnknown, StoreNotCapable, StoreUnavailable
-from state_runtime.store import Created, FsspecStore, LocalStore, Store, local, open_store
+from state_runtime.store import Created, FsspecStore, LocalStore, Store, StoredObject, local, open_store, shared_store
 
 
 class TestDictStore(StoreContract):
@@ -54,23 +56,56 @@ class TestMemoryStore(StoreContract):
 
 
 class TestS3Store(StoreContract):
-    """The S3 protocol, through s3fs."""
+    """The S3 protocol, through s3fs; one client for all tests, each in a folder of its own."""
 
     @pytest.fixture
-    def store(self, s3_location: tuple[str, dict[str, Any]]) -> Store:
-        return open_store(*s3_location)
+    def store(self, s3_server: str) -> Store:
+        return shared_store(f"s3://{BUCKET}", s3_options(s3_server)).child(uuid.uuid4().hex)
 
-    def test_another_client_sees_new_objects_at_once(
-        self, store: Store, s3_location: tuple[str, dict[str, Any]]
-    ) -> None:
+    def test_another_client_sees_new_objects_at_once(self, store: Store, s3_server: str) -> None:
         """s3fs's listing cache hides other writers' files; the store must be opened without it."""
-        other = open_store(*s3_location)
+        other = open_store(store.url, s3_options(s3_server))
         assert other.list_names("d") == []
         store.put("d/a", b"1")
         assert other.list_names("d") == ["a"]
         assert other.read("d/a", 10) == b"1"
         other.delete("d/a")
         assert not store.exists("d/a")
+
+
+class TestS3StoreOfASingleWriter(StoreContract):
+    """The same promises where a single writer is declared: the condition is sent all the same."""
+
+    @pytest.fixture
+    def store(self, s3_server: str) -> Store:
+        options = {**s3_options(s3_server), "single_writer": True}
+        return shared_store(f"s3://{BUCKET}", options).child(uuid.uuid4().hex)
+
+
+class TestLocalStoreWithoutLinks(StoreContract):
+    """A mount without hard links, for a declared single writer."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+        monkeypatch.setattr(local.os, "link", refuse)
+        return open_store(str(tmp_path / "root"), {"single_writer": True})
+
+    # Two at the same moment are what it cannot tell apart; everything else holds.
+    test_many_creators_have_one_winner = None  # type: ignore[assignment]
+
+    def test_it_is_refused_without_the_declaration(self, store: Store, tmp_path: Path) -> None:
+        """The probe of a start says what to do."""
+        with pytest.raises(StoreNotCapable, match=r"no hard links.*or declare `single_writer: true`"):
+            open_store(str(tmp_path / "other")).probe()
+
+    def test_the_probe_warns(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+        """Whoever declared it reads what is lost."""
+        with caplog.at_level(logging.WARNING):
+            store.probe()
+        assert "two writers within the same moment are not" in caplog.text
 
 
 def _create_in_process(folder: str, number: int, together: Any, results: Any) -> None:
@@ -141,7 +176,6 @@ def test_a_folder_that_cannot_be_written_is_unavailable_with_a_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
 ) -> None:
     """The reader of the message must know what to look at, and nothing half-written stays."""
-    import errno
 
     def refuse(descriptor: int) -> None:
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
@@ -194,6 +228,20 @@ class RefusesButOverwrites(DictStore):
         return Created.LOST if taken else Created.MINE
 
 
+class SaysNoTimes(DictStore):
+    """A store whose listings do not say when objects were written."""
+
+    def list_objects(self, path: str) -> Iterator[StoredObject]:
+        return (StoredObject(o.path, o.bytes, 0) for o in super().list_objects(path))
+
+
+class ListsLate(DictStore):
+    """A store whose listings lag."""
+
+    def list_objects(self, path: str) -> Iterator[StoredObject]:
+        return iter(())
+
+
 class RefusesEverything(DictStore):
     """A store on which no create ever wins."""
 
@@ -206,6 +254,17 @@ def test_the_probe_refuses_a_store_without_create_if_absent(cls: type[DictStore]
     """Two runs could both win there, so we do not start."""
     store = cls()
     with pytest.raises(StoreNotCapable, match=r"does not honour create-if-absent.*Use a store with conditional writes"):
+        store.probe()
+    assert store.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"), [(SaysNoTimes, "do not say when"), (ListsLate, "does not show an object that was just written")]
+)
+def test_the_probe_refuses_a_store_whose_listings_cannot_be_used(cls: type[DictStore], why: str) -> None:
+    """The newest snapshot is found by a listing, and garbage by its age."""
+    store = cls()
+    with pytest.raises(StoreNotCapable, match=why):
         store.probe()
     assert store.objects == {}
 

@@ -1,0 +1,105 @@
+"""What all commands have in common: arguments, errors as exit codes, and how they print."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+
+from orchestration.spec import JobSpec, Spec
+from state_runtime.errors import InvalidConfiguration, StillstateError
+
+if TYPE_CHECKING:
+    from state_runtime.snapshot.catalog import Catalog
+
+__all__ = [
+    "ConfigOption",
+    "JobArgument",
+    "JsonOption",
+    "OptionalJob",
+    "catalog_of",
+    "console",
+    "guarded",
+    "job_or_only",
+    "print_json",
+    "print_table",
+]
+
+P = ParamSpec("P")
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job in stillstate.yaml.")]
+OptionalJob = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB", help="Name of the job; may be left out if there is only one.", show_default=False),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="The configuration file.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn our errors into a message on stderr and the exit code of their kind."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except StillstateError as error:
+            _fail(error, as_json=bool(kwargs.get("as_json")))
+
+    return wrapped
+
+
+def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
+    if as_json:
+        body = {"kind": error.kind, "type": type(error).__name__, "exit_code": error.exit_code, "message": str(error)}
+        print(json.dumps({"error": body}), file=sys.stderr)
+    else:
+        # Not through rich: it would wrap file:line prefixes and read brackets in paths as markup.
+        message = str(error)
+        gap = "\n" if "\n" in message else " "  # lines of file:line: stay where an editor finds them
+        print(f"{type(error).__name__}:{gap}{message}", file=sys.stderr)
+        cause = error.__cause__
+        if error.kind == "user-code" and cause is not None:
+            import traceback
+
+            traceback.print_exception(cause, file=sys.stderr)
+    raise typer.Exit(error.exit_code)
+
+
+def job_or_only(spec: Spec, name: str | None) -> JobSpec:
+    if name is not None:
+        return spec.job(name)
+    if len(spec.jobs) > 1:
+        raise InvalidConfiguration(f"{spec.file} has several jobs; name one of: {', '.join(sorted(spec.jobs))}")
+    return next(iter(spec.jobs.values()))
+
+
+def catalog_of(job: JobSpec) -> Catalog:
+    from state_runtime.snapshot.catalog import Catalog
+    from state_runtime.store import open_store
+
+    return Catalog(open_store(job.store, job.storage_options), job.name)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def print_table(table: Any) -> None:
+    console().print(table)
+
+
+def console() -> Console:
+    # Made for each use: tests and pagers replace stdout.
+    found = Console(file=sys.stdout)
+    # A pipe has no width; 80 columns would cut names that a `grep` looks for.
+    return found if found.is_terminal else Console(file=sys.stdout, width=160)

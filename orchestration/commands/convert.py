@@ -1,0 +1,130 @@
+"""`stillstate convert`: a snapshot in another format, in a folder of its own."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from state_runtime.maintenance.convert import ConversionResult
+
+__all__ = ["register"]
+
+
+class Format(StrEnum):
+    """What `--to` takes."""
+
+    changelog = "changelog"
+    incremental = "incremental"
+    canonical = "canonical"
+
+
+_LOCAL_MASTER: Final = "local[*]"
+
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLACE",
+        help="<store>/<job>, <store>/<job>@<id>, a savepoint's folder, or a job of stillstate.yaml.",
+    ),
+]
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="TARGET", help="An empty folder, which becomes a job root of its own.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: stillstate convert /data/state/flights@120 /data/archive/flights-120 --to canonical")(
+        convert
+    )
+
+
+@guarded
+def convert(
+    place: PlaceArgument,
+    target: TargetArgument,
+    to: Annotated[
+        Format,
+        typer.Option(
+            "--to",
+            help="changelog: tables and log; incremental: no log; canonical: one sorted Parquet set, nothing but live rows.",
+        ),
+    ],
+    config: ConfigOption = None,
+    here: Annotated[bool, typer.Option("--here", help="Never start Spark, however large the snapshot is.")] = False,
+    master: Annotated[
+        str, typer.Option("--master", metavar="URL", help="Spark master for large snapshots (over 256 MB).")
+    ] = _LOCAL_MASTER,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a snapshot of another format of any snapshot, outside its job, with a progress bar. The source is only read.
+
+    Source and target are compared by number and digest of the rows of every state before the target is published. Repeat the
+    command after any error or a kill; it goes on. A job that is started from the target goes on where the source stood.
+    """
+    from orchestration.commands.places import named_place
+    from orchestration.phases import phase_bar
+    from state_runtime.maintenance.convert_job import convert_place
+
+    source, into = named_place(place, config), named_place(target, config)
+    with phase_bar(f"convert to {to.value}") as bar, ExitStack() as ended:
+
+        def session() -> SparkSession:
+            from state_runtime.session import build_session
+
+            spark = build_session("stillstate-convert", master)
+            ended.callback(spark.stop)
+            return spark
+
+        result = convert_place(
+            source.text,
+            into.text,
+            to.value,
+            storage_options=source.options,
+            target_options=into.options,
+            session=None if here else session,
+            on_progress=bar.show,
+            holder=f"stillstate convert on {socket.gethostname()}",
+        )
+    if as_json:
+        print_json(_summary(result, into.text))
+    else:
+        print(_text(result, into.text))
+
+
+def _summary(result: ConversionResult, target: str) -> dict[str, str | int | float | bool]:
+    return {
+        "target": target,
+        "snapshot_id": result.manifest.snapshot_id,
+        "format": result.manifest.snapshot_format,
+        "repeated": result.repeated,
+        "rewritten": result.rewritten,
+        "source_pinned": result.pinned,
+        "tables_written": result.tables_written,
+        "bytes_written": result.bytes_written,
+        "objects_copied": result.objects_copied,
+        "bytes_copied": result.bytes_copied,
+        "states_compared": result.states,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def _text(result: ConversionResult, target: str) -> str:
+    from orchestration.text import bytes_text, duration_text
+
+    snapshot = f"snapshot {result.manifest.snapshot_id} ({result.manifest.snapshot_format}) in {target}"
+    if result.repeated:
+        return f"{snapshot} was converted before; nothing was done"
+    return (
+        f"{snapshot} in {duration_text(result.seconds)}: {result.tables_written} files with {bytes_text(result.bytes_written)} "
+        f"written, {result.objects_copied} with {bytes_text(result.bytes_copied)} copied; {result.states} states compared equal"
+    )

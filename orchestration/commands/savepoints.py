@@ -1,0 +1,129 @@
+"""`stillstate savepoint` and `stillstate savepoints`."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestration.commands.base import (
+    ConfigOption,
+    JobArgument,
+    JsonOption,
+    OptionalJob,
+    catalog_of,
+    guarded,
+    job_or_only,
+    print_json,
+    print_table,
+)
+from orchestration.spec import load_spec
+from state_runtime.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from state_runtime.snapshot.savepoint import SavepointThen
+
+__all__ = ["register"]
+
+
+class Trigger(StrEnum):
+    """What `savepoint --trigger` takes."""
+
+    user = "user"
+    schedule = "schedule"
+    upgrade = "upgrade"
+
+
+@guarded
+def savepoint(
+    job: JobArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Its name: a-z, 0-9, _ and -. By default the time.", show_default=False),
+    ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", "-t", help="A tag, for rules of retention; any number of them.", show_default=False),
+    ] = None,
+    note: Annotated[str, typer.Option("--note", help="Why it is made.", show_default=False)] = "",
+    stop: Annotated[bool, typer.Option("--stop", help="Then stop the job: no epoch follows the savepoint.")] = False,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain", help="End the job's input first: all windows and event-time timers fire. Then stop it."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with savepoint NAME, whose process died or that failed.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until it is complete, or only ask the running job.")
+    ] = True,
+    trigger: Annotated[Trigger, typer.Option("--trigger", help="What is noted as the reason.")] = Trigger.user,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a savepoint: a complete copy of the job's state under a name, which is kept until it is deleted.
+
+    The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is copied by this
+    process. The copy is made inside the store. A job starts from it with `run --from`.
+    """
+    from orchestration.savepoints import Savepointer, failed, savepoint_view
+    from orchestration.text import bytes_text
+    from state_runtime.snapshot.control import ControlRequest
+
+    if stop and drain:
+        raise InvalidConfiguration("--drain stops the job too; give one of --stop and --drain")
+    if resume and (name is None or stop or drain or not wait or tag or note):
+        raise InvalidConfiguration("--resume takes the NAME of a savepoint, and nothing else")
+    then: SavepointThen = "drain" if drain else "stop" if stop else "continue"
+    spec = load_spec(config)
+    view = savepoint_view(job, as_json=as_json)
+    try:
+        maker = Savepointer.of_job(spec, spec.job(job), view.show)
+        made = (
+            maker.resume(name)
+            if resume and name is not None
+            else maker.make(name, then=then, trigger=trigger.value, tags=tuple(tag or ()), note=note, wait=wait)
+        )
+    finally:
+        view.close()
+    if isinstance(made, ControlRequest):
+        if as_json:
+            print_json({"job": job, "name": made.name, "state": "REQUESTED", "request_id": made.request_id})
+        else:
+            print(f"{job}: savepoint {made.name} is asked for; `stillstate savepoints {job}` shows what becomes of it")
+        return
+    error = failed(made)
+    if error is not None:
+        raise error
+    if as_json:
+        print_json(dataclasses.asdict(made))
+    else:
+        print(
+            f"{job}: savepoint {made.name} of snapshot {made.snapshot_id}{', drained' if made.drained else ''}: "
+            f"{made.total_objects} objects, {bytes_text(made.total_bytes)}"
+        )
+
+
+@guarded
+def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List a job's savepoints and those that are asked for, newest first."""
+    from orchestration.savepoints import savepoint_rows, savepoints_table
+
+    job_spec = job_or_only(load_spec(config), job)
+    rows = savepoint_rows(catalog_of(job_spec))
+    if as_json:
+        print_json([row.to_json_dict() for row in rows])
+    else:
+        print_table(savepoints_table(job_spec.name, rows))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: stillstate savepoint flights before-upgrade --tag release --note 'version 2' --stop")(
+        savepoint
+    )
+    app.command(epilog="Example: stillstate savepoints flights --json")(savepoints)

@@ -1,0 +1,84 @@
+"""What a name below a job root is; pure. A name that nothing here knows is foreign: it is reported, and kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+__all__ = ["DATA_KINDS", "ObjectKind", "kind_of", "number_in"]
+
+ObjectKind = Literal[
+    "segment",
+    "direct",
+    "table",
+    "source-log",
+    "listing",
+    "shard-file",
+    "staged",
+    "manifest",
+    "boundary",
+    "mark",
+    "pin",
+    "record",
+    "record-pin",
+    "term",
+    "heartbeat",
+    "request",
+    "answer",
+    "probe",
+    "job",
+    "claim",
+    "savepoint",
+    "moving",
+    "conversion",
+    "moved",
+]
+
+DATA_KINDS: frozenset[str] = frozenset({"segment", "direct", "table", "source-log", "listing", "shard-file", "staged"})
+"""What manifests name. Nothing else is ever deleted because a manifest named it."""
+
+_NUMBER = r"(?P<number>[0-9]{20})"
+_PART = r"[A-Za-z0-9._=-]+"
+_PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern + r"\Z"))  # type: ignore[misc]
+    for kind, pattern in (
+        ("direct", rf"changelog/{_NUMBER}/direct-{_PART}\.seg"),
+        ("segment", rf"changelog/{_NUMBER}/{_PART}\.seg"),
+        ("source-log", rf"tables/_sources/{_PART}/{_PART}\.log"),
+        ("table", rf"tables/{_PART}/{_PART}/{_PART}\.parquet"),
+        ("listing", rf"files/{_NUMBER}/{_PART}\.json"),
+        ("shard-file", rf"files/{_NUMBER}/{_PART}/{_PART}"),
+        ("staged", rf"outputs/{_PART}/{_NUMBER}/{_PART}"),
+        ("manifest", rf"snapshots/{_NUMBER}/manifest\.json"),
+        ("boundary", rf"boundary/{_NUMBER}\.json"),
+        ("mark", rf"boundary/root-{_PART}"),
+        ("pin", rf"pins/{_NUMBER}-[0-9A-Za-z]+\.json"),
+        ("record", rf"materializations/{_NUMBER}\.json"),
+        ("record-pin", rf"materializations/{_NUMBER}\.started\.json"),
+        ("term", rf"terms/{_NUMBER}\.json"),
+        ("heartbeat", rf"terms/{_NUMBER}\.heartbeat\.json"),
+        ("answer", rf"control/{_NUMBER}-[a-z]+-[0-9A-Za-z]+\.answer\.json"),
+        ("request", rf"control/{_NUMBER}-[a-z]+-[0-9A-Za-z]+\.json"),
+        ("probe", r"_probe-[0-9a-f]+"),
+        ("job", r"job\.json"),
+        ("claim", r"claim\.json"),
+        ("moving", r"moving\.json"),
+        ("conversion", r"conversion\.json"),
+        ("moved", r"moved\.json"),
+        ("savepoint", r"savepoint(-[1-9][0-9]{0,8})?\.json"),
+    )
+)
+
+
+def kind_of(path: str) -> ObjectKind | None:
+    """What an object below a job root is, by its name; None if no part of ours gives such names. Savepoints' folders are roots of their own."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.match(path)), None)
+
+
+def number_in(path: str) -> int:
+    """The number that a name carries: term, snapshot, record or sequence; 0 if none."""
+    for _, pattern in _PATTERNS:
+        found = pattern.match(path)
+        if found is not None:
+            return int(found.groupdict().get("number") or 0)
+    return 0

@@ -1,0 +1,191 @@
+"""Folding in a process beside the driver, so that an epoch never waits for the interpreter or for memory that a fold uses.
+
+The driver's interpreter runs one thread at a time: a fold in a thread of the driver holds it while a checkpoint is being written,
+and a fold of low priority holds it for long. So the driver starts `python -m state_runtime.materialize.process` with its first
+fold, and talks to it by lines of JSON:
+
+    → {"store": …, "options": {…}, "settings": {…}}      once; by the pipe, because options may hold secrets
+    → {"snapshot_id": 7}                                 one at a time
+    ← {"record_id": 12}   or   {"error": "StoreUnavailable", "message": …}
+
+The process ends when the pipe closes, also in the middle of a fold: whoever reads the pipe is a thread of its own. What it leaves then
+is what any fold leaves that is killed: files that nothing names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from state_runtime import errors
+from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.errors import StillstateError, Unavailable
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.limits import MIB
+from state_runtime.materialize.priority import give_way
+from state_runtime.materialize.records import Record, read_record
+from state_runtime.materialize.run import materialize
+from state_runtime.settings import JobSettings
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.store import Store, open_store
+
+__all__ = ["FoldProcess", "main"]
+
+_LOG = logging.getLogger(__name__)
+
+_ANSWER_BYTES_MAX = MIB
+_ENDS_IN_S = 2.0
+
+
+class FoldProcess:
+    """Folds snapshots of one job root in a child process, one at a time; from one thread at a time.
+
+    Life cycle: nothing → (`fold`: the child is started if there is none) → `close`, which also ends a fold under way.
+
+    Args:
+        root: the same place as `url`, for reading what the child recorded.
+        url, options: of the job root; a child of ours opens it. `options` may hold secrets and are in no repr.
+    """
+
+    def __init__(self, root: Store, url: str, options: Mapping[str, Any], settings: JobSettings) -> None:
+        self._root = root
+        # What is kept is none of its business, and would not come back from JSON as what it is.
+        plain = {name: value for name, value in dataclasses.asdict(settings).items() if name != "retention"}
+        self._first = {"store": url, "options": dict(options), "settings": plain}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def fold(self, manifest: Manifest) -> Record:
+        """Fold a snapshot's log; see `materialize`.
+
+        Raises:
+            StillstateError: what the child met, by its type. Unavailable: the child could not be started, or was killed.
+        """
+        child = self._running()
+        try:
+            _send(child, {"snapshot_id": manifest.snapshot_id})
+            line = _out(child).readline(_ANSWER_BYTES_MAX)
+        except OSError as error:
+            self._end()
+            raise Unavailable(f"the folding process ended while it was asked: {error}; a new one is started") from error
+        if not line.endswith(b"\n"):
+            self._end()
+            raise Unavailable(
+                "the folding process was killed (out of memory?); a new one is started with the next fold"
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            kind = getattr(errors, str(answer["error"]), Unavailable)
+            known = isinstance(kind, type) and issubclass(kind, StillstateError)
+            raise (kind if known else Unavailable)(str(answer["message"]))
+        return read_record(self._root, int(answer["record_id"]))
+
+    def close(self) -> None:
+        """End the child, and the fold that it is at."""
+        self._closed = True
+        self._end()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise Unavailable("the folding process was closed")
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        # The project may not be installed where the driver was started from its folder.
+        package = str(Path(__file__).parents[2])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "state_runtime.materialize.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "STILLSTATE_DRIVER_PID": str(os.getpid()),
+                },
+            )
+            _send(self._child, self._first)
+        except OSError as error:
+            self._end()
+            raise Unavailable(f"the folding process could not be started: {error}") from error
+        return self._child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        _close(child.stdin)
+        try:
+            child.wait(_ENDS_IN_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        # Only now: a thread that waits for an answer holds the pipe until the child is gone.
+        _close(child.stdout)
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        try:
+            pipe.close()
+        except OSError:
+            _LOG.debug("the folding process had closed its pipe", exc_info=True)
+
+
+def _out(child: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert child.stdout is not None
+    return child.stdout
+
+
+def _send(child: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(message).encode() + b"\n")
+    child.stdin.flush()
+
+
+def main() -> None:
+    """The child: reads lines, folds, answers, until the pipe closes."""
+    give_way()
+    # Whatever a library prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_on, args=(lines,), daemon=True).start()
+    first = json.loads(lines.get())
+    root = open_store(first["store"], first["options"])
+    settings = JobSettings(**first["settings"])
+    while True:
+        snapshot_id = int(json.loads(lines.get())["snapshot_id"])
+        answers.write(json.dumps(_folded(root, snapshot_id, settings)).encode() + b"\n")
+        answers.flush()
+
+
+def _read_on(lines: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        lines.put(line)
+    # The driver has ended: what is being folded is of no use to anybody.
+    os._exit(0)
+
+
+def _folded(root: Store, snapshot_id: int, settings: JobSettings) -> dict[str, Any]:
+    try:
+        manifest = Catalog.of_root(root).manifest(snapshot_id)
+        record = materialize(root, manifest, settings=settings, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
+    except Exception as error:
+        # The driver logs it and tries again later; this process can serve the next request.
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"record_id": record.record_id}
+
+
+if __name__ == "__main__":
+    main()

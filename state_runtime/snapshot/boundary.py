@@ -1,0 +1,184 @@
+"""The boundary: which snapshots were given up; the one place where a snapshot ends to exist.
+
+    boundary/<20-digit sequence>.json     create-if-absent; the newest counts, older ones are history
+    boundary/root-<job uid>               written by every run as it starts; goes with the root
+
+A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. Deleting a snapshot is writing
+the next boundary without it; what it leaves in the store is removed after that, in any order, as often as it takes. Readers pass
+over whatever else lies there: a manifest that is being removed, or one that a sleeper created anew under a collected name
+(a store forgets deleted names; RFC 0026 of SlateDB). A committer looks after its create: an id at or below the boundary is lost.
+
+A snapshot is given up in two steps, because a pin may be placed at the same moment (snapshot/pins.py):
+
+    kept ──announce──▶ going ──settle──▶ gone        pinned meanwhile: going ──settle──▶ kept
+
+One that is `going` is no snapshot any more, and all that it needs is still there; whoever settles it looks at the pins after it was
+announced. Nobody touches the data of one that is not gone, and nothing comes back that is. So two collectors may do any of this
+at once: they agree through create-if-absent of the next sequence, and the loser reads again and decides again.
+
+A *tombstone* gives a whole root up: no id is kept, and none that a run still commits will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from state_runtime.clock import Clock
+from state_runtime.errors import Unavailable, check
+from state_runtime.ids import Ids
+from state_runtime.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX
+from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.paths import BOUNDARY_DIR, SNAPSHOT_ID_MAX, boundary_path, root_mark_path, sequence_of
+from state_runtime.store import Created, Store
+
+__all__ = [
+    "NO_BOUNDARY",
+    "Boundary",
+    "advance_boundary",
+    "boundary_of_root",
+    "mark_root",
+    "newest_boundary_sequence",
+    "read_boundary",
+]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What was given up.
+
+    Attributes:
+        sequence: its number; 0 is the boundary of a root where nothing was ever given up.
+        snapshot_id: up to here only `kept` ones are snapshots. Never falls; reaches the newest snapshot only as a tombstone.
+        kept: ascending.
+        uid: drawn by the writer, so that it recognises its own.
+        going: announced and not settled, ascending.
+    """
+
+    sequence: int
+    snapshot_id: int
+    kept: tuple[int, ...]
+    at_ms: int
+    uid: str
+    going: tuple[int, ...] = ()
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the whole root was given up."""
+        return self.snapshot_id >= SNAPSHOT_ID_MAX
+
+    def keeps(self, snapshot_id: int) -> bool:
+        """Whether that id is (or may become) a snapshot."""
+        return snapshot_id > self.snapshot_id or snapshot_id in self.kept
+
+    def is_gone(self, snapshot_id: int) -> bool:
+        """Whether what lies under that id may be removed."""
+        return not self.keeps(snapshot_id) and snapshot_id not in self.going
+
+    def announcing(self, doomed: Iterable[int], existing: Iterable[int]) -> Boundary | None:
+        """The next one, that gives some up; None if none of them is a snapshot any more.
+
+        Args:
+            existing: all snapshots that there are; the newest is not among the doomed.
+        """
+        leaving = {i for i in doomed if self.keeps(i)}
+        if not leaving:
+            return None
+        last = max(self.snapshot_id, *leaving)
+        passed = {i for i in existing if self.snapshot_id < i <= last}
+        # `existing` may be older than this boundary, which never reaches the newest.
+        is_passed = max(leaving) <= self.snapshot_id
+        check(is_passed or any(i > last for i in existing), "the newest snapshot is never given up alone")
+        kept, going = (set(self.kept) | passed) - leaving, set(self.going) | leaving
+        return replace(self, snapshot_id=last, kept=tuple(sorted(kept)), going=tuple(sorted(going)))
+
+    def settling(self, announced: Collection[int], pinned: Collection[int]) -> Boundary | None:
+        """The next one, in which announced ones are gone, or back if somebody needs them; None if others have settled all of them."""
+        mine = set(self.going) & set(announced)
+        if not mine:
+            return None
+        kept = set(self.kept) | {i for i in mine if i in pinned}
+        return replace(self, kept=tuple(sorted(kept)), going=tuple(sorted(set(self.going) - mine)))
+
+    def tombstone(self) -> Boundary | None:
+        """The next one, of a root that is given up whole; None if it is."""
+        if self.is_tombstone:
+            return None
+        return replace(self, snapshot_id=SNAPSHOT_ID_MAX, kept=(), going=())
+
+
+NO_BOUNDARY = Boundary(0, 0, (), 0, "")
+
+
+def newest_boundary_sequence(root: Store) -> int:
+    """One listing; 0 if there is none."""
+    return _newest(root.list_names(BOUNDARY_DIR))
+
+
+def boundary_of_root(root: Store, job_uid: str) -> int | None:
+    """The same, of a root that is still that job's; None if it was removed (or another job's took its place). One listing."""
+    names = root.list_names(BOUNDARY_DIR)
+    return _newest(names) if root_mark_path(job_uid).rpartition("/")[2] in names else None
+
+
+def mark_root(root: Store, job_uid: str) -> None:
+    """Say whose root this is, for `boundary_of_root`. Every run does; the bytes are always the same."""
+    root.put(root_mark_path(job_uid), job_uid.encode())
+
+
+def _newest(names: Iterable[str]) -> int:
+    return max((s for s in map(sequence_of, names) if s is not None), default=0)
+
+
+def read_boundary(root: Store) -> Boundary:
+    """The newest boundary.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: it cannot be trusted; nothing may be read as a snapshot then, or deleted.
+    """
+    for _ in range(CLAIM_ATTEMPTS_MAX):
+        sequence = newest_boundary_sequence(root)
+        if sequence == 0:
+            return NO_BOUNDARY
+        path = boundary_path(sequence)
+        try:
+            return decode_document("boundary", Boundary, root.read(path, BOUNDARY_BYTES_MAX), f"{root.url}/{path}")
+        except FileNotFoundError:
+            continue  # a newer one was written meanwhile, and this one tidied away
+    raise Unavailable(f"the boundary in {root.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
+
+
+def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None], *, clock: Clock, ids: Ids) -> Boundary:
+    """Write the next boundary.
+
+    Args:
+        decide: from the newest boundary the next one (its sequence, time and uid are filled in here); None if nothing is to
+            change. Called again when another collector was quicker.
+
+    Returns:
+        The boundary that counts now.
+
+    Raises:
+        OutcomeUnknown, StoreUnavailable: it may have been written; delete nothing, decide again later.
+    """
+    now = read_boundary(root)
+    for _ in range(CLAIM_ATTEMPTS_MAX):
+        decided = decide(now)
+        if decided is None:
+            return now
+        following = replace(
+            decided,
+            sequence=now.sequence + 1,
+            snapshot_id=max(now.snapshot_id, decided.snapshot_id),
+            at_ms=clock.now_ms(),
+            uid=ids.uid(),
+        )
+        created = root.create(boundary_path(following.sequence), encode_document("boundary", following))
+        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It does not count, and is
+        # told from one that does by what is the newest after the create.
+        if created is Created.MINE and newest_boundary_sequence(root) == following.sequence:
+            return following
+        now = read_boundary(root)
+    raise Unavailable(
+        f"{CLAIM_ATTEMPTS_MAX} others changed the boundary in {root.url} at the same time; try again later"
+    )

@@ -1,0 +1,100 @@
+"""Snapshots that do not simply follow the one before: taken over from another root, or gone back to; pure.
+
+    another root's 42 ──taken over──▶ 42 of this job ──▶ 43 (fencing) ──▶ 44 …        origins
+    17 ─▶ 18 ─▶ 19 ─▶ 20     17 ──gone back to──▶ 21 (fencing) ──▶ 22 …               abandoned: 18 … 20
+
+Ids only grow in both cases: whatever orders by them (segments, tables, local copies) stays in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+from state_runtime.errors import JobRootMismatch
+from state_runtime.snapshot.catalog import JobInfo, StartedFrom
+from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput
+
+__all__ = ["check_belongs", "gone_back", "pending_outputs", "taken_over"]
+
+
+def gone_back(target: Manifest, newest: Manifest) -> Manifest:
+    """The content of an older snapshot, as what follows the newest one.
+
+    Epochs count on from the newest, so that output under an old number is never written with other rows. Output that was published
+    since then stays where it is.
+    """
+    if target.snapshot_id == newest.snapshot_id:
+        return newest
+    return replace(
+        target,
+        epoch=max(target.epoch, target.snapshot_id, newest.epoch, newest.snapshot_id),
+        outputs=pending_outputs(target, newest),
+        # Those of the target lie before it; what it counted as abandoned is so from here too, and nothing else before it.
+        abandoned=(*target.abandoned, (target.snapshot_id + 1, newest.snapshot_id)),
+    )
+
+
+def pending_outputs(target: Manifest, newest: Manifest) -> tuple[StagedOutput, ...]:
+    """What an older snapshot names and may not be published yet: a later checkpoint is only made after that."""
+    return tuple(output for output in target.outputs if output in newest.outputs)
+
+
+def taken_over(
+    manifest: Manifest, started: StartedFrom, info: JobInfo, outputs: tuple[StagedOutput, ...] = ()
+) -> Manifest:
+    """A foreign snapshot as the first one of a job. The same arguments give the same bytes: a repeat finds its own manifest.
+
+    It keeps its id and term (the names of its files hold them), and names no local version: those belong to the other job.
+
+    Args:
+        info: of the job that takes it over.
+        outputs: what the job publishes on the other's behalf.
+    """
+    origin = OriginEntry(started.job, started.job_uid, started.snapshot_id, started.commit_id, started.mode)
+    return replace(
+        manifest,
+        format_version=FORMAT_VERSION,
+        job_uid=info.uid,
+        commit_id=hashlib.sha256(f"{info.uid} {manifest.commit_id}".encode()).hexdigest()[:32],
+        kind="fencing",
+        created_at_ms=info.created_at_ms,
+        epoch=max(manifest.epoch, manifest.snapshot_id),
+        source=_with_query_id(manifest.source, info.uid) if manifest.source is not None else None,
+        outputs=outputs,
+        versions={},
+        previous=None,
+        origins=(*manifest.origins, origin),
+        abandoned=(),
+    )
+
+
+def _with_query_id(source: SourcePosition, uid: str) -> SourcePosition:
+    """Spark runs no two queries of one id in a session, and several jobs may begin from one snapshot."""
+    try:
+        metadata = json.loads(source.metadata)
+    except ValueError:
+        return source
+    if not isinstance(metadata, dict) or len(uid) != 32:
+        return source
+    query_id = "-".join((uid[:8], uid[8:12], uid[12:16], uid[16:20], uid[20:]))
+    return replace(source, metadata=json.dumps({**metadata, "id": query_id}, separators=(",", ":")))
+
+
+def check_belongs(manifest: Manifest, info: JobInfo, where: str, *, own: bool) -> None:
+    """Compare a snapshot with the `job.json` that lies above it: the folder's name says nothing, it may have been renamed.
+
+    Args:
+        own: the job of that root is to go on from it; else it is only read, and may be of a job that its job came from.
+
+    Raises:
+        JobRootMismatch: files of two roots were mixed.
+    """
+    if info.uid == manifest.job_uid or (not own and info.uid in manifest.job_uids):
+        return
+    raise JobRootMismatch(
+        f"snapshot {manifest.snapshot_id} in {where} is of job {manifest.job_uid}, but job.json there is of job {info.name!r} "
+        f"({info.uid}): files of two job roots were mixed. Nothing was changed; restore the folder from a copy"
+    )

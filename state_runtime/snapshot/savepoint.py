@@ -1,0 +1,325 @@
+"""Savepoints: complete copies of a snapshot that somebody asked for by name, and their records.
+
+    savepoints/<name>/                      a folder laid out like a job root (snapshot/locate.py)
+    savepoints/<name>/savepoint.json        the record of its first owner
+    savepoints/<name>/savepoint-<n>.json    of its n-th owner; the record with the highest number counts
+
+The folder is created by its record (create-if-absent: a name belongs to one savepoint), the copied files follow, then the manifest,
+then the record says COMPLETED:
+
+    REQUESTED ──▶ IN_PROGRESS ──▶ COMPLETED ──▶ DELETING ──▶ gone
+        │           │  ▲
+        │           ▼  │ resumed
+        ├───────▶ FAILED ────────────────────▶ DELETING
+        └───────▶ ABANDONED ─────────────────▶ DELETING
+
+A record is rewritten by its owner only. Whoever takes over (a driver that died, a savepoint that is deleted) creates the record of the
+next number, and what the owner before still writes counts no more: no clock is trusted with it, a heartbeat only says when it is worth
+the while. Two that copy one savepoint write the same bytes to the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from state_runtime.clock import Clock
+from state_runtime.errors import (
+    InvalidConfiguration,
+    MissingSnapshot,
+    SavepointExists,
+    SnapshotInUse,
+    Unavailable,
+    check,
+)
+from state_runtime.limits import (
+    CLAIM_ATTEMPTS_MAX,
+    SAVEPOINT_NOTE_CHARS_MAX,
+    SAVEPOINT_TAGS_MAX,
+    SMALL_JSON_BYTES_MAX,
+)
+from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.paths import SAVEPOINTS_DIR, check_job_name, check_uid, savepoint_path
+from state_runtime.store import Created, Store
+
+__all__ = [
+    "ALLOWED",
+    "SavepointRecord",
+    "SavepointState",
+    "SavepointThen",
+    "SavepointTrigger",
+    "check_tags",
+    "create_savepoint",
+    "list_savepoints",
+    "owner_number_of",
+    "read_record",
+    "read_savepoint",
+    "record_path",
+    "retry_wait_ms",
+    "rewrite_savepoint",
+    "savepoint_names",
+    "take_over",
+]
+
+SavepointState = Literal["REQUESTED", "IN_PROGRESS", "COMPLETED", "FAILED", "ABANDONED", "DELETING"]
+SavepointTrigger = Literal["user", "schedule", "upgrade"]
+SavepointThen = Literal["continue", "stop", "drain"]
+
+ALLOWED: dict[SavepointState, tuple[SavepointState, ...]] = {
+    "REQUESTED": ("REQUESTED", "IN_PROGRESS", "FAILED", "ABANDONED", "DELETING"),
+    "IN_PROGRESS": ("IN_PROGRESS", "COMPLETED", "FAILED", "ABANDONED", "DELETING"),
+    "COMPLETED": ("DELETING",),
+    "FAILED": ("IN_PROGRESS", "DELETING"),
+    "ABANDONED": ("DELETING",),
+    "DELETING": ("DELETING",),
+}
+"""What may follow each state; of REQUESTED, IN_PROGRESS and DELETING also itself: a heartbeat, or another owner."""
+
+HEARTBEAT_S = 5.0
+# An owner that was not heard of for so long may be relieved: a copy of one large object, a pause of the machine, and clocks that differ.
+STALE_MS = 60_000
+ATTEMPTS_MAX = 6
+_BACK_OFF_MS = (1_000, 60_000)  # after the first failed attempt, and at most; doubled in between
+
+_RECORD = re.compile(r"savepoint(?:-([1-9][0-9]{0,8}))?\.json\Z")
+
+
+@dataclass(frozen=True)
+class SavepointRecord:
+    """What is known of a savepoint.
+
+    Attributes:
+        uid: of the request that it answers, or drawn; a name that is used again has another one.
+        job, job_uid: whose state it is.
+        trigger: why it was made.
+        then: what the job was to do after it.
+        term: of the run that was asked; 0 if the job did not run.
+        snapshot_id: of the job; also the id of the folder's only snapshot. 0 while REQUESTED.
+        drained: the state is that of a job whose input had ended: every window has closed. See `Manifest.drained`.
+        copied_bytes, total_bytes, copied_objects, total_objects: of the copy; the totals are known once it has begun.
+        attempts: copies that were begun.
+        next_attempt_at_ms: when the next one begins after a failed one; 0 while one is under way.
+        message: one line for people: why it failed, or what the last attempt met.
+        owner: who works on it, `host:pid`.
+        number: the owner's; also in the record's file name.
+    """
+
+    name: str
+    uid: str
+    job: str
+    job_uid: str
+    state: SavepointState
+    trigger: SavepointTrigger
+    requested_at_ms: int
+    owner: str
+    heartbeat_at_ms: int
+    then: SavepointThen = "continue"
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    term: int = 0
+    snapshot_id: int = 0
+    drained: bool = False
+    finished_at_ms: int = 0
+    copied_bytes: int = 0
+    total_bytes: int = 0
+    copied_objects: int = 0
+    total_objects: int = 0
+    attempts: int = 0
+    next_attempt_at_ms: int = 0
+    message: str = ""
+    number: int = 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody should be at work on it."""
+        return self.state in ("REQUESTED", "IN_PROGRESS", "DELETING")
+
+    def is_stale(self, now_ms: int) -> bool:
+        """Whether its owner seems to be gone: it may be taken over. A heartbeat from the future is fresh."""
+        return self.is_open and now_ms - self.heartbeat_at_ms > STALE_MS
+
+    def to(self, state: SavepointState, now_ms: int, **changes: Any) -> SavepointRecord:
+        """The record in its next state; the time of its end is noted.
+
+        Raises:
+            StillstateError: that state cannot follow.
+        """
+        check(state in ALLOWED[self.state], f"savepoint {self.name!r} cannot go from {self.state} to {state}")
+        is_end = state in ("COMPLETED", "FAILED", "ABANDONED")
+        return replace(
+            self,
+            **{
+                "state": state,
+                "heartbeat_at_ms": now_ms,
+                "finished_at_ms": now_ms if is_end else self.finished_at_ms if state == "DELETING" else 0,
+                **changes,
+            },
+        )
+
+    def failed_attempt(self, now_ms: int, message: str, *, again: bool) -> SavepointRecord:
+        """After an attempt that failed: waiting for the next one, or FAILED.
+
+        Args:
+            again: whether the reason may pass. If not, or after the last attempt, that was it.
+        """
+        if not again or self.attempts >= ATTEMPTS_MAX:
+            return self.to("FAILED", now_ms, message=message, next_attempt_at_ms=0)
+        return self.to("IN_PROGRESS", now_ms, message=message, next_attempt_at_ms=now_ms + retry_wait_ms(self.attempts))
+
+
+def retry_wait_ms(attempts: int) -> int:
+    """How long after the `attempts`-th failed one the next begins."""
+    first, most = _BACK_OFF_MS
+    return min(first << min(max(attempts - 1, 0), 30), most)
+
+
+def check_tags(tags: tuple[str, ...], note: str) -> tuple[str, ...]:
+    """The tags, each once, in order.
+
+    Raises:
+        InvalidConfiguration: too many, too long, or not of the characters of an uid.
+    """
+    for tag in tags:
+        check_uid(tag, "tag")
+    if len(tags) > SAVEPOINT_TAGS_MAX:
+        raise InvalidConfiguration(f"{len(tags)} tags are more than {SAVEPOINT_TAGS_MAX}; give fewer")
+    if len(note) > SAVEPOINT_NOTE_CHARS_MAX:
+        raise InvalidConfiguration(
+            f"the note has {len(note):,} characters, more than {SAVEPOINT_NOTE_CHARS_MAX:,}; shorten it"
+        )
+    return tuple(dict.fromkeys(tags))
+
+
+def record_path(number: int) -> str:
+    """The record of the n-th owner, below the savepoint's folder."""
+    return "savepoint.json" if number == 1 else f"savepoint-{number}.json"
+
+
+def owner_number_of(name: str) -> int | None:
+    """The owner's number in a file name, or None for a name that is no record's."""
+    found = _RECORD.match(name)
+    if found is None:
+        return None
+    number = int(found.group(1) or 1)
+    return number if record_path(number) == name else None
+
+
+def savepoint_names(root: Store) -> list[str]:
+    """Names of all folders below `savepoints/`, also of such that have no record (any more)."""
+    return root.list_names(SAVEPOINTS_DIR)
+
+
+def read_record(folder: Store) -> SavepointRecord | None:
+    """The record that counts in a savepoint's folder, wherever the folder lies; None if it has none.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: it cannot be read; nothing of the savepoint may be deleted.
+    """
+    for _ in range(CLAIM_ATTEMPTS_MAX):
+        number = _newest_number(folder)
+        if number == 0:
+            return None
+        path = record_path(number)
+        try:
+            data = folder.read(path, SMALL_JSON_BYTES_MAX)
+        except FileNotFoundError:
+            continue  # deleted, and perhaps made anew, meanwhile
+        return decode_document("savepoint", SavepointRecord, data, f"{folder.url}/{path}")
+    raise Unavailable(f"the record in {folder.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
+
+
+def read_savepoint(root: Store, name: str) -> SavepointRecord:
+    """The record of a savepoint of a job.
+
+    Raises:
+        MissingSnapshot: there is none of that name. CorruptManifest, UnsupportedFormat: see `read_record`.
+    """
+    record = read_record(root.child(savepoint_path(name)))
+    if record is None:
+        raise MissingSnapshot(f"there is no savepoint {name!r} in {root.url}; `stillstate savepoints` lists them")
+    return record
+
+
+def list_savepoints(root: Store) -> list[SavepointRecord]:
+    """Records of all savepoints of a job, oldest first. Folders without a record are passed over: nobody owns them.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: one cannot be read; nothing may be deleted.
+    """
+    found = []
+    for name in savepoint_names(root):
+        if not _is_name(name):
+            continue
+        record = read_record(root.child(savepoint_path(name)))
+        if record is not None:
+            found.append(record)
+    return sorted(found, key=lambda r: (r.requested_at_ms, r.name))
+
+
+def create_savepoint(root: Store, record: SavepointRecord) -> None:
+    """Take the name. Atomic; repeated with the same record it does nothing.
+
+    Raises:
+        SavepointExists: the name is taken. OutcomeUnknown: the record may be there; repeat the call.
+    """
+    folder = root.child(savepoint_path(record.name))
+    body = encode_document("savepoint", record)
+    if _newest_number(folder) <= record.number and folder.create(record_path(record.number), body) is Created.MINE:
+        return
+    raise SavepointExists(
+        f"job {record.job!r} has a savepoint {record.name!r} already; choose another name, or delete that one first"
+    )
+
+
+def rewrite_savepoint(root: Store, record: SavepointRecord) -> SavepointRecord:
+    """Write the owner's record anew; whoever took over meanwhile stays unharmed.
+
+    Raises:
+        SnapshotInUse: somebody took over (or deleted it); this owner has no more say and stops.
+        StoreUnavailable: it may be written.
+    """
+    folder = root.child(savepoint_path(record.name))
+    newest = _newest_number(folder)
+    if newest != record.number:
+        raise SnapshotInUse(
+            f"savepoint {record.name!r} in {root.url} was "
+            + (f"taken over by its owner number {newest}" if newest else "deleted")
+            + f"; owner number {record.number} ({record.owner}) stops and touches nothing"
+        )
+    folder.put(record_path(record.number), encode_document("savepoint", record))
+    return record
+
+
+def take_over(
+    root: Store, record: SavepointRecord, state: SavepointState, *, owner: str, clock: Clock, **changes: Any
+) -> SavepointRecord:
+    """Become the next owner. Atomic: of several that try, one does.
+
+    The caller has read `record` and found that it is stale, or at rest; nothing is checked but that it still counts.
+
+    Raises:
+        SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
+    """
+    mine = replace(record.to(state, clock.now_ms(), **changes), owner=owner, number=record.number + 1)
+    folder = root.child(savepoint_path(record.name))
+    newest = _newest_number(folder)
+    if newest != record.number or (
+        folder.create(record_path(mine.number), encode_document("savepoint", mine)) is not Created.MINE
+    ):
+        raise SnapshotInUse(
+            f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it again"
+        )
+    return mine
+
+
+def _newest_number(folder: Store) -> int:
+    return max((n for n in map(owner_number_of, folder.list_names("")) if n is not None), default=0)
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_job_name(name)
+    except InvalidConfiguration:
+        return False  # not ours: nobody made it through this module
+    return True

@@ -1,0 +1,51 @@
+"""Strict parsing of JSON into dataclasses, for everything that is read from a store; pure.
+
+What a dataclass says is checked by pydantic. Two things it does not say are added: a whole number has 64 bits (a longer one would fail somewhere
+in arithmetic, long after the file that holds it), and a number is a number (JSON has no NaN, but parsers take it).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+from pydantic_core import SchemaValidator, ValidationError
+
+__all__ = ["ValidationError", "parse_json", "shown_problem"]
+
+T = TypeVar("T")
+
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+_VALIDATORS: dict[type[Any], SchemaValidator] = {}
+
+
+def parse_json(cls: type[T], data: bytes) -> T:
+    """A value of the dataclass `cls`.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    validator = _VALIDATORS.get(cls)
+    if validator is None:
+        validator = _VALIDATORS[cls] = SchemaValidator(_bounded(TypeAdapter(cls).core_schema))
+    value: T = validator.validate_json(data, strict=True)
+    return value
+
+
+def shown_problem(error: ValidationError) -> str:
+    """The first problem and its place, without what was there."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _bounded(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_bounded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {k: v if k in ("metadata", "default", "serialization") else _bounded(v) for k, v in schema.items()}
+    if schema.get("type") == "int":
+        return {"ge": _LEAST, "le": _MOST, **kept}
+    if schema.get("type") == "float":
+        return {**kept, "allow_inf_nan": False}
+    return kept

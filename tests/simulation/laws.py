@@ -1,0 +1,308 @@
+"""What must hold after every step, checked at each change of a bucket by what it can break; and of everything, at the end.
+
+A *root* is any folder with a job.json. The watcher sees the bucket as it is, not as an actor thinks it to be:
+
+1. Every snapshot that `Catalog` shows (a manifest that the boundary keeps) has all that it references, with the right sizes.
+2. Nothing that a live snapshot, or one that somebody was told to have pinned, needs is ever deleted.
+3. An id is one snapshot for ever: a manifest that is created anew under a name that was given up is nobody's.
+4. Whoever was told that a commit is durable finds it in the history of every later snapshot of that root.
+5. Content is state: any snapshot in any root with the same files holds the state that its writer meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from state_runtime.errors import StillstateError
+from state_runtime.snapshot.boundary import NO_BOUNDARY, Boundary
+from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import JOB_FILE, sequence_of, snapshot_id_of
+from state_runtime.snapshot.pins import SnapshotPin
+from state_runtime.snapshot.references import StoredRef, references
+from state_runtime.store import Store
+
+from .stores import Bucket, Connection, Faults, QuickStore
+from .turns import Actor, Turns
+
+Content = tuple[Any, ...]
+CLOCKS_OFF_MS = 2 * 3_600_000
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a writer meant a content to be: the state, and the names of the epochs that made it."""
+
+    state: Mapping[str, Any]
+    epochs: tuple[str, ...]
+
+
+NOTHING = Meant({}, ())
+
+
+def content_of(manifest: Manifest) -> Content:
+    """What decides the state of a snapshot; names of files are unique, so equal contents are equal states."""
+    return (
+        tuple(s.path for s in manifest.segments),
+        tuple(tuple(t.path for t in layer.tables) for layer in manifest.layers),
+        manifest.shards.path if manifest.shards is not None else "",
+    )
+
+
+@dataclass
+class Root:
+    """What the watcher knows of a job root or a savepoint's folder.
+
+    Attributes:
+        stored: manifests that lie there, whether they are snapshots or not.
+        needs: of each of these, what it references and how large that is (-1: not recorded).
+        needed_by: ids by path.
+        was: the one commit of each id that ever was a snapshot.
+        removed: its job.json was: nobody opens it any more.
+        pinned: who was told to hold the snapshot, and until when (0: until it says otherwise).
+    """
+
+    path: str
+    boundary: Boundary = NO_BOUNDARY
+    stored: dict[int, Manifest] = field(default_factory=dict)
+    needs: dict[int, dict[str, StoredRef]] = field(default_factory=dict)
+    needed_by: dict[str, set[int]] = field(default_factory=dict)
+    was: dict[int, str] = field(default_factory=dict)
+    pinned: dict[int, dict[str, int]] = field(default_factory=dict)
+    removed: bool = False
+
+    def shows(self, snapshot_id: int) -> bool:
+        """Whether readers take it for a snapshot."""
+        manifest = self.stored.get(snapshot_id)
+        return manifest is not None and not self.removed and self.boundary.keeps(snapshot_id)
+
+    @property
+    def live(self) -> list[int]:
+        return sorted(i for i in self.stored if self.shows(i))
+
+    @property
+    def newest(self) -> Manifest | None:
+        live = self.live
+        return self.stored[live[-1]] if live else None
+
+
+class Laws:
+    """Watches buckets."""
+
+    def __init__(self, turns: Turns, state_of: Callable[[Store, Manifest], Mapping[str, Any]]) -> None:
+        self.turns = turns
+        self.state_of = state_of
+        self.violations: list[str] = []
+        self.roots: dict[tuple[str, str], Root] = {}
+        self.buckets: dict[str, Bucket] = {}
+        self.meant: dict[Content, Meant] = {((), (), ""): NOTHING}
+        self.acknowledged: list[tuple[str, str, Manifest, str]] = []  # bucket, root, manifest, epoch
+        self.heirs: dict[tuple[str, str], tuple[str, str]] = {}
+        self.deleted = 0
+        self._nobody = Actor("watcher", lambda actor: None)
+
+    def watch(self, bucket: Bucket) -> None:
+        self.buckets[bucket.name] = bucket
+        bucket.watch = lambda what, path, body: self._changed(bucket, what, path, body)
+
+    def broken(self, why: str) -> None:
+        self.violations.append(f"step {self.turns.step}: {why}")
+
+    def quiet_store(self, bucket: Bucket, path: str) -> QuickStore:
+        """A store that takes no turn and fails never; only while `turns.frozen`."""
+        connection = Connection(bucket, self.turns, self._nobody, random.Random(0), Faults())
+        return QuickStore(connection, path, path, retry_wait_max_s=0.0)
+
+    def root(self, bucket: Bucket, path: str) -> Root:
+        return self.roots.setdefault((bucket.name, path), Root(path))
+
+    # --- what actors were told ---
+
+    def was_pinned(self, bucket: Bucket, path: str, pin: SnapshotPin) -> None:
+        root = self.root(bucket, path)
+        root.pinned.setdefault(pin.snapshot_id, {})[pin.uid] = pin.expires_at_ms
+        # Of a root that is given up as a whole, whoever came before keeps what it needs until it is done.
+        if root.boundary.is_gone(pin.snapshot_id) and not root.boundary.is_tombstone:
+            self.broken(f"somebody was told to hold {path}@{pin.snapshot_id}, which is gone")
+        self._complete(bucket, root, pin.snapshot_id, "is pinned")
+
+    def is_unpinned(self, bucket: Bucket, path: str, pin: SnapshotPin) -> None:
+        self.root(bucket, path).pinned[pin.snapshot_id].pop(pin.uid, None)
+
+    def read(self, bucket: Bucket, path: str, manifest: Manifest, state: Mapping[str, Any] | None) -> None:
+        """Somebody read a snapshot, and this is what he saw."""
+        root = self.root(bucket, path)
+        if root.was.get(manifest.snapshot_id) != manifest.commit_id:
+            self.broken(f"a reader took {path}@{manifest.snapshot_id} for a snapshot, and it never was one")
+        meant = self.meant.get(content_of(manifest))
+        if state is not None and (meant is None or dict(meant.state) != dict(state)):
+            self.broken(f"a reader of {path}@{manifest.snapshot_id} got another state than was written")
+
+    def is_heir(self, bucket: Bucket, path: str, heir: str, where: Bucket | None = None) -> None:
+        """Somebody was told that a root, with all that was acknowledged in it, is his now."""
+        mine = ((where or bucket).name, heir)
+        found = self.heirs.setdefault((bucket.name, path), mine)
+        if found != mine:
+            self.broken(f"{mine} and {found} were both told that {path} is theirs")
+
+    # --- at each change ---
+
+    def _changed(self, bucket: Bucket, what: str, path: str, body: bytes) -> None:
+        frozen, self.turns.frozen = self.turns.frozen, True
+        try:
+            if what == "delete":
+                self._deleted(bucket, path)
+            else:
+                self._written(bucket, path, body)
+        finally:
+            self.turns.frozen = frozen
+
+    def _written(self, bucket: Bucket, path: str, body: bytes) -> None:
+        folder, _, name = path.rpartition("/")
+        if name == "manifest.json":
+            above, _, number = folder.rpartition("/")
+            snapshot_id = snapshot_id_of(number)
+            if snapshot_id is not None and above.endswith("/snapshots"):
+                self._manifest(bucket, self.root(bucket, above.removesuffix("/snapshots")), snapshot_id, body)
+        elif name == JOB_FILE:
+            root = self.root(bucket, folder)
+            if root.removed:
+                root.removed, root.was = False, {}
+        elif folder.endswith("/boundary") and sequence_of(name) is not None:
+            self._boundary(bucket, self.root(bucket, folder.removesuffix("/boundary")), body)
+        else:
+            # An object that is written anew with other bytes breaks whoever names it.
+            for root, below in self._roots_above(bucket, path):
+                for snapshot_id in root.needed_by.get(below, ()):
+                    if self._is_held(bucket, root, snapshot_id):
+                        self._complete(bucket, root, snapshot_id, f"after {path} was written")
+
+    def _manifest(self, bucket: Bucket, root: Root, snapshot_id: int, body: bytes) -> None:
+        manifest = Manifest.decode(body, root.path)
+        root.stored[snapshot_id] = manifest
+        if not root.shows(snapshot_id):
+            return
+        if root.was.setdefault(snapshot_id, manifest.commit_id) != manifest.commit_id:
+            self.broken(f"{root.path}@{snapshot_id} was another snapshot before")
+        self._learn(bucket, root, snapshot_id)
+        self._complete(bucket, root, snapshot_id, "was committed")
+        if content_of(manifest) not in self.meant:
+            self.broken(f"{root.path}@{snapshot_id} has a content that nobody meant")
+
+    def _learn(self, bucket: Bucket, root: Root, snapshot_id: int) -> None:
+        """What a snapshot needs, by the project's own mark function."""
+        needs: dict[str, StoredRef] = {}
+        try:
+            for ref in references(self.quiet_store(bucket, root.path), root.stored[snapshot_id]):
+                needs[ref.path] = ref
+        except (StillstateError, FileNotFoundError) as error:
+            self.broken(f"{root.path}@{snapshot_id} cannot be read when it is committed: {error}")
+        root.needs[snapshot_id] = needs
+        for path in needs:
+            root.needed_by.setdefault(path, set()).add(snapshot_id)
+
+    def _boundary(self, bucket: Bucket, root: Root, body: bytes) -> None:
+        boundary = decode_document("boundary", Boundary, body, root.path)
+        before, root.boundary = root.boundary, boundary
+        # A copy of a root gets the newest boundary of the original, and no older ones.
+        follows = boundary.sequence == before.sequence + 1 or root.path.startswith("/moved/")
+        if not follows or boundary.snapshot_id < before.snapshot_id:
+            self.broken(f"boundary {boundary} of {root.path} follows {before}")
+        if root.stored and not root.live and not boundary.is_tombstone:
+            self.broken(f"boundary {boundary.sequence} of {root.path} gives up its newest snapshot")
+        for snapshot_id in root.live:
+            if not before.keeps(snapshot_id):
+                self._complete(bucket, root, snapshot_id, "was taken back")
+
+    def _deleted(self, bucket: Bucket, path: str) -> None:
+        self.deleted += 1
+        folder, _, name = path.rpartition("/")
+        for root, below in self._roots_above(bucket, path):
+            for snapshot_id in root.needed_by.get(below, ()):
+                if self._is_held(bucket, root, snapshot_id):
+                    held = "live" if root.shows(snapshot_id) else "pinned"
+                    self.broken(f"{path} was deleted, and {held} snapshot {root.path}@{snapshot_id} needs it")
+        if name == JOB_FILE:
+            self.root(bucket, folder).removed = True
+        if folder.endswith("/boundary") and not any(map(sequence_of, bucket.names(folder))):
+            # The folder was given up as a whole, and is gone; whoever gives it up once more begins anew.
+            self.root(bucket, folder.removesuffix("/boundary")).boundary = NO_BOUNDARY
+        if name == "manifest.json" and folder.rpartition("/")[0].endswith("/snapshots"):
+            root_path = folder.rpartition("/")[0].removesuffix("/snapshots")
+            self._forget(self.root(bucket, root_path), snapshot_id_of(folder.rpartition("/")[2]))
+
+    def _forget(self, root: Root, snapshot_id: int | None) -> None:
+        if snapshot_id is None:
+            return
+        root.stored.pop(snapshot_id, None)
+        for path in root.needs.pop(snapshot_id, ()):
+            root.needed_by[path].discard(snapshot_id)
+
+    def _is_held(self, bucket: Bucket, root: Root, snapshot_id: int) -> bool:
+        if root.shows(snapshot_id):
+            return True
+        ends = root.pinned.get(snapshot_id, {}).values()
+        # Clocks are off by an hour at most, the holder's and the collector's.
+        return any(not end or bucket.clock.at_ms < end - CLOCKS_OFF_MS for end in ends)
+
+    def _roots_above(self, bucket: Bucket, path: str) -> list[tuple[Root, str]]:
+        """A savepoint's folder lies inside a job root; what it needs lies inside of it."""
+        found = []
+        at = path
+        while at := at.rpartition("/")[0]:
+            root = self.roots.get((bucket.name, at))
+            if root is not None:
+                found.append((root, path[len(at) + 1 :]))
+        return found
+
+    def _complete(self, bucket: Bucket, root: Root, snapshot_id: int, when: str) -> None:
+        for ref in root.needs.get(snapshot_id, {}).values():
+            body = bucket.objects.get(f"{root.path}/{ref.path}")
+            if body is None:
+                self.broken(f"{root.path}@{snapshot_id} {when}, and {ref.path} is missing")
+            elif ref.kind not in ("manifest", "direct") and len(body) != ref.bytes:
+                self.broken(f"{root.path}@{snapshot_id} {when}, and {ref.path} has another size")
+
+    # --- at the end ---
+
+    def check_all(self) -> None:
+        """Each snapshot of each root: its files byte for byte, its state, and the history of the newest one."""
+        self.turns.frozen = True
+        for (name, path), root in self.roots.items():
+            bucket = self.buckets[name]
+            for snapshot_id in root.live:
+                self._check_snapshot(bucket, root, snapshot_id)
+            newest = root.newest
+            if newest is not None:
+                self._check_history(name, path, newest)
+        for (name, path), heir in self.heirs.items():
+            newest = self.root(self.buckets[heir[0]], heir[1]).newest
+            if newest is None:
+                self.broken(f"{heir}, to which {path} went, has no snapshot")
+            else:
+                self._check_history(name, path, newest)
+
+    def _check_snapshot(self, bucket: Bucket, root: Root, snapshot_id: int) -> None:
+        manifest = root.stored[snapshot_id]
+        for ref in root.needs[snapshot_id].values():
+            body = bucket.objects.get(f"{root.path}/{ref.path}")
+            if body is None or (ref.digest and hashlib.sha256(body).hexdigest() != ref.digest):
+                self.broken(f"at the end {root.path}@{snapshot_id} lacks {ref.path}, or it was altered")
+                return
+        state = self.state_of(self.quiet_store(bucket, root.path), manifest)
+        meant = self.meant.get(content_of(manifest), NOTHING)
+        if dict(state) != dict(meant.state):
+            self.broken(f"at the end the state of {root.path}@{snapshot_id} is {state}, and was to be {meant.state}")
+
+    def _check_history(self, bucket: str, path: str, newest: Manifest) -> None:
+        epochs = set(self.meant.get(content_of(newest), NOTHING).epochs)
+        for name, where, manifest, epoch in self.acknowledged:
+            if (name, where) != (bucket, path) or epoch in epochs or manifest.job_uid not in newest.job_uids:
+                continue  # there, or of another job that was begun in that place
+            if any(low <= manifest.snapshot_id <= high for low, high in newest.abandoned):
+                continue  # somebody went back to an older snapshot, on purpose
+            self.broken(f"snapshot {path}@{manifest.snapshot_id} was acknowledged, and the newest one lacks it")

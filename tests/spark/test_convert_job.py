@@ -1,0 +1,92 @@
+"""Conversion as a Spark job: tasks fold and compare; a job goes on from each result where the first one stood."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.errors import CorruptSegment
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.maintenance import comparing
+from state_runtime.maintenance.convert import convert
+from state_runtime.maintenance.convert_job import in_tasks
+from state_runtime.materialize.plan import FoldSizes
+from state_runtime.reading.reader import SnapshotReader
+from state_runtime.snapshot.locate import open_place
+from state_runtime.snapshot.manifest import SnapshotFormat
+from state_runtime.store import open_store
+
+from .jobs import assert_equals_batch, two_step_job, write_input
+
+pytestmark = pytest.mark.spark
+
+SMALL = FoldSizes(table_bytes=2_000, small_bytes=0, unit_bytes=1)
+
+
+@pytest.mark.parametrize(("changelog", "to"), [("on", "canonical"), ("on", "incremental"), ("off", "changelog")])
+def test_a_job_goes_on_from_what_tasks_converted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changelog: str, to: SnapshotFormat
+) -> None:
+    """Run → convert → the old root is gone → another parallelism, changelog and backend → the output equals the batch."""
+    monkeypatch.setattr(comparing, "_RANGE_BYTES", 200)
+    write_input(tmp_path / "in", 0, 4)
+    two_step_job(tmp_path, changelog=changelog, materialize=False).run(spark, trigger={"availableNow": True})
+    root, target = tmp_path / "store" / "steps", tmp_path / "converted"
+    fold, compare = in_tasks(spark, str(root), str(target))
+    told: list[tuple[str, int, int]] = []
+    source = open_place(str(root))
+    result = convert(
+        source,
+        open_store(str(target)),
+        to,
+        clock=SYSTEM_CLOCK,
+        ids=SYSTEM_IDS,
+        fold=fold,
+        compare=compare,
+        sizes=SMALL,
+        on_progress=lambda *given: told.append(given),
+    )
+    assert {phase for phase, _, _ in told} >= {"fold", "compare"}
+    assert max(total for phase, _, total in told if phase == "compare") > len(source.manifest.operators)
+    mine, theirs = (
+        SnapshotReader(open_store(str(target)), result.manifest),
+        SnapshotReader(source.root, source.manifest),
+    )
+    for operator in source.manifest.operators:
+        for state in operator.states:
+            assert mine.fingerprint(operator.uid, state.name) == theirs.fingerprint(operator.uid, state.name)
+    shutil.rmtree(root)
+    shutil.move(target, root)
+    write_input(tmp_path / "in", 4, 3)
+    flipped = "off" if changelog == "on" else "on"
+    two_step_job(
+        tmp_path, parallelism=3, changelog=flipped, backend="rocksdb", local_dir=str(tmp_path / "other-host")
+    ).run(spark, trigger={"availableNow": True})
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_damage_that_a_task_meets_is_a_typed_error_and_publishes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    write_input(tmp_path / "in", 0, 3)
+    two_step_job(tmp_path, materialize=False).run(spark, trigger={"availableNow": True})
+    root, target = tmp_path / "store" / "steps", tmp_path / "converted"
+    segment = random.Random(1).choice(sorted((root / "changelog").rglob("*.seg")))
+    body = bytearray(segment.read_bytes())
+    body[20] ^= 0xFF
+    segment.write_bytes(body)
+    fold, compare = in_tasks(spark, str(root), str(target))
+    with pytest.raises(CorruptSegment, match=segment.name):
+        convert(
+            open_place(str(root)),
+            open_store(str(target)),
+            "canonical",
+            clock=SYSTEM_CLOCK,
+            ids=SYSTEM_IDS,
+            fold=fold,
+            compare=compare,
+        )
+    assert not list(target.glob("snapshots/*/manifest.json"))
