@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -78,13 +79,16 @@ def test_an_error_of_the_fold_is_the_caller_s_by_its_type(bench: Bench) -> None:
     assert bench.child.pid == before
 
 
-def test_a_killed_process_is_an_error_and_the_next_fold_has_a_new_one(bench: Bench) -> None:
+def test_a_killed_process_costs_one_fold_at_most_and_the_next_has_a_new_one(bench: Bench) -> None:
     """Out of memory, an operator's kill: the driver goes on, and tries again."""
     bench.process.fold(bench.commit())
-    os.kill(bench.child.pid, signal.SIGKILL)
-    with pytest.raises(Unavailable, match="folding process"):
+    killed = bench.child
+    os.kill(killed.pid, signal.SIGKILL)
+    # Whether its end is known by now, the system decides.
+    with contextlib.suppress(Unavailable):
         bench.process.fold(bench.commit())
     assert bench.process.fold(bench.commit()).record_id
+    assert bench.child.pid != killed.pid
 
 
 def test_closing_ends_the_process_in_the_middle_of_a_fold(bench: Bench) -> None:
