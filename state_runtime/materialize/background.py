@@ -36,6 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 5.0  # how often the store is asked for records of others
 _BACK_OFF_S = (1.0, 300.0)  # after the first failure, and at most; doubled in between
+_FAILURES_ELSEWHERE_MAX = 2
 _LOOKED_AT_MAX = 64  # newest records that are considered; older ones cannot fit any more
 _EMERGENCY_BYTES = 4 * MIB  # of a manifest, about: then the log is folded even where somebody else should do it
 _SEGMENT_BYTES = 260
@@ -49,7 +50,7 @@ class BackgroundMaterializer:
     and tried again after a pause that doubles.
 
     Args:
-        fold: folds a snapshot; in the thread itself if None.
+        fold: folds a snapshot elsewhere; in the thread itself if None, and after it failed twice in a row.
 
     Attributes:
         failures_in_a_row: folds that failed since the last that succeeded; an alarm is due at 3.
@@ -157,7 +158,9 @@ class BackgroundMaterializer:
             self._polled_s = self._clock.monotonic_s()
             record = adoptable(self._root, manifest, self._clock, refused=self._refused)
             if record is None and why is not None and other_at_work(self._root, self._clock) is None:
-                record = self._fold(manifest)
+                # Where no process can be started, or none lives long enough, the log must not grow for ever.
+                fold = self._fold if self.failures_in_a_row < _FAILURES_ELSEWHERE_MAX else self._fold_here
+                record = fold(manifest)
                 _LOG.info("materialization %d of snapshot %d (%s)", record.record_id, record.snapshot_id, why)
         except Exception:
             # The job must go on, whatever happened here; the log stays and is folded later.

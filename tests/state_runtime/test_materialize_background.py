@@ -23,7 +23,7 @@ from model import (
 )
 
 from state_runtime.changelog.reader import read_states
-from state_runtime.errors import CorruptData, CorruptManifest, CorruptSegment, StoreUnavailable
+from state_runtime.errors import CorruptData, CorruptManifest, CorruptSegment, StoreUnavailable, Unavailable
 from state_runtime.materialize import BackgroundMaterializer, Record, background, protected
 from state_runtime.materialize.records import ADOPTED_FOR_MS, Pin, beat, claim, open_pins, read_pin, read_record
 from state_runtime.settings import JobSettings
@@ -370,3 +370,21 @@ def test_a_manifest_near_its_bound_is_folded_even_if_that_is_nobodys_task() -> N
     assert len(many.encode()) < 8 << 20
     assert bench.materializer._why(many, bench.clock.monotonic_s()) == "manifest"
     assert bench.materializer._why(manifest, bench.clock.monotonic_s()) is None
+
+
+def test_where_no_process_can_fold_the_thread_does() -> None:
+    """Otherwise the log would grow until no manifest can hold it. Twice the process is asked again each time."""
+    bench, asked = Bench(), []
+
+    def nowhere(manifest: Manifest) -> Record:
+        asked.append(manifest.snapshot_id)
+        raise Unavailable("the folding process could not be started")
+
+    bench.materializer = BackgroundMaterializer(bench.root, EAGER, bench.writer.ids, bench.clock, nowhere)
+    committed = bench.commit({ALL_KEYS[0]: (1, "a")})
+    for failures in (1, 2, 0):
+        bench.work()
+        assert bench.materializer.failures_in_a_row == failures
+        bench.clock.advance_s(10)
+    assert len(asked) == 2
+    assert not bench.materializer.take(committed).segments
