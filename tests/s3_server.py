@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
+from urllib.request import Request, urlopen
 
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -70,9 +71,12 @@ def _then_reset(body: bytes, environ: dict[str, Any]) -> Iterator[bytes]:
 
 @dataclass
 class CountingServer:
-    """Serves while it is entered; `requests` holds (method, path below the bucket) in order. `interrupt` is called
-    before and after the effect of each, with the client still waiting for its answer; `fault` says what goes wrong with a request.
-    Without `conditions_known` a conditional write is answered with 501."""
+    """Serves while it is entered, one at a time in a process; it begins empty.
+
+    `requests` holds (method, path below the bucket) in order. `interrupt` is called before and after the effect of each, with the
+    client still waiting for its answer; `fault` says what goes wrong with a request. Without `conditions_known` a conditional write
+    is answered with 501.
+    """
 
     bucket: str = "lake"
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -108,6 +112,8 @@ class CountingServer:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.endpoint = endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        # moto's buckets are the process's: those of a test before, and what it set on them, would still be there.
+        urlopen(Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=60).close()
         credentials = {"aws_access_key_id": "key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=endpoint, **credentials).create_bucket(Bucket=self.bucket)
         self.options = {
