@@ -35,8 +35,9 @@ from state_runtime.snapshot.manifest import (
 
 names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,10}", fullmatch=True)
 relative = st.lists(names, min_size=1, max_size=3).map("/".join)
-sizes = st.integers(0, 1 << 63)
+sizes = st.integers(0, (1 << 63) - 1)
 hashes = st.integers(0, (1 << 64) - 1)
+ranges = st.tuples(hashes, hashes).map(sorted)
 texts = st.text(max_size=20)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -44,7 +45,11 @@ progresses = st.builds(
     Progress, snapshot_id=sizes, rows_per_s=finite, phases_ms=st.dictionaries(texts, finite, max_size=3)
 )
 segments = st.builds(SegmentEntry, relative, sizes, texts, sizes, sizes, sizes, sizes)
-tables = st.builds(TableEntry, relative, sizes, texts, sizes, names, texts, hashes, hashes)
+tables = st.builds(
+    lambda entry, hashes: dataclasses.replace(entry, hash_low=hashes[0], hash_high=hashes[1]),
+    st.builds(TableEntry, relative, sizes, texts, sizes, names, texts, st.just(0), st.just(0)),
+    ranges,
+)
 files = st.builds(FileEntry, relative, sizes, texts)
 layers = st.builds(LayerEntry, sizes, sizes, st.tuples(tables), st.tuples(files))
 manifests = st.builds(
