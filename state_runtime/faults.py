@@ -12,7 +12,15 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["FOLD_KILL_POINTS", "INTERVAL_KILL_POINTS", "KILL_POINTS", "SAVEPOINT_KILL_POINTS", "reach"]
+__all__ = [
+    "FOLD_KILL_POINTS",
+    "INTERVAL_KILL_POINTS",
+    "KILL_POINTS",
+    "RESTORE_KILL_POINTS",
+    "RETENTION_KILL_POINTS",
+    "SAVEPOINT_KILL_POINTS",
+    "reach",
+]
 
 KILL_POINTS = (
     "task-started",
@@ -33,6 +41,12 @@ INTERVAL_KILL_POINTS = ("epoch-pending", "pending-flushed", "one-output-publishe
 
 # Of a materialization, in the driver's thread or in a process of its own.
 FOLD_KILL_POINTS = ("fold-claimed", "fold-table-written", "fold-units-done", "fold-recorded")
+
+# In a task that brings a shard's state back: before its new local version has a file, and when it is whole.
+RESTORE_KILL_POINTS = ("restore-begun", "restore-written")
+
+# In the driver's thread that gives old checkpoints up: it is settled, their data is removed, their manifests too.
+RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retention-removed")
 
 # Of a savepoint, in the driver or in a process that makes or resumes one; the last only where a job is drained.
 SAVEPOINT_KILL_POINTS = (

@@ -6,6 +6,7 @@ import logging
 import threading
 from dataclasses import replace
 
+from state_runtime import faults
 from state_runtime.clock import Clock
 from state_runtime.errors import CorruptData, MissingSnapshot
 from state_runtime.ids import Ids
@@ -138,7 +139,10 @@ class BackgroundRetention:
         doomed = self._doomed(existing, marker)
         if doomed:
             give_up(root, doomed, existing.snapshot_ids, clock=clock, ids=ids)
+            faults.reach("retention-given-up")
         removed = remove_given_up(root, {*doomed, *existing.given_up}, marker=marker, clock=clock, threads=_THREADS)
+        if removed.snapshot_ids:
+            faults.reach("retention-removed")
         self.given_up += len(removed.snapshot_ids)
         if removed.failures:
             _LOG.warning(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from state_runtime import faults
 from state_runtime.clock import Clock
 from state_runtime.errors import MissingSnapshot, SnapshotExpired, SnapshotInUse, StillstateError
 from state_runtime.ids import Ids
@@ -281,6 +282,7 @@ def remove_given_up(
     # What leads to other objects after them, or a crash in between would lose where they are.
     leaves = sorted(p for p in removable if kind_of(p) not in ("segment", "listing"))
     failures = delete_objects(root, leaves, on_progress=_part(on_progress, 0, len(removable)), threads=threads)
+    faults.reach("retention-data-removed")
     failed = {f.path for f in failures}
     blocked = {path for i in gone if failed & theirs[i].keys() for path in theirs[i]}
     leading = sorted(removable.keys() - set(leaves) - blocked)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from state_runtime import faults
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.clock import Clock
 from state_runtime.errors import CorruptData, MissingSnapshot, StillstateError, StoreUnavailable, UnsupportedFormat
@@ -117,8 +118,10 @@ class ShardRestore:
         while True:
             plans = self._plan([*copies])
             self._rows = 0
+            faults.reach("restore-begun")
             try:
                 reader = self._write(version, plans, copies)
+                faults.reach("restore-written")
             except LocalCopyUnusable:
                 failed = bool(proven)
                 used = {r.copy for ranges in plans.values() for r in ranges if r.copy is not None}

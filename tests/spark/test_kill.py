@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime.faults import INTERVAL_KILL_POINTS, KILL_POINTS
+from state_runtime.clock import SYSTEM_CLOCK
+from state_runtime.faults import INTERVAL_KILL_POINTS, KILL_POINTS, RESTORE_KILL_POINTS, RETENTION_KILL_POINTS
+from state_runtime.ids import SYSTEM_IDS
+from state_runtime.maintenance.background import checkpoints_in_a_round
+from state_runtime.maintenance.verify import verify_root
+from state_runtime.settings import JobSettings
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -128,6 +135,61 @@ def test_every_crash_inside_an_interval_repeats_its_epochs_and_publishes_them_on
     epochs = sorted(int(path.stem) for path in commits)
     assert len(epochs) == files, "each batch was published as one epoch"
     assert epochs[-1] == newest.epoch
+
+
+def test_a_crash_in_a_restore_leaves_what_the_next_restore_needs(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Whole and half-written local versions of a dead restore are no obstacle, with all of the local state gone and with a part."""
+    write_input(tmp_path / "in", 0, 3)
+    drivers.append(Driver(tmp_path))
+    assert drivers[-1].end()[0] == 0
+    files = 3
+    for point, left in product(RESTORE_KILL_POINTS, (0, 1)):
+        crash = f"{point} with {left} local folders left"
+        folders = sorted((tmp_path / "local" / "state").glob("*/*/*"))
+        assert folders
+        for folder in folders[left:]:
+            shutil.rmtree(folder)
+        write_input(tmp_path / "in", files, 2)
+        files += 2
+        drivers.append(Driver(tmp_path, kill_at=point))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{crash}: the driver should have been killed, but: {code} {lines}"
+        drivers.append(Driver(tmp_path))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{crash}: {lines}"
+        assert_equals_batch(spark, tmp_path)
+
+
+def test_a_crash_while_old_checkpoints_go_takes_nothing_that_is_needed(
+    spark: SparkSession, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    """Wherever retention dies, every snapshot that is left verifies in full, and the next driver ends what was begun."""
+    kept = 3
+    root = open_store(str(tmp_path / "store")).child("steps")
+    files = 0
+    for point in RETENTION_KILL_POINTS:
+        # A run looks for old checkpoints at its first epoch, once there are enough.
+        count = checkpoints_in_a_round(JobSettings(retained_checkpoints=kept)) + 2
+        write_input(tmp_path / "in", files, count)
+        files += count
+        drivers.append(Driver(tmp_path, f"retained_checkpoints={kept}", kill_at=point))
+        code, lines = drivers[-1].end()
+        assert code == -signal.SIGKILL, f"{point}: the driver should have been killed, but: {code} {lines}"
+        shutil.rmtree(tmp_path / "local")
+        write_input(tmp_path / "in", files, 1)
+        files += 1
+        drivers.append(Driver(tmp_path, f"retained_checkpoints={kept}"))
+        code, lines = drivers[-1].end()
+        assert code == 0, f"{point}: {lines}"
+        assert_equals_batch(spark, tmp_path)
+        report = verify_root(root, level="full", clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
+        assert report.complete
+        assert not report.findings, point
+        newest = Catalog.of_root(root).latest()
+        assert newest is not None
+        assert len(report.snapshots) < newest.snapshot_id, "nothing was given up"
 
 
 def test_a_frozen_driver_that_wakes_up_is_fenced_and_publishes_nothing(
