@@ -27,6 +27,7 @@ from state_runtime.changelog.reader import fetch_part, read_index, read_source_l
 from state_runtime.changelog.segment import sha256
 from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.errors import CorruptData, Fenced, StillstateError
+from state_runtime.materialize import BackgroundMaterializer, background
 from state_runtime.restore import objects as host_objects
 from state_runtime.settings import JobSettings
 from state_runtime.sinks import ParquetSink
@@ -396,6 +397,13 @@ class _Now:
         return getattr(self._world.running[-1].fs, name)
 
 
+def _look_if_due(materializer: BackgroundMaterializer, manifest: Manifest) -> None:
+    """In place of the thread that looks for records now and then (nobody folds here)."""
+    looked_s = materializer._polled_s
+    if looked_s is None or materializer._clock.monotonic_s() - looked_s >= background._POLL_S:
+        materializer.look(manifest)
+
+
 class _OneByOne:
     """In place of a pool of threads, whose order no seed decides."""
 
@@ -441,6 +449,7 @@ def _on_faulty_stores(world: World) -> Iterator[None]:
         patch.setattr(persist, "_uploader", lambda _: world.running[-1].uploader)
         patch.setattr(driver, "Uploader", lambda policy, clock: Uploader(POLICY, clock, clock))
         patch.setattr(ParquetSink, "publish", publishing)
+        patch.setattr(BackgroundMaterializer, "start_if_due", _look_if_due)
         for module in (persist, shard_access, task):
             patch.setattr(module, "SYSTEM_IDS", ids)
         yield
