@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 SECRET = "a-secret-that-must-not-travel"
 
@@ -69,6 +69,13 @@ def _then_reset(body: bytes, environ: dict[str, Any]) -> Iterator[bytes]:
     raise ConnectionResetError("injected")
 
 
+class _OneContinue(WSGIRequestHandler):
+    """http.server and werkzeug would each send a "100 Continue", and at the second one aiohttp forgets its read timeout."""
+
+    def handle_expect_100(self) -> bool:
+        return True
+
+
 @dataclass
 class CountingServer:
     """Serves while it is entered, one at a time in a process; it begins empty.
@@ -108,7 +115,7 @@ class CountingServer:
             self.interrupt("after", *noted)
             return body
 
-        self._server = make_server("127.0.0.1", 0, noting, threaded=True)
+        self._server = make_server("127.0.0.1", 0, noting, threaded=True, request_handler=_OneContinue)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.endpoint = endpoint = f"http://127.0.0.1:{self._server.server_port}"
