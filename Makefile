@@ -39,8 +39,12 @@ demo-check: setup ## The same demo without a person: kills the driver three time
 ##@ Check
 
 .PHONY: test
-test: setup ## All tests but the three long kinds below (needs no network and no running service)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not cluster and not parity and not kill'
+test: setup ## All tests but the kinds below, which take longer (needs no network and no running service)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long and not parity and not kill and not cluster'
+
+.PHONY: test-long
+test-long: setup ## The tests that take half a minute or more each: round trips, conversions, imports, secrets (CI runs them too)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'long and not parity and not kill and not cluster'
 
 .PHONY: test-parity
 test-parity: setup ## Each operator and processor beside Spark's own, row by row (CI runs them too)
@@ -56,7 +60,7 @@ test-cluster: setup ## Tests on Spark clusters of several processes, started on 
 
 .PHONY: test-quick
 test-quick: setup ## Tests that start no Spark
-	$(BIN)/python -m pytest -m 'not spark and not kill and not cluster'
+	$(BIN)/python -m pytest -m 'not spark and not long and not kill and not cluster'
 
 SOAK ?= 20
 SOAK_SEEDS ?= 20000

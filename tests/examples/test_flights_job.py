@@ -24,6 +24,7 @@ def _deliver(year: pa.Table, inbox: Path, days: int) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_two_runs_of_the_job_give_what_the_recomputation_gives(
     spark: SparkSession, year: pa.Table, tmp_path: Path
 ) -> None:

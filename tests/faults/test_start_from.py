@@ -687,6 +687,7 @@ def copied(world: World, source: Shop, job: str, target: Shop, name: str) -> Non
         target.root(name).put(path, body)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_copied_root_runs_and_is_started_from(
     world: World, shops: Callable[[str], tuple[Shop, Shop]], route: str

@@ -23,7 +23,7 @@ from state_runtime.store import open_store
 
 from .jobs import assert_equals_batch, two_step_job, write_input
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 SMALL = FoldSizes(table_bytes=2_000, small_bytes=0, unit_bytes=1)
 

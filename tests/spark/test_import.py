@@ -15,7 +15,7 @@ from state_runtime.snapshot.locate import open_place
 
 from . import native
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 @pytest.mark.parametrize("flavour", ["rows"])

@@ -35,7 +35,7 @@ from state_runtime.start_from import StartFrom
 from state_runtime.store import open_store
 from tests.s3_server import SECRET, CountingServer
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 WEEKS = (7, 14, 21)
 
 

@@ -30,7 +30,7 @@ from state_runtime.store import open_store
 from ..conftest import ROOT
 from ..s3_server import CountingServer, Fault
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 KEY, SECRET, TOKEN = "AKIASENTINEL7F1E", "s3cr3t/sentinel+7f1eb9", "t0ken/sentinel+7f1eb9=="
 SENTINELS = (KEY, SECRET, TOKEN)
