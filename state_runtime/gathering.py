@@ -9,9 +9,10 @@ from typing import Any
 
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.errors import PythonException
 
 from state_runtime import errors
-from state_runtime.errors import InvalidPipeline, StillstateError
+from state_runtime.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.pipeline import Stage
 from state_runtime.task import EMPTY_TASK, ERROR_MARK, Acknowledgement
 
@@ -82,15 +83,32 @@ class Gathering:
 
 
 _MARKED = re.compile(re.escape(ERROR_MARK) + r"(\w+)\] (.*?) \[/stillstate-error\]", re.DOTALL)
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_OURS = re.compile(r"[/\\]state_runtime[/\\]")
 
 
 def typed_error(error: BaseException) -> BaseException:
-    """The error as ours: errors of tasks come back from Spark as text with a mark."""
+    """The error as ours: errors of tasks come back from Spark as text, ours with a mark, those of the user's functions without."""
     if isinstance(error, StillstateError):
         return error
-    match = _MARKED.search(str(error))
+    text = str(error)
+    match = _MARKED.search(text)
     if match is not None:
         cls = getattr(errors, match.group(1), None)
         if isinstance(cls, type) and issubclass(cls, StillstateError):
             return cls(match.group(2))
+    if isinstance(error, PythonException):
+        return _of_user(text) or error
     return error
+
+
+def _of_user(text: str) -> UserCodeError | None:
+    """What a function raised that Spark called in a step of the job; None if it is ours, which is a fault of ours."""
+    frames = list(_FRAME.finditer(text))
+    if not frames or any(_OURS.search(frame["file"]) for frame in frames):
+        return None
+    last, raised = frames[-1], text.strip().splitlines()[-1].strip()
+    return UserCodeError(
+        f"a function that Spark calls in a step of the job raised {raised} ({last['file']}, line {last['line']}, in "
+        f"{last['function']}). Nothing of the epoch was committed; mend the function and start again"
+    )

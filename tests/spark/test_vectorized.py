@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime import JobSettings, KeyedBatch, ParquetSink, StreamingJob, VectorizedProcessor, query_state
+from state_runtime import (
+    JobSettings,
+    KeyedBatch,
+    ParquetSink,
+    StreamingJob,
+    VectorizedProcessor,
+    aggregates,
+    query_state,
+)
 from state_runtime.errors import InvalidData, InvalidPipeline, UserCodeError
 from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline import CompiledPipeline, compile_pipeline
@@ -239,6 +248,31 @@ def test_errors_of_a_task_come_back_typed(
     job, stream = source(tmp_path, "errors")
     stream.key_by("name").process(processor, RUNNING, uid="r").write(ParquetSink(str(tmp_path / "out")))
     with pytest.raises(error, match=message):
+        job.run(spark, trigger={"availableNow": True})
+    newest = Catalog(open_store(str(tmp_path / "store")), "errors").latest()
+    assert newest is not None
+    assert newest.source is None
+
+
+def test_an_error_in_a_function_that_spark_calls_is_the_users(spark: SparkSession, tmp_path: Path) -> None:
+    """In a step after an operator: none of our code is in its traceback. Nothing is committed."""
+    write_input(tmp_path / "in", 0, 1)
+
+    def broken(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for _ in frames:
+            raise KeyError("no such thing")
+        yield pd.DataFrame()
+
+    job, stream = source(tmp_path, "errors")
+    (
+        stream.key_by("name")
+        .aggregate(uid="counts", n=aggregates.count())
+        .transform(lambda frame: frame.mapInPandas(broken, frame.schema))
+        .write(ParquetSink(str(tmp_path / "out")))
+    )
+    with pytest.raises(
+        UserCodeError, match=r"raised KeyError: 'no such thing' \(.*test_vectorized.py, line \d+, in broken"
+    ):
         job.run(spark, trigger={"availableNow": True})
     newest = Catalog(open_store(str(tmp_path / "store")), "errors").latest()
     assert newest is not None
