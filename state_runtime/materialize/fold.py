@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from state_runtime import faults
 from state_runtime.changelog.reader import read_index, read_source_log, read_table
@@ -20,6 +19,7 @@ from state_runtime.changelog.versions import StateVersions
 from state_runtime.errors import MissingFile
 from state_runtime.ids import Ids
 from state_runtime.limits import KIB, MIB
+from state_runtime.materialize.encoding import encode_table
 from state_runtime.materialize.plan import Cell, FoldPlan, LogPart, StoredTable, Unit
 from state_runtime.restore.shard_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, TableEntry
@@ -29,7 +29,6 @@ from state_runtime.store import Store
 
 __all__ = ["FoldContext", "Folded", "fold_source_logs", "fold_unit", "read_log", "table_name"]
 
-_ROW_GROUP_ROWS = 131_072  # a shard of a higher parallelism reads few row groups too many
 _GAP_BYTES = 64 * KIB  # parts of one object this near to each other are read by one request
 _CHUNK_BYTES = 32 * MIB  # stored bytes of the log that are fetched and folded at once
 _READERS = 4  # requests at a time
@@ -272,16 +271,7 @@ class _Work:
         unit = self.unit
         name = table_name(self.context.snapshot_id, self.context.writer, self.ids.short())
         path = f"tables/{unit.operator}/{safe_name(unit.state)}/{name}"
-        sink = pa.BufferOutputStream()
-        pq.write_table(
-            pa.Table.from_batches([batch]),
-            sink,
-            compression="zstd",
-            row_group_size=_ROW_GROUP_ROWS,
-            write_page_checksum=True,
-            use_dictionary=False,
-        )
-        body = sink.getvalue().to_pybytes()
+        body = encode_table(batch)
         self.into.put(path, body)
         faults.reach("fold-table-written")
         return TableEntry(
