@@ -250,13 +250,15 @@ def _check_boundary(root: Store, manifest: Manifest, known: Boundary | None) -> 
     # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is its mark.
     boundary, snapshot_id = known, manifest.snapshot_id
     sequence = boundary_of_root(root, manifest.job_uid)
-    if sequence is None:
+    if sequence is not None and (boundary is None or sequence != boundary.sequence):
+        boundary = read_boundary(root)
+        if boundary.sequence < sequence:
+            sequence = None  # boundaries only advance, so the root was removed between the listing and the reading
+    if sequence is None or boundary is None:
         raise Fenced(
             f"{root.url} was removed, or is another job's now: snapshot {snapshot_id} will never be read. This run slept meanwhile; "
             "it stops and publishes nothing"
         )
-    if boundary is None or sequence != boundary.sequence:
-        boundary = read_boundary(root)
     if boundary.is_tombstone:
         raise Fenced(
             f"{root.url} was deleted as a whole: snapshot {snapshot_id} will never be read; this run stops and publishes nothing. "

@@ -39,6 +39,12 @@ REACHED = (
 )  # fmt: skip
 
 
+def test_a_run_that_meets_the_end_of_a_deletion_is_fenced() -> None:
+    """Seeds of the soak: the root went between a run's listing of the boundary and its reading of it."""
+    for seed in (3560, 9880):
+        assert not play(seed, seed_plan(seed, real=seed % REAL_EVERY == 0)).violations, seed
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     """A printed seed is worth something only if it plays the same again."""
     for seed in range(12):
