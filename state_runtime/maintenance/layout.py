@@ -51,6 +51,7 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
         ("staged", rf"outputs/{_PART}/{_NUMBER}/{_PART}"),
         ("manifest", rf"snapshots/{_NUMBER}/manifest\.json"),
         ("boundary", rf"boundary/{_NUMBER}\.json"),
+        ("mark", rf"boundary/run-{_NUMBER}-{_PART}"),
         ("mark", rf"boundary/root-{_PART}"),
         ("pin", rf"pins/{_NUMBER}-[0-9A-Za-z]+\.json"),
         ("record", rf"materializations/{_NUMBER}\.json"),

@@ -1,7 +1,7 @@
 """The boundary: which snapshots were given up; the one place where a snapshot ends to exist.
 
     boundary/<20-digit sequence>.json     create-if-absent; the newest counts, older ones are history
-    boundary/root-<job uid>               written by every run as it starts; goes with the root
+    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; goes with the root, or when a newer run has taken over
 
 A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. Deleting a snapshot is writing
 the next boundary without it; what it leaves in the store is removed after that, in any order, as often as it takes. Readers pass
@@ -29,17 +29,26 @@ from state_runtime.errors import Unavailable, check
 from state_runtime.ids import Ids
 from state_runtime.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import BOUNDARY_DIR, SNAPSHOT_ID_MAX, boundary_path, root_mark_path, sequence_of
+from state_runtime.snapshot.paths import (
+    BOUNDARY_DIR,
+    SNAPSHOT_ID_MAX,
+    boundary_path,
+    run_mark_path,
+    run_mark_term,
+    sequence_of,
+)
+from state_runtime.snapshot.terms import Term
 from state_runtime.store import Created, Store
 
 __all__ = [
     "NO_BOUNDARY",
     "Boundary",
     "advance_boundary",
-    "boundary_of_root",
-    "mark_root",
+    "boundary_for_run",
+    "leave_mark",
     "newest_boundary_sequence",
     "read_boundary",
+    "remove_older_marks",
 ]
 
 
@@ -115,15 +124,27 @@ def newest_boundary_sequence(root: Store) -> int:
     return _newest(root.list_names(BOUNDARY_DIR))
 
 
-def boundary_of_root(root: Store, job_uid: str) -> int | None:
-    """The same, of a root that is still that job's; None if it was removed (or another job's took its place). One listing."""
+def boundary_for_run(root: Store, run: Term) -> int | None:
+    """The same, for a run whose root this still is; None if its mark is gone. One listing."""
     names = root.list_names(BOUNDARY_DIR)
-    return _newest(names) if root_mark_path(job_uid).rpartition("/")[2] in names else None
+    return _newest(names) if run_mark_path(run.term, run.run_uid).rpartition("/")[2] in names else None
 
 
-def mark_root(root: Store, job_uid: str) -> None:
-    """Say whose root this is, for `boundary_of_root`. Every run does; the bytes are always the same."""
-    root.put(root_mark_path(job_uid), job_uid.encode())
+def leave_mark(root: Store, run: Term) -> None:
+    """Leave a run's mark, for `boundary_for_run`.
+
+    A mark that all runs of a job shared would not do: one that starts while the root is removed writes it anew, and an older run,
+    which slept through the removal, believes that nothing has happened.
+    """
+    root.put(run_mark_path(run.term, run.run_uid), run.run_uid.encode())
+
+
+def remove_older_marks(root: Store, run: Term) -> None:
+    """Tidy away the marks of runs that this one has fenced, so that the listing at every commit stays short."""
+    for name in root.list_names(BOUNDARY_DIR):
+        term = run_mark_term(name)
+        if term is not None and term < run.term:
+            root.delete(f"{BOUNDARY_DIR}/{name}")
 
 
 def _newest(names: Iterable[str]) -> int:

@@ -16,6 +16,7 @@ The caller publishes output only after `commit` returned.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from dataclasses import replace
@@ -23,10 +24,10 @@ from dataclasses import replace
 import psutil
 
 from state_runtime.clock import Clock
-from state_runtime.errors import Fenced, JobAlreadyRunning
+from state_runtime.errors import Fenced, JobAlreadyRunning, Unavailable
 from state_runtime.ids import Ids
 from state_runtime.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
-from state_runtime.snapshot.boundary import Boundary, boundary_of_root, mark_root, read_boundary
+from state_runtime.snapshot.boundary import Boundary, boundary_for_run, leave_mark, read_boundary, remove_older_marks
 from state_runtime.snapshot.catalog import Catalog, JobInfo, StartedFrom, read_job_info
 from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
@@ -38,6 +39,8 @@ from state_runtime.snapshot.terms import RunStatus, Term, claim_term, newest_ter
 from state_runtime.store import Created, Store
 
 __all__ = ["Committer", "live_run", "open_job_root", "open_run", "refuse_if_live"]
+
+_LOG = logging.getLogger(__name__)
 
 # A run that has not been heard of for this many heartbeat intervals may be taken over without asking.
 LIVE_INTERVALS = 5
@@ -158,7 +161,7 @@ class Committer:
             )
             raise Fenced(self._fenced)
         try:
-            self._boundary = _check_boundary(self._root, manifest, self._boundary)
+            self._boundary = _check_boundary(self._root, manifest, self.term, self._boundary)
         except Fenced as error:
             self._fenced = str(error)
             raise
@@ -210,7 +213,7 @@ def open_run(
     # After the term: whoever claims the root fences it after that (snapshot/claim.py).
     refuse_if_claimed(catalog.root, by=claimed_by)
     # Before anything is committed; whoever deletes the root as a whole removes it before the boundary.
-    mark_root(catalog.root, info.uid)
+    leave_mark(catalog.root, term)
     for _ in range(CLAIM_ATTEMPTS_MAX):
         latest = catalog.latest()
         if latest is None and found is not None:
@@ -221,9 +224,12 @@ def open_run(
         content = gone_back(target, last) if target is not None else last
         fencing = _next(replace(content, kind="fencing", previous=None), last, info, term, clock, ids)
         if _create(catalog.root, fencing):
-            boundary = _check_boundary(catalog.root, fencing, None)
-            if read_job_info(catalog.root) is None:
+            boundary = _check_boundary(catalog.root, fencing, term, None)
+            # After the mark: one that was left where the root had been removed already is a sign of nothing.
+            now = read_job_info(catalog.root)
+            if now is None or now.uid != info.uid:
                 raise Fenced(f"{catalog.root.url} was deleted, or moved elsewhere, while term {term.term} was starting")
+            _tidy_marks(catalog.root, term)
             return Committer(catalog.root, info, term, fencing, clock, ids, boundary)
         # An older run finished one more epoch, or a rival claimed: read again, the newest content is what we take over.
     raise Fenced(f"{CLAIM_ATTEMPTS_MAX} fencing snapshots were lost in a row; too many drivers start this job at once")
@@ -245,19 +251,26 @@ def _create(root: Store, manifest: Manifest) -> bool:
     return root.create(manifest_path(manifest.snapshot_id), manifest.encode()) is Created.MINE
 
 
-def _check_boundary(root: Store, manifest: Manifest, known: Boundary | None) -> Boundary:
+def _tidy_marks(root: Store, run: Term) -> None:
+    try:
+        remove_older_marks(root, run)
+    except Unavailable as error:
+        _LOG.info("marks of older runs stay in %s until the next start: %s", root.url, error)
+
+
+def _check_boundary(root: Store, manifest: Manifest, run: Term, known: Boundary | None) -> Boundary:
     # Only after the create: garbage collection advances the boundary before it deletes, so either it sees our
-    # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is its mark.
+    # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is this run's mark.
     boundary, snapshot_id = known, manifest.snapshot_id
-    sequence = boundary_of_root(root, manifest.job_uid)
+    sequence = boundary_for_run(root, run)
     if sequence is not None and (boundary is None or sequence != boundary.sequence):
         boundary = read_boundary(root)
         if boundary.sequence < sequence:
             sequence = None  # boundaries only advance, so the root was removed between the listing and the reading
     if sequence is None or boundary is None:
         raise Fenced(
-            f"{root.url} was removed, or is another job's now: snapshot {snapshot_id} will never be read. This run slept meanwhile; "
-            "it stops and publishes nothing"
+            f"{root.url} was removed, or a newer run has taken it over: snapshot {snapshot_id} will never be read. This run slept "
+            "meanwhile; it stops and publishes nothing"
         )
     if boundary.is_tombstone:
         raise Fenced(

@@ -32,7 +32,8 @@ __all__ = [
     "materialization_path",
     "pin_path",
     "pinned_id_of",
-    "root_mark_path",
+    "run_mark_path",
+    "run_mark_term",
     "safe_name",
     "savepoint_path",
     "segment_path",
@@ -61,6 +62,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+\Z")
 _JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 _PIN = re.compile(r"([0-9]{20})-[0-9A-Za-z]+\.json\Z")
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+_RUN_MARK = re.compile(r"(run-(?P<term>[0-9]{20})-|root-)[0-9A-Za-z]+\Z")
 _DIGITS = 20
 
 SNAPSHOT_ID_MAX = (1 << 64) - 1
@@ -123,9 +125,15 @@ def materialization_path(record_id: int, *, started: bool = False) -> str:
     return f"{MATERIALIZATIONS_DIR}/{record_id:0{_DIGITS}d}{'.started' if started else ''}.json"
 
 
-def root_mark_path(job_uid: str) -> str:
-    """Says beside the boundaries whose root this is: one listing shows a run both (snapshot/commit.py)."""
-    return f"{BOUNDARY_DIR}/root-{job_uid}"
+def run_mark_path(term: int, run_uid: str) -> str:
+    """A run's own mark beside the boundaries: one listing shows it both (snapshot/commit.py)."""
+    return f"{BOUNDARY_DIR}/run-{term:0{_DIGITS}d}-{run_uid}"
+
+
+def run_mark_term(name: str) -> int | None:
+    """The term of the run that left a mark; 0 for one of earlier versions, which all runs of a job shared. None for other names."""
+    found = _RUN_MARK.match(name)
+    return int(found["term"] or 0) if found else None
 
 
 def boundary_path(sequence: int) -> str:

@@ -293,7 +293,11 @@ class Laws:
             if body is None or (ref.digest and hashlib.sha256(body).hexdigest() != ref.digest):
                 self.broken(f"at the end {root.path}@{snapshot_id} lacks {ref.path}, or it was altered")
                 return
-        state = self.state_of(self.quiet_store(bucket, root.path), manifest)
+        try:
+            state = self.state_of(self.quiet_store(bucket, root.path), manifest)
+        except StillstateError as error:
+            self.broken(f"at the end {root.path}@{snapshot_id} cannot be read: {error}")
+            return
         meant = self.meant.get(content_of(manifest), NOTHING)
         if dict(state) != dict(meant.state):
             self.broken(f"at the end the state of {root.path}@{snapshot_id} is {state}, and was to be {meant.state}")

@@ -76,7 +76,7 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Manifest, **who: Any) -> Committer:
         term = commit.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
-        commit.mark_root(catalog.root, info.uid)
+        commit.leave_mark(catalog.root, term)
         return Committer(catalog.root, info, term, catalog.latest() or empty, who["clock"], who["ids"])
 
     monkeypatch.setattr(commit, "open_run", open_without_fencing)
@@ -87,7 +87,7 @@ def test_without_the_look_at_the_boundary_a_sleeper_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch, guarded: Any
 ) -> None:
     """A store forgets deleted names: the sleeper creates its next one anew, and nobody will ever read it."""
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, known: NO_BOUNDARY)
+    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, run, known: NO_BOUNDARY)
     guarded(with_only(drivers=3, retainers=2, sleep=0.15), "was acknowledged, and the newest one lacks it")
 
 
@@ -95,7 +95,7 @@ def test_without_the_mark_of_the_root_a_run_goes_on_in_a_root_that_was_deleted(
     monkeypatch: pytest.MonkeyPatch, guarded: Any
 ) -> None:
     """Its boundary is gone with it: whoever slept sees no boundary, as in a root where nothing was ever given up."""
-    monkeypatch.setattr(commit, "boundary_of_root", lambda root, job_uid: boundary.newest_boundary_sequence(root))
+    monkeypatch.setattr(commit, "boundary_for_run", lambda root, run: boundary.newest_boundary_sequence(root))
     guarded(
         with_only(drivers=3, commits=4, children=2, claims=True, switch=0.7, pause_ms=HOUR_MS),
         "was acknowledged, and the newest one lacks it",
@@ -229,7 +229,10 @@ def test_without_the_claims_create_two_children_own_one_source(monkeypatch: pyte
     monkeypatch.setattr(start_from, "claim_root", claim_anyway)
     # A second guard behind it: whoever fences the root looks once more whose it is.
     monkeypatch.setattr(commit, "refuse_if_claimed", lambda *_, **__: None)
-    guarded(with_only(drivers=1, commits=3, children=3, claims=True), "were both told")
+    guarded(
+        with_only(drivers=1, commits=3, children=3, claims=True, sleep=0.1, switch=0.7, pause_ms=HOUR_MS),
+        "were both told",
+    )
 
 
 def test_without_fencing_a_claimed_root_its_last_epochs_are_lost(monkeypatch: pytest.MonkeyPatch, guarded: Any) -> None:
@@ -253,4 +256,4 @@ def test_without_an_age_limit_a_record_is_adopted_whose_files_are_gone(
     """Days pass between a fold and the commit that takes it over."""
     for module in (records, background, actors):
         monkeypatch.setattr(module, "is_too_old", lambda record, now_ms: False)
-    guarded(with_only(drivers=2, commits=10, folders=1, collectors=2, pause_ms=12 * HOUR_MS), "is missing")
+    guarded(with_only(drivers=1, commits=10, folders=2, collectors=3, switch=0.1, pause_ms=48 * HOUR_MS), "is missing")

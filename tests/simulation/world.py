@@ -21,7 +21,7 @@ from state_runtime.maintenance.gc import apply_gc, plan_gc
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
-from state_runtime.store import fsspec_store
+from state_runtime.store import fsspec_store, port
 
 from .formats import Format, PlainFormat, RealFormat
 from .laws import Laws
@@ -319,6 +319,7 @@ def one_at_a_time(world: World) -> Iterator[None]:
         for module in OPENS_STORES:
             patch.setattr(f"{module}.open_store", world.open_store)
         patch.setattr(copying, "tempfile", _Scratch)
+        patch.setattr(port, "SYSTEM_IDS", world.ids())
         try:
             yield
         finally:

@@ -83,7 +83,7 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(monkeypatch: p
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Any, **who: Any) -> Committer:
         term = commit.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
-        commit.mark_root(catalog.root, info.uid)
+        commit.leave_mark(catalog.root, term)
         return Committer(catalog.root, info, term, catalog.latest() or empty, who["clock"], who["ids"])
 
     monkeypatch.setattr(commit, "open_run", open_without_fencing)
@@ -92,7 +92,7 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(monkeypatch: p
 
 def test_without_the_boundary_check_a_sleeper_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard: the boundary, read after the create. A collected name is free again."""
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, known: NO_BOUNDARY)
+    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, run, known: NO_BOUNDARY)
     first_violation(Plan(sleep_chance=0.15), "although it was collected")
 
 
@@ -100,13 +100,20 @@ def test_with_the_boundary_read_before_the_create_a_sleeper_is_acknowledged(monk
     """Guard: the order. A writer that sleeps between check and create passes the check and re-creates the name."""
     create = commit._create
     check = commit._check_boundary
+    leave_mark = commit.leave_mark
+    runs: dict[int, Any] = {}
+
+    def leave_and_remember(root: Any, run: Any) -> None:
+        runs[run.term] = run
+        leave_mark(root, run)
 
     def check_then_create(root: Any, manifest: Any) -> bool:
-        check(root, manifest, None)
+        check(root, manifest, runs[manifest.term], None)
         return create(root, manifest)
 
+    monkeypatch.setattr(commit, "leave_mark", leave_and_remember)
     monkeypatch.setattr(commit, "_create", check_then_create)
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, known: NO_BOUNDARY)
+    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, run, known: NO_BOUNDARY)
     first_violation(Plan(sleep_chance=0.15), "although it was collected")
 
 

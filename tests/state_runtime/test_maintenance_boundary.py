@@ -10,12 +10,23 @@ from hypothesis import strategies as st
 from model import CountingIds, DictStore, FakeClock, empty_manifest, examples
 
 from state_runtime.errors import Fenced, StillstateError
+from state_runtime.maintenance.delete_root import delete_root
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of, number_in
-from state_runtime.snapshot.boundary import NO_BOUNDARY, Boundary, advance_boundary, mark_root, read_boundary
-from state_runtime.snapshot.commit import _check_boundary
+from state_runtime.snapshot.boundary import (
+    NO_BOUNDARY,
+    Boundary,
+    advance_boundary,
+    leave_mark,
+    read_boundary,
+    remove_older_marks,
+)
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import Committer, _check_boundary, open_job_root, open_run
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import boundary_path, check_relative_path
+from state_runtime.snapshot.paths import boundary_path, check_relative_path, run_mark_path
+from state_runtime.snapshot.terms import Term
 
+RUN = Term(1, "a" * 32, "h", 1, 0)
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["commit", "announce", "settle"]), st.sets(st.integers(1, 12)), st.sets(st.integers(1, 12))
@@ -76,22 +87,82 @@ def test_a_tombstone_keeps_nothing_that_ever_was_or_will_be() -> None:
     assert tombstone.announcing([5], [5, 6]) is None
     assert tombstone.settling([3], [3]) is None
     root = DictStore()
-    mark_root(root, empty_manifest().job_uid)
+    leave_mark(root, RUN)
     advance_boundary(root, lambda now: now.tombstone(), clock=FakeClock(), ids=CountingIds())
     with pytest.raises(Fenced, match="deleted as a whole"):
-        _check_boundary(root, replace(empty_manifest(), snapshot_id=10**15), None)
+        _check_boundary(root, replace(empty_manifest(), snapshot_id=10**15), RUN, None)
 
 
-def test_a_root_without_its_mark_is_nobody_s() -> None:
-    """It was removed with its boundary, or another job's took its place: a run that slept meanwhile commits nothing more."""
+def test_a_root_without_a_run_s_own_mark_is_not_its_root() -> None:
+    """It was removed with its boundary: a run that slept meanwhile commits nothing more, whoever else left a mark since."""
     root, mine = DictStore(), replace(empty_manifest(), snapshot_id=10**15)
-    for job_uid in ("", "another"):
-        if job_uid:
-            mark_root(root, job_uid)
-        with pytest.raises(Fenced, match="removed, or is another job's"):
-            _check_boundary(root, mine, None)
-    mark_root(root, mine.job_uid)
-    assert _check_boundary(root, mine, None) == NO_BOUNDARY
+    root.put(f"boundary/root-{mine.job_uid}", b"of an earlier version")
+    for other in (None, replace(RUN, run_uid="b" * 32), replace(RUN, term=RUN.term + 1)):
+        if other is not None:
+            leave_mark(root, other)
+        with pytest.raises(Fenced, match="was removed, or a newer run"):
+            _check_boundary(root, mine, RUN, None)
+    leave_mark(root, RUN)
+    assert _check_boundary(root, mine, RUN, None) == NO_BOUNDARY
+
+
+def test_a_run_that_starts_in_a_removed_root_revives_no_older_one() -> None:
+    """The newer one read the job before it was deleted, and leaves its mark after that. Both are fenced."""
+    store, clock, ids = DictStore(), FakeClock(), CountingIds()
+    catalog = Catalog(store, "job", clock)
+    info = open_job_root(catalog.root, "job", clock=clock, ids=ids)
+
+    def start() -> Committer:
+        return open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=1)
+
+    older = start()
+    assert older.commit(older.last).snapshot_id == 2
+    clock.advance_s(3600)
+    delete_root(catalog.root, clock=clock, ids=ids, owner="somebody")
+    with pytest.raises(Fenced, match="was deleted, or moved elsewhere"):
+        start()
+    with pytest.raises(Fenced, match="was removed"):
+        older.commit(older.last)
+
+
+def test_a_run_that_starts_where_another_job_has_begun_meanwhile_is_fenced() -> None:
+    store, clock, ids = DictStore(), FakeClock(), CountingIds()
+    catalog = Catalog(store, "job", clock)
+    info = open_job_root(catalog.root, "job", clock=clock, ids=ids)
+    catalog.root.delete("job.json")
+    open_job_root(catalog.root, "job", clock=clock, ids=ids)
+    with pytest.raises(Fenced, match="was deleted, or moved elsewhere"):
+        open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=1)
+
+
+def test_a_boundary_that_goes_while_it_is_read_is_that_of_a_removed_root() -> None:
+    """It was listed, and when it is read all is gone, the marks as well: not a root where nothing was ever given up."""
+
+    class EndsMeanwhile(DictStore):
+        def list_names(self, folder: str) -> list[str]:
+            names = list(super().list_names(folder))
+            for name in names:
+                self.delete(f"{folder}/{name}")
+            return names
+
+    root = EndsMeanwhile()
+    leave_mark(root, RUN)
+    root.create(boundary_path(1), encode_document("boundary", Boundary(1, 2, (), 0, "u")))
+    with pytest.raises(Fenced, match="was removed"):
+        _check_boundary(root, replace(empty_manifest(), snapshot_id=10**15), RUN, None)
+
+
+def test_a_run_tidies_away_the_marks_of_those_that_it_has_fenced_and_no_others() -> None:
+    root = DictStore()
+    root.put("boundary/root-00000000000000000000000000000001", b"of an earlier version")
+    advance_boundary(root, lambda now: replace(now, snapshot_id=1, kept=(1,)), clock=FakeClock(), ids=CountingIds())
+    root.put("boundary/somebody-elses", b"")
+    for term in (1, 2, 3, 4):
+        leave_mark(root, replace(RUN, term=term))
+    remove_older_marks(root, replace(RUN, term=3))
+    marks = {run_mark_path(term, RUN.run_uid).rpartition("/")[2] for term in (3, 4)}
+    assert set(root.list_names("boundary")) == {f"{1:020d}.json", "somebody-elses", *marks}
+    assert all(kind_of(f"boundary/{name}") == "mark" for name in marks)
 
 
 def test_a_boundary_without_what_this_version_added_is_read_as_it_was() -> None:
