@@ -130,7 +130,8 @@ class Beginning:
         if own is not None:
             if info is None:
                 raise JobRootMismatch(
-                    f"{self._root.url} has snapshots and no job.json: it was not copied whole. Restore it from a copy"
+                    f"{self._root.url} has snapshots and no job.json: it was not copied whole, or a run that slept while the job was "
+                    "deleted or moved left them. Restore it from a copy, or remove the folder to begin anew"
                 )
             check_belongs(own, info, self._root.url, own=True)
             if self._start is not None:
@@ -184,7 +185,6 @@ class Beginning:
             if recorded is None:
                 raise
             raise type(error)(f"{error}. {self._unfinished(recorded)}") from error
-        check_belongs(source.manifest, source.info, root.url, own=False)
         if source.info.max_parallelism != MAX_PARALLELISM:
             raise InvalidConfiguration(
                 f"{root.url} was created with max_parallelism {source.info.max_parallelism}, and this version has {MAX_PARALLELISM}: "

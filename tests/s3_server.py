@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
-from urllib.request import Request, urlopen
 
 import boto3
+from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -78,7 +78,7 @@ class _OneContinue(WSGIRequestHandler):
 
 @dataclass
 class CountingServer:
-    """Serves while it is entered, one at a time in a process; it begins empty.
+    """Serves while it is entered; it begins empty. One of a bucket's name at a time in a process.
 
     `requests` holds (method, path below the bucket) in order. `interrupt` is called before and after the effect of each, with the
     client still waiting for its answer; `fault` says what goes wrong with a request. Without `conditions_known` a conditional write
@@ -119,10 +119,15 @@ class CountingServer:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.endpoint = endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        # moto's buckets are the process's: those of a test before, and what it set on them, would still be there.
-        urlopen(Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=60).close()
         credentials = {"aws_access_key_id": "key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        # moto's buckets are the process's: that of a test before, and what it set on it, would still be there. Buckets of other names
+        # are of servers that run beside this one.
+        for regions in s3_backends.values():
+            for backend in regions.values():
+                if backend.buckets.pop(self.bucket, None) is not None:
+                    s3_backends.bucket_accounts.pop(self.bucket)
         boto3.client("s3", endpoint_url=endpoint, **credentials).create_bucket(Bucket=self.bucket)
+        self.requests.clear()
         self.options = {
             "key": "key",
             "secret": SECRET,

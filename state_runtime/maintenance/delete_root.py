@@ -25,7 +25,7 @@ from state_runtime.snapshot.paths import SAVEPOINTS_DIR, check_job_name, savepoi
 from state_runtime.snapshot.savepoint import owner_number_of, read_record, savepoint_names, take_over
 from state_runtime.store import Store, StoredObject
 
-__all__ = ["delete_root", "delete_savepoint"]
+__all__ = ["delete_root", "delete_savepoint", "remove_debris"]
 
 
 def delete_root(
@@ -119,6 +119,16 @@ def delete_savepoint(
     advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids)
     _refuse(folder, _in_the_way(folder, clock, claimed_by), given_up=True)
     return _remove(folder, last="savepoint", on_progress=on_progress, threads=threads)
+
+
+def remove_debris(folder: Store, *, clock: Clock, ids: Ids, threads: int = THREADS) -> Deleted:
+    """Remove what a copy that will never be complete has written. Nobody may use it, so nobody is asked.
+
+    Raises:
+        StoreUnavailable, OutcomeUnknown: repeat it.
+    """
+    advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids)
+    return _remove(folder, last="boundary", on_progress=None, threads=threads)
 
 
 def _in_the_way(root: Store, clock: Clock, claimed_by: str, *, with_savepoints: bool = True) -> list[str]:

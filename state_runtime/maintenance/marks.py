@@ -13,7 +13,8 @@ Any listing or file that cannot be read ends it with an error: what is not known
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -21,14 +22,18 @@ from state_runtime.clock import Clock
 from state_runtime.errors import (
     CorruptData,
     CorruptManifest,
+    JobNotFound,
     MissingSnapshot,
     SnapshotExpired,
     StoreUnavailable,
+    Unavailable,
     UnsupportedFormat,
 )
+from state_runtime.limits import CLAIM_ATTEMPTS_MAX
 from state_runtime.materialize.records import Protected, Record, protected
 from state_runtime.snapshot.boundary import Boundary, read_boundary
-from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.catalog import Catalog, JobInfo, read_job_info
+from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import OUTPUTS_DIR, SNAPSHOTS_DIR, manifest_path, snapshot_id_of
 from state_runtime.snapshot.pins import SnapshotPin, read_pins
@@ -45,6 +50,7 @@ __all__ = [
     "read_existing",
     "read_holders",
     "size_fits",
+    "unless_deleted",
 ]
 
 CLOCK_SKEW_MS = 3_600_000
@@ -187,6 +193,7 @@ class Marker:
         self.memo: Memo = {}
         self.records: dict[int, Record] = {}
         self._known: dict[int, tuple[str, Mapping[str, int], frozenset[str]]] = {}
+        self._info: JobInfo | None = None
 
     @property
     def catalog(self) -> Catalog:
@@ -201,6 +208,7 @@ class Marker:
         known = self._known.get(manifest.snapshot_id)
         if known is not None and known[0] == manifest.commit_id:
             return known[1], known[2]
+        self._check_belongs(manifest)
         needed: dict[str, int] = {}
         for ref in references(self._root, manifest, self.memo):
             if ref.kind != "manifest":
@@ -208,6 +216,16 @@ class Marker:
         staged = frozenset(p for p in sink_references(manifest) if p.startswith(f"{OUTPUTS_DIR}/"))
         self._known[manifest.snapshot_id] = (manifest.commit_id, needed, staged)
         return needed, staged
+
+    def _check_belongs(self, manifest: Manifest) -> None:
+        """
+        Raises:
+            JobRootMismatch: it is of another job; of what this one needs it says nothing.
+        """
+        if self._info is None:
+            self._info = read_job_info(self._root)
+        if self._info is not None:
+            check_belongs(manifest, self._info, self._root.url, own=False)
 
     def of(self, snapshot_id: int) -> tuple[Mapping[str, int], frozenset[str]]:
         """The same by id. A snapshot that is known is not read again: an id is never used twice as long as it is kept.
@@ -257,18 +275,50 @@ class Marker:
         self.memo = {path: refs for path, refs in self.memo.items() if path in paths}
 
 
+@contextmanager
+def unless_deleted(root: Store) -> Iterator[None]:
+    """What looks like damage may be a job that is deleted, or moved elsewhere, at this moment.
+
+    Raises:
+        JobNotFound: in place of `CorruptData`, if it is.
+    """
+    try:
+        yield
+    except CorruptData as error:
+        if read_job_info(root) is None:
+            raise JobNotFound(f"{root.url} was deleted, or moved elsewhere, while it was looked at") from error
+        raise
+
+
 def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, Marks]:
     """Everything that is needed now, in the order of reads above.
 
     Raises:
         CorruptData, UnsupportedFormat: a snapshot cannot be read, so what it needs is not known; nothing may be deleted.
-        StoreUnavailable: try again.
+        JobRootMismatch: the same, because it is another job's. JobNotFound: the job was deleted meanwhile.
+        StoreUnavailable, Unavailable: try again.
+    """
+    for _ in range(CLAIM_ATTEMPTS_MAX):
+        with unless_deleted(root):
+            marked = _mark_once(root, marker, clock)
+        if marked is not None:
+            return marked
+    raise Unavailable(
+        f"the newest snapshots in {root.url} were given up {CLAIM_ATTEMPTS_MAX} times while they were read; try again"
+    )
+
+
+def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, Marks] | None:
+    """None if the newest snapshot of the listing was given up before it was read.
+
+    What later ones share with older ones is known through it alone: they are not in the listing, so it must be read anew.
     """
     existing = read_existing(root)
     holders, needed = read_holders(root, clock, marker.records)
     marks = Marks(protected=needed)
     wanted = {*existing.snapshot_ids, *existing.boundary.going, *holders}
     newest = max(existing.snapshot_ids, default=0)
+    lost = 0
     for snapshot_id in sorted(wanted):
         if existing.boundary.is_gone(snapshot_id):
             marks.optional |= marker.rest_of(snapshot_id).keys()
@@ -276,17 +326,19 @@ def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, 
         try:
             paths, staged = marker.of(snapshot_id)
         except SnapshotExpired:
-            continue  # given up and removed since
+            lost = snapshot_id  # given up and removed since
+            continue
         except MissingSnapshot:
             if snapshot_id == newest or snapshot_id not in existing.snapshot_ids:
                 continue  # its manifest is still on its way, or somebody pinned what never was
             raise
         except CorruptData:
             if not read_boundary(root).keeps(snapshot_id):
-                continue  # the same, while it was read
+                lost = snapshot_id  # the same, while it was read
+                continue
             raise
         for path, size in paths.items():
             marks.needed[path] = size if size >= 0 else min(size, marks.needed.get(path, 0))
         marks.optional |= staged
         marks.snapshot_ids.append(snapshot_id)
-    return existing, holders, marks
+    return None if lost > max(marks.snapshot_ids, default=0) else (existing, holders, marks)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from state_runtime.clock import Clock
-from state_runtime.errors import InvalidConfiguration, OutcomeUnknown, SnapshotExpired, StoreRefused
+from state_runtime.errors import (
+    InvalidConfiguration,
+    JobNotFound,
+    OutcomeUnknown,
+    SnapshotExpired,
+    StoreRefused,
+    Unavailable,
+)
 from state_runtime.ids import Ids
-from state_runtime.limits import BOUNDARY_BYTES_MAX, MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX, MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.maintenance.copying import Copier, CopyProgress, create_manifest, needed_objects, outputs_below_root
+from state_runtime.maintenance.delete_root import remove_debris
 from state_runtime.maintenance.move_plan import MovePlan, complete_savepoints, kept_pins, live_manifests
-from state_runtime.snapshot.boundary import newest_boundary_sequence, read_boundary
+from state_runtime.snapshot.boundary import Boundary, newest_boundary_sequence, read_boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
     JOB_FILE,
@@ -29,7 +37,10 @@ from state_runtime.snapshot.savepoint import read_record, record_path, savepoint
 from state_runtime.snapshot.terms import RunStatus, Term
 from state_runtime.store import Created, Store
 
-__all__ = ["Carrier", "MoveProgress", "copy_document", "stopped"]
+__all__ = ["ROUNDS_MAX", "Carrier", "MoveProgress", "create_document", "read_job", "stopped"]
+
+ROUNDS_MAX = 8
+"""How often a source may have changed while it was copied."""
 
 _HOUR_MS = 3_600_000
 _PIN_LASTS_MS = 6 * _HOUR_MS
@@ -85,7 +96,7 @@ class Carrier:
         """Copy everything that the plan is about, and is not there yet.
 
         Raises:
-            SnapshotExpired: the one snapshot that the plan is about was given up.
+            SnapshotExpired: the one snapshot that the plan is about was given up. JobNotFound: the whole source was.
             MissingFile, CorruptData: the source is damaged. StoreUnavailable, OutcomeUnknown: repeat it.
         """
         plan = self._plan
@@ -95,8 +106,15 @@ class Carrier:
             return
         for folder in complete_savepoints(self._source, self._clock)[0]:
             name = folder.url.rsplit("/", 1)[-1]
-            self._carry_folder(f"{SAVEPOINTS_DIR}/{name}", None)
-            copy_document(folder, self._target.child(f"{SAVEPOINTS_DIR}/{name}"), JOB_FILE)
+            there = self._target.child(f"{SAVEPOINTS_DIR}/{name}")
+            try:
+                self._carry_folder(f"{SAVEPOINTS_DIR}/{name}", None)
+                create_document(there, JOB_FILE, read_job(folder, self._target), folder)
+            except JobNotFound:
+                # Deleted meanwhile. An earlier attempt may have a complete copy of it, which stays; any other never will be.
+                if not there.exists(JOB_FILE):
+                    remove_debris(there, clock=self._clock, ids=self._ids, threads=self._threads)
+                continue
             if name not in self.savepoints:
                 self.savepoints.append(name)
 
@@ -130,7 +148,7 @@ class Carrier:
         target = self._target.child(folder) if folder else self._target
         if only is None:
             # Before the manifests: what it gives up must not be taken for a snapshot there either.
-            _carry_boundary(source, target)
+            self._carry_boundary(source, target)
         newest: Manifest | None = None
         copier = Copier(
             source,
@@ -141,17 +159,26 @@ class Carrier:
             progress=self._report,
             threads=self._threads,
         )
+        carried: set[int] = set()
         with copier:
-            for manifest in live_manifests(Catalog.of_root(source, self._clock), only):
-                if self._carry_snapshot(copier, source, target, manifest, only=only is not None):
-                    newest = manifest
+            for _ in range(ROUNDS_MAX):
+                for manifest in live_manifests(Catalog.of_root(source, self._clock), only):
+                    if manifest.snapshot_id not in carried and self._carry_snapshot(
+                        copier, source, target, manifest, only=only is not None
+                    ):
+                        carried.add(manifest.snapshot_id)
+                        newest = manifest
+                # And after them: what was given up meanwhile is not missed there. What it keeps may be newer than what was copied.
+                if only is not None or carried.issuperset(self._carry_boundary(source, target)):
+                    break
+            else:
+                raise Unavailable(
+                    f"{source.url} gave snapshots up {ROUNDS_MAX} times while newer ones were copied; repeat the copy"
+                )
         self.objects += copier.objects
         self.bytes += copier.bytes
         self.objects_copied += copier.objects_copied
         self.bytes_copied += copier.bytes_copied
-        if only is None:
-            # And after them: what was given up meanwhile is not missed there.
-            _carry_boundary(source, target)
         for pin in kept_pins(source, only, self._clock.now_ms()):
             # As it was read: its holder may renew it meanwhile, or take it off.
             target.put(pin.path, encode_document("pin", pin))
@@ -161,6 +188,31 @@ class Carrier:
         elif newest is not None and newest.term:
             self._carry_term(source, target, newest)
 
+    @staticmethod
+    def _carry_boundary(source: Store, target: Store) -> Collection[int]:
+        """Copy the newest boundary; the ids up to it that are snapshots.
+
+        Raises:
+            JobNotFound: the source was given up as a whole. Unavailable: boundaries came and went; repeat the copy.
+        """
+        for _ in range(CLAIM_ATTEMPTS_MAX):
+            sequence = newest_boundary_sequence(source)
+            if sequence == 0:
+                return ()
+            path = boundary_path(sequence)
+            try:
+                body = source.read(path, BOUNDARY_BYTES_MAX)
+            except FileNotFoundError:
+                continue  # a newer one was written meanwhile, and this one tidied away
+            boundary = decode_document("boundary", Boundary, body, f"{source.url}/{path}")
+            if boundary.is_tombstone:
+                raise _gone(source, target)
+            create_document(target, path, body, source)
+            return boundary.kept
+        raise Unavailable(
+            f"the boundary in {source.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; repeat the copy"
+        )
+
     def _carry_snapshot(self, copier: Copier, source: Store, target: Store, manifest: Manifest, *, only: bool) -> bool:
         """A snapshot's data, then its manifest. False if it was given up meanwhile, and is one of several."""
         snapshot_id = manifest.snapshot_id
@@ -169,6 +221,7 @@ class Carrier:
             body = source.read(manifest_path(snapshot_id), MANIFEST_BYTES_MAX)
         except FileNotFoundError as error:
             if read_boundary(source).keeps(snapshot_id):
+                read_job(source, target)  # without it the folder is gone, boundary and all
                 raise
             if only:
                 raise SnapshotExpired(
@@ -237,18 +290,32 @@ class Carrier:
             self._progress(MoveProgress(objects, max(self._plan.objects, objects), size, max(self._plan.bytes, size)))
 
 
-def _carry_boundary(source: Store, target: Store) -> None:
-    if sequence := newest_boundary_sequence(source):
-        copy_document(source, target, boundary_path(sequence), BOUNDARY_BYTES_MAX)
+def read_job(source: Store, target: Store) -> bytes:
+    """The bytes of `job.json`.
+
+    Raises:
+        JobNotFound: the source was deleted while it was copied.
+    """
+    try:
+        return source.read(JOB_FILE, SMALL_JSON_BYTES_MAX)
+    except FileNotFoundError as error:
+        raise _gone(source, target) from error
 
 
-def copy_document(source: Store, target: Store, path: str, bytes_max: int = SMALL_JSON_BYTES_MAX) -> None:
-    """Copy a document that never changes.
+def _gone(source: Store, target: Store) -> JobNotFound:
+    return JobNotFound(
+        f"{source.url} was deleted, or moved elsewhere, while it was copied; what is in {target.url} is of no use: "
+        "remove it with `stillstate delete --root`"
+    )
+
+
+def create_document(target: Store, path: str, body: bytes, source: Store) -> None:
+    """Write what was read in the source.
 
     Raises:
         InvalidConfiguration: the target has another one there.
     """
-    if target.create(path, source.read(path, bytes_max)) is not Created.MINE:
+    if target.create(path, body) is not Created.MINE:
         raise InvalidConfiguration(
             f"{target.url}/{path} exists and is another than in {source.url}; nothing was overwritten. Choose an empty target"
         )

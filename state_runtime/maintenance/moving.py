@@ -36,7 +36,7 @@ from state_runtime.ids import Ids
 from state_runtime.maintenance.delete import delete_snapshots
 from state_runtime.maintenance.delete_root import delete_root, delete_savepoint
 from state_runtime.maintenance.layout import kind_of
-from state_runtime.maintenance.move_copy import Carrier, MoveProgress, copy_document, stopped
+from state_runtime.maintenance.move_copy import ROUNDS_MAX, Carrier, MoveProgress, create_document, read_job, stopped
 from state_runtime.maintenance.move_plan import MovePlan, refuse_if_needed
 from state_runtime.maintenance.verify import verify_root
 from state_runtime.snapshot.catalog import Catalog
@@ -48,8 +48,6 @@ from state_runtime.snapshot.terms import write_status
 from state_runtime.store import Created, Store
 
 __all__ = ["MoveProgress", "MoveResult", "abort_move", "execute_move"]
-
-_ROUNDS_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def execute_move(
     Raises:
         SnapshotInUse: the source of a move is needed, or somebody took the move back; nothing of the target is usable.
         SnapshotExpired: the snapshot was given up while it was copied. MissingFile, CorruptData: the source is damaged.
-        InvalidConfiguration: the target got something else meanwhile.
+        InvalidConfiguration: the target got something else meanwhile. JobNotFound: the source was deleted meanwhile.
         StoreUnavailable, OutcomeUnknown: repeat it.
     """
     started_s = clock.monotonic_s()
@@ -125,9 +123,12 @@ def execute_move(
             _take_over(source, target, plan, moving, clock, ids, host, pid)
         _carry_all(carrier, plan)
         _look_at_all(target, carrier, threads, clock, ids)
+    # Read before it is decided: the source of a copy may be deleted at any time.
+    job = None if target.exists(JOB_FILE) else read_job(source, target)
+    if plan.outcome is None:
         _decide(source, target, moving, clock)
-    if not target.exists(JOB_FILE):
-        copy_document(source, target, JOB_FILE)
+    if job is not None:
+        create_document(target, JOB_FILE, job, source)
     left: tuple[str, ...] = ()
     if plan.mode == "move":
         if plan.what != "snapshot":
@@ -235,14 +236,14 @@ def _carry_all(carrier: Carrier, plan: MovePlan) -> None:
         carrier.carry()
         return
     before = carrier.found_in_source()
-    for _ in range(_ROUNDS_MAX):
+    for _ in range(ROUNDS_MAX):
         carrier.carry()
         now = carrier.found_in_source()
         if now == before:
             return
         before = now
     raise Unavailable(
-        f"{plan.source_url} changed {_ROUNDS_MAX} times while it was moved; find out who works on it, and repeat the move"
+        f"{plan.source_url} changed {ROUNDS_MAX} times while it was moved; find out who works on it, and repeat the move"
     )
 
 

@@ -9,7 +9,16 @@ from state_runtime.clock import Clock
 from state_runtime.errors import MissingFile
 from state_runtime.limits import PLAN_OBJECTS_MAX
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of, number_in
-from state_runtime.maintenance.marks import CLOCK_SKEW_MS, Existing, Holders, Marker, Marks, mark, size_fits
+from state_runtime.maintenance.marks import (
+    CLOCK_SKEW_MS,
+    Existing,
+    Holders,
+    Marker,
+    Marks,
+    mark,
+    size_fits,
+    unless_deleted,
+)
 from state_runtime.maintenance.plans import Candidate, GcPlan, Made
 from state_runtime.materialize.records import PIN_KEPT_MS, RECORD_KEPT_MS, read_pin
 from state_runtime.snapshot.catalog import Catalog
@@ -181,7 +190,12 @@ class Survey:
         for pin in read_pins(self.root):
             if pin.is_void(self.told_ms):
                 reasons[pin.path] = "expired"
-            elif boundary.is_gone(pin.snapshot_id) and not self.root.exists(manifest_path(pin.snapshot_id)):
+            elif not boundary.is_gone(pin.snapshot_id) or boundary.is_tombstone:
+                continue
+            elif self.told_ms - pin.created_at_ms >= PIN_KEPT_MS:
+                # Nobody was told that he holds it: such a snapshot is not given up. Whoever placed the pin died before he looked.
+                reasons[pin.path] = "came too late for its snapshot"
+            elif not self.root.exists(manifest_path(pin.snapshot_id)):
                 reasons[pin.path] = "its snapshot is gone"
         return reasons
 
@@ -222,7 +236,8 @@ class Survey:
                 self.needed_bytes += found.bytes
             else:
                 self.unneeded.append(found)
-        self._check([*missing, *wrong])
+        with unless_deleted(self.root):
+            self._check([*missing, *wrong])
 
     def _objects(self) -> Iterator[StoredObject]:
         """All but those of savepoints, which are roots of their own."""

@@ -1,7 +1,7 @@
 """The boundary: which snapshots were given up; the one place where a snapshot ends to exist.
 
     boundary/<20-digit sequence>.json     create-if-absent; the newest counts, older ones are history
-    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; goes with the root, or when a newer run has taken over
+    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; goes with the root, or when newer runs have taken over
 
 A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. Deleting a snapshot is writing
 the next boundary without it; what it leaves in the store is removed after that, in any order, as often as it takes. Readers pass
@@ -140,11 +140,14 @@ def leave_mark(root: Store, run: Term) -> None:
 
 
 def remove_older_marks(root: Store, run: Term) -> None:
-    """Tidy away the marks of runs that this one has fenced, so that the listing at every commit stays short."""
-    for name in root.list_names(BOUNDARY_DIR):
-        term = run_mark_term(name)
-        if term is not None and term < run.term:
-            root.delete(f"{BOUNDARY_DIR}/{name}")
+    """Tidy away the marks of runs that are fenced, so that the listing at every commit stays short.
+
+    That of the last one before stays: it may be between its commit and its look at the mark, and that commit counts.
+    """
+    terms = {name: run_mark_term(name) for name in root.list_names(BOUNDARY_DIR)}
+    older = sorted((term, name) for name, term in terms.items() if term is not None and term < run.term)
+    for _, name in older[:-1]:
+        root.delete(f"{BOUNDARY_DIR}/{name}")
 
 
 def _newest(names: Iterable[str]) -> int:

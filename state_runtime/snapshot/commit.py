@@ -218,6 +218,9 @@ def open_run(
         latest = catalog.latest()
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
+        if latest is not None:
+            # Also one that came since: a run that slept while this root was removed leaves a snapshot of the job that was here before.
+            check_belongs(latest, info, catalog.root.url, own=True)
         last = latest or empty
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
@@ -269,8 +272,8 @@ def _check_boundary(root: Store, manifest: Manifest, run: Term, known: Boundary 
             sequence = None  # boundaries only advance, so the root was removed between the listing and the reading
     if sequence is None or boundary is None:
         raise Fenced(
-            f"{root.url} was removed, or a newer run has taken it over: snapshot {snapshot_id} will never be read. This run slept "
-            "meanwhile; it stops and publishes nothing"
+            f"{root.url} was removed, or newer runs have taken it over, while this run slept before snapshot {snapshot_id} was "
+            "confirmed; it stops and publishes nothing"
         )
     if boundary.is_tombstone:
         raise Fenced(

@@ -16,6 +16,7 @@ from state_runtime.errors import JobRootMismatch
 from state_runtime.snapshot.catalog import JobInfo, StartedFrom
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput
+from state_runtime.snapshot.paths import manifest_path
 
 __all__ = ["check_belongs", "gone_back", "pending_outputs", "taken_over"]
 
@@ -96,5 +97,6 @@ def check_belongs(manifest: Manifest, info: JobInfo, where: str, *, own: bool) -
         return
     raise JobRootMismatch(
         f"snapshot {manifest.snapshot_id} in {where} is of job {manifest.job_uid}, but job.json there is of job {info.name!r} "
-        f"({info.uid}): files of two job roots were mixed. Nothing was changed; restore the folder from a copy"
+        f"({info.uid}): files of two job roots were mixed. Nothing was changed. Restore the folder from a copy; or, if a job was "
+        f"deleted or moved from here before this one began and a run of it slept meanwhile, remove {manifest_path(manifest.snapshot_id)}"
     )

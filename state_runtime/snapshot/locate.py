@@ -17,6 +17,7 @@ from state_runtime.clock import SYSTEM_CLOCK, Clock
 from state_runtime.errors import InvalidConfiguration, MissingSnapshot, SnapshotExpired
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store, open_store
 
@@ -89,8 +90,11 @@ def open_snapshot(root: Store, snapshot_id: int | None = None, clock: Clock = SY
         # After it was read: what lies under a name that was given up is being removed, or a sleeper has created it anew.
         if not read_boundary(root).keeps(snapshot_id):
             raise SnapshotExpired(f"snapshot {snapshot_id} in {root.url} was given up; choose a newer one")
-        return OpenedSnapshot(catalog, catalog.job_info(), manifest)
-    newest = catalog.latest()
-    if newest is None:
-        raise MissingSnapshot(f"job {catalog.job!r} in {root.url} has no snapshot yet")
-    return OpenedSnapshot(catalog, catalog.job_info(), newest)
+    else:
+        newest = catalog.latest()
+        if newest is None:
+            raise MissingSnapshot(f"job {catalog.job!r} in {root.url} has no snapshot yet")
+        manifest = newest
+    info = catalog.job_info()
+    check_belongs(manifest, info, root.url, own=False)
+    return OpenedSnapshot(catalog, info, manifest)

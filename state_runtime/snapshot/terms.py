@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
 from state_runtime.clock import Clock
-from state_runtime.errors import Fenced
+from state_runtime.errors import Fenced, Unavailable
 from state_runtime.ids import Ids
 from state_runtime.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.progress import Progress
@@ -90,25 +91,36 @@ def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, abo
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """The newest run's heartbeat; a run that has claimed its term and not yet spoken is "starting"."""
-    term = newest_term(store)
-    if term == 0:
-        return None
-    try:
-        data = store.read(heartbeat_path(term), SMALL_JSON_BYTES_MAX)
-        return decode_document("heartbeat", RunStatus, data, heartbeat_path(term))
-    except FileNotFoundError:
-        claim = decode_document("term", Term, store.read(term_path(term), SMALL_JSON_BYTES_MAX), term_path(term))
-        return RunStatus(
-            term=term,
-            run_uid=claim.run_uid,
-            state="starting",
-            at_ms=claim.started_at_ms,
-            started_at_ms=claim.started_at_ms,
-            heartbeat_interval_s=0.0,
-            pid=claim.pid,
-            host=claim.host,
-        )
+    """The newest run's heartbeat; a run that has claimed its term and not yet spoken is "starting". None if there is no run.
+
+    Raises:
+        Unavailable: terms came and went while they were read; try again.
+    """
+    for _ in range(CLAIM_ATTEMPTS_MAX):
+        term = newest_term(store)
+        if term == 0:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            data = store.read(heartbeat_path(term), SMALL_JSON_BYTES_MAX)
+            return decode_document("heartbeat", RunStatus, data, heartbeat_path(term))
+        # Without both: a newer run took over and this one's were collected, or the root was removed; the next listing tells.
+        with contextlib.suppress(FileNotFoundError):
+            return _starting(store, term)
+    raise Unavailable(f"the newest term in {store.url} went {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
+
+
+def _starting(store: Store, term: int) -> RunStatus:
+    claim = decode_document("term", Term, store.read(term_path(term), SMALL_JSON_BYTES_MAX), term_path(term))
+    return RunStatus(
+        term=term,
+        run_uid=claim.run_uid,
+        state="starting",
+        at_ms=claim.started_at_ms,
+        started_at_ms=claim.started_at_ms,
+        heartbeat_interval_s=0.0,
+        pid=claim.pid,
+        host=claim.host,
+    )
 
 
 def write_status(store: Store, status: RunStatus) -> None:

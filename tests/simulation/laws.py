@@ -19,6 +19,7 @@ from typing import Any
 
 from state_runtime.errors import StillstateError
 from state_runtime.snapshot.boundary import NO_BOUNDARY, Boundary
+from state_runtime.snapshot.catalog import JobInfo
 from state_runtime.snapshot.document import decode_document
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE, sequence_of, snapshot_id_of
@@ -63,6 +64,7 @@ class Root:
         needed_by: ids by path.
         was: the one commit of each id that ever was a snapshot.
         removed: its job.json was: nobody opens it any more.
+        job_uid: whose it is; empty without a job.json. Manifests of others are what a late writer left in a root that was removed.
         pinned: who was told to hold the snapshot, and until when (0: until it says otherwise).
     """
 
@@ -74,11 +76,14 @@ class Root:
     was: dict[int, str] = field(default_factory=dict)
     pinned: dict[int, dict[str, int]] = field(default_factory=dict)
     removed: bool = False
+    job_uid: str = ""
 
     def shows(self, snapshot_id: int) -> bool:
         """Whether readers take it for a snapshot."""
         manifest = self.stored.get(snapshot_id)
-        return manifest is not None and not self.removed and self.boundary.keeps(snapshot_id)
+        if manifest is None or self.removed or self.job_uid not in ("", manifest.job_uid):
+            return False
+        return self.boundary.keeps(snapshot_id)
 
     @property
     def live(self) -> list[int]:
@@ -101,7 +106,7 @@ class Laws:
         self.buckets: dict[str, Bucket] = {}
         self.meant: dict[Content, Meant] = {((), (), ""): NOTHING}
         self.acknowledged: list[tuple[str, str, Manifest, str]] = []  # bucket, root, manifest, epoch
-        self.heirs: dict[tuple[str, str], tuple[str, str]] = {}
+        self.heirs: dict[tuple[str, str, str], tuple[str, str]] = {}  # by bucket, root and uid of the job
         self.deleted = 0
         self._nobody = Actor("watcher", lambda actor: None)
 
@@ -142,10 +147,10 @@ class Laws:
         if state is not None and (meant is None or dict(meant.state) != dict(state)):
             self.broken(f"a reader of {path}@{manifest.snapshot_id} got another state than was written")
 
-    def is_heir(self, bucket: Bucket, path: str, heir: str, where: Bucket | None = None) -> None:
+    def is_heir(self, bucket: Bucket, path: str, job_uid: str, heir: str, where: Bucket | None = None) -> None:
         """Somebody was told that a root, with all that was acknowledged in it, is his now."""
         mine = ((where or bucket).name, heir)
-        found = self.heirs.setdefault((bucket.name, path), mine)
+        found = self.heirs.setdefault((bucket.name, path, job_uid), mine)
         if found != mine:
             self.broken(f"{mine} and {found} were both told that {path} is theirs")
 
@@ -170,6 +175,7 @@ class Laws:
                 self._manifest(bucket, self.root(bucket, above.removesuffix("/snapshots")), snapshot_id, body)
         elif name == JOB_FILE:
             root = self.root(bucket, folder)
+            root.job_uid = decode_document("job", JobInfo, body, folder).uid
             if root.removed:
                 root.removed, root.was = False, {}
         elif folder.endswith("/boundary") and sequence_of(name) is not None:
@@ -212,10 +218,14 @@ class Laws:
         follows = boundary.sequence == before.sequence + 1 or root.path.startswith("/moved/")
         if not follows or boundary.snapshot_id < before.snapshot_id:
             self.broken(f"boundary {boundary} of {root.path} follows {before}")
-        if root.stored and not root.live and not boundary.is_tombstone:
+        # A copy that is not complete yet may have none for a moment: what it had was given up in the original, newer ones come.
+        if root.stored and not root.live and not boundary.is_tombstone and root.job_uid:
             self.broken(f"boundary {boundary.sequence} of {root.path} gives up its newest snapshot")
         for snapshot_id in root.live:
             if not before.keeps(snapshot_id):
+                if snapshot_id not in root.needs:  # a copy that came after the boundary that announced it
+                    root.was.setdefault(snapshot_id, root.stored[snapshot_id].commit_id)
+                    self._learn(bucket, root, snapshot_id)
                 self._complete(bucket, root, snapshot_id, "was taken back")
 
     def _deleted(self, bucket: Bucket, path: str) -> None:
@@ -279,7 +289,7 @@ class Laws:
             newest = root.newest
             if newest is not None:
                 self._check_history(name, path, newest)
-        for (name, path), heir in self.heirs.items():
+        for (name, path, _), heir in self.heirs.items():
             newest = self.root(self.buckets[heir[0]], heir[1]).newest
             if newest is None:
                 self.broken(f"{heir}, to which {path} went, has no snapshot")

@@ -29,7 +29,7 @@ def mover(world: World, actor: Actor) -> None:
             world.seen[f"root {mode} done"] += 1
             number += 1
             if done.snapshots and mode == "move":
-                world.laws.is_heir(world.near, ROOT, path, bucket)
+                world.laws.is_heir(world.near, ROOT, plan.job.uid, path, bucket)
                 return
         except CorruptData as error:
             world.laws.broken(f"a root could not be carried to {path}: {error}")

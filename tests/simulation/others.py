@@ -73,8 +73,9 @@ def child(number: int, mode: ClaimMode) -> Body:
                 continue
             world.seen[f"{mode} child"] += 1
             actor.essential = True
-            if mode == "CLAIM":
-                world.laws.is_heir(world.near, ROOT, f"/children/{job}")
+            started = committer.info.started_from
+            if mode == "CLAIM" and started is not None:
+                world.laws.is_heir(world.near, ROOT, started.job_uid, f"/children/{job}")
             commit_epochs(world, actor, committer, f"/children/{job}")
             if mode == "CLAIM":
                 for _ in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ from schedule import one_at_a_time
 from state_runtime.errors import (
     CorruptManifest,
     InvalidConfiguration,
+    JobNotFound,
+    JobRootMismatch,
     MissingFile,
     SnapshotInUse,
     StillstateError,
     StoreUnavailable,
+    Unavailable,
     UnsupportedFormat,
 )
 from state_runtime.maintenance import gc, marks, survey
@@ -43,6 +47,7 @@ from state_runtime.snapshot.paths import (
     term_path,
 )
 from state_runtime.snapshot.pins import pin_snapshot
+from state_runtime.snapshot.references import references
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
 from state_runtime.store import Store, open_store
 
@@ -318,6 +323,76 @@ def test_a_pinned_snapshot_that_was_given_up_keeps_its_files(job: Job, world: Fa
     job.root.put(boundary_path(1), encode_document("boundary", boundary))
     assert collected(job) == {ORPHAN}
     assert job.root.exists(manifest_path(2))
+
+
+def test_a_pin_that_came_after_its_snapshot_was_gone_holds_it_for_a_day(job: Job, world: FakeWorld) -> None:
+    """Whoever placed it died before he looked, and was told nothing: such a pin would hold the files for ever."""
+    with dying():
+        delete_snapshots(world.root(before=dies_at_first_delete), [2], clock=job.clock, ids=CountingIds(2), threads=1)
+    late = replace(_pin(2), uid="late", created_at_ms=job.clock.now_ms(), expires_at_ms=0)
+    job.root.put(late.path, encode_document("pin", late))
+    job.clock.advance_s(0.9 * DAY_S)
+    assert manifest_path(2) not in collected(job)
+    assert job.root.exists(late.path)
+    job.clock.advance_s(0.2 * DAY_S)
+    assert late.path in collected(job)
+    assert manifest_path(2) in collected(job)
+    assert job.check() == [1, 3, 4, 5]
+
+
+def test_a_newest_snapshot_that_goes_before_it_is_read_is_looked_for_anew(job: Job, world: FakeWorld) -> None:
+    """What later ones share with older ones is known through the newest of the listing alone."""
+    came: list[int] = []
+
+    def meanwhile(operation: str, path: str) -> None:
+        if operation == "read" and path.endswith(manifest_path(5)) and not came:
+            came.append(6)
+            job.checkpoint()
+            delete_snapshots(job.root, [1, 2, 3, 4, 5], clock=job.clock, ids=CountingIds(2), threads=1)
+
+    root = world.root(before=meanwhile)
+    existing, _, found = marks.mark(root, marks.Marker(root, job.clock), job.clock)
+    assert came
+    assert existing.snapshot_ids == (6,)
+    assert set(found.needed) == {r.path for r in references(job.root, job.committer.last) if r.kind != "manifest"}
+
+
+def test_snapshots_that_go_again_and_again_while_they_are_read_delete_nothing(job: Job, world: FakeWorld) -> None:
+    busy = False
+
+    def meanwhile(operation: str, path: str) -> None:
+        nonlocal busy
+        if operation == "read" and path.endswith(manifest_path(job.committer.last.snapshot_id)) and not busy:
+            busy = True
+            job.checkpoint()
+            delete_snapshots(
+                job.root, [job.committer.last.snapshot_id - 1], clock=job.clock, ids=CountingIds(2), threads=1
+            )
+            busy = False
+
+    root = world.root(before=meanwhile)
+    with pytest.raises(Unavailable, match="while they were read"):
+        marks.mark(root, marks.Marker(root, job.clock), job.clock)
+
+
+def test_what_a_run_of_another_job_left_stops_a_collection_and_is_named(job: Job, world: FakeWorld) -> None:
+    """The job that was here before was deleted while it slept; what is needed cannot be told from its snapshot."""
+    job.root.put(manifest_path(6), replace(job.committer.last, snapshot_id=6, job_uid="f" * 32, origins=()).encode())
+    with pytest.raises(JobRootMismatch, match=re.escape(manifest_path(6))):
+        collected(job)
+    job.root.delete(manifest_path(6))
+    assert collected(job) == {ORPHAN}
+
+
+def test_a_job_that_is_deleted_while_it_is_looked_at_is_not_called_damaged(job: Job, world: FakeWorld) -> None:
+    def meanwhile(operation: str, path: str) -> None:
+        if operation == "read" and path.endswith(manifest_path(5)):
+            for found in list(job.root.list_objects("")):
+                if not found.path.endswith(("manifest.json", "/boundary")):
+                    job.root.delete(found.path)
+
+    with pytest.raises(JobNotFound, match="was deleted, or moved elsewhere"):
+        planned(world.root(before=meanwhile), job.clock)
 
 
 # --- leftovers -------------------------------------------------------------------------------------------------------

@@ -22,17 +22,20 @@ from state_runtime.errors import (
     StillstateError,
     StoreRefused,
 )
-from state_runtime.maintenance.delete_root import delete_root
+from state_runtime.maintenance.delete import delete_snapshots
+from state_runtime.maintenance.delete_root import delete_root, delete_savepoint
 from state_runtime.maintenance.move_copy import MoveProgress
-from state_runtime.maintenance.move_plan import MovePlan, plan_move
+from state_runtime.maintenance.move_plan import MoveMode, MovePlan, plan_move
 from state_runtime.maintenance.moving import MoveResult, abort_move, execute_move
+from state_runtime.maintenance.verify import verify_root
+from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.handover import read_moving, read_outcome
-from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE
+from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
-from state_runtime.snapshot.savepoint import SavepointRecord, read_record, record_path
+from state_runtime.snapshot.savepoint import SavepointRecord, read_record, record_path, savepoint_names
 from state_runtime.snapshot.terms import RunStatus, read_status, write_status
 from state_runtime.store import Created, Store, open_store
 
@@ -721,6 +724,68 @@ def test_a_savepoint_or_pin_that_came_meanwhile_is_moved_too(plain: Ends) -> Non
     assert {pin.note for pin in read_pins(plain.target)} == {"audit", "late"}
     assert all_states(plain.job, plain.target.child("savepoints/late"))
     assert plain.paths(plain.source) == set()
+
+
+def test_a_copy_of_a_job_that_goes_on_holds_all_that_its_boundary_keeps(plain: Ends) -> None:
+    """Snapshots come and others are given up while it is copied: the boundary that is copied last may keep newer ones."""
+
+    def watch(operation: str, path: str) -> None:
+        if operation == "create" and path.startswith("snapshots/"):
+            go_on(plain.target)
+            run = run_in(plain.source)
+            for _ in range(3):
+                run.commit(run.last)
+            newest = run.last.snapshot_id
+            delete_snapshots(plain.source, [newest - 1], clock=FakeClock(), ids=CountingIds(prefix=21), threads=1)
+
+    _watch(plain.target, watch)
+    result = plain.go("copy")
+    there = Catalog.of_root(plain.target).snapshot_ids()
+    kept = read_boundary(plain.target)
+    assert kept.kept
+    assert kept.snapshot_id > 6
+    assert set(kept.kept) <= set(there)
+    assert result.snapshots == tuple(there)
+    assert verify_root(plain.target, clock=FakeClock(), ids=CountingIds(prefix=22), level="full").findings == ()
+
+
+@pytest.mark.parametrize("how", ["given up", "gone"])
+def test_a_job_that_is_deleted_while_it_is_copied_is_no_copy(plain: Ends, how: str) -> None:
+    def watch(operation: str, path: str) -> None:
+        if operation == "create" and path.startswith("snapshots/"):
+            go_on(plain.target)
+            advance_boundary(plain.source, lambda now: now.tombstone(), clock=FakeClock(), ids=CountingIds(prefix=21))
+            for found in list(plain.source.list_objects("")):
+                if how == "gone":
+                    plain.source.delete(found.path)
+
+    _watch(plain.target, watch)
+    with pytest.raises(JobNotFound, match="was deleted, or moved elsewhere, while it was copied"):
+        plain.go("copy")
+    assert not plain.target.exists(JOB_FILE)
+    assert not plain.target.exists(MOVED_FILE)
+    delete_root(plain.target, clock=FakeClock(), ids=CountingIds(prefix=22), owner="somebody")
+    assert plain.paths(plain.target) == set()
+
+
+@pytest.mark.parametrize("mode", ["copy", "move"])
+@pytest.mark.parametrize("before", ["snapshots/", "savepoint"])
+def test_a_savepoint_that_is_deleted_while_its_job_is_carried_stays_behind(
+    plain: Ends, before: str, mode: MoveMode
+) -> None:
+    deleted: list[str] = []
+
+    def watch(operation: str, path: str) -> None:
+        if operation in ("create", "put") and path.startswith(before) and not deleted and savepoint_names(plain.target):
+            deleted.append("before")
+            delete_savepoint(plain.source, "before", clock=FakeClock(), ids=CountingIds(prefix=21), owner="somebody")
+
+    _watch(plain.target, watch)
+    result = plain.go(mode)
+    assert deleted
+    assert result.savepoints == ()
+    assert not any(path.startswith(SAVEPOINTS_DIR) for path in plain.paths(plain.target))
+    assert plain.target.exists(JOB_FILE)
 
 
 def test_a_target_that_loses_what_it_was_given_keeps_the_source(plain: Ends) -> None:
