@@ -24,6 +24,7 @@ from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import live_run
 from state_runtime.snapshot.handover import refuse_if_handed_over
+from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import Store
 
@@ -100,10 +101,16 @@ def run_of(catalog: Catalog, clock: Clock) -> str:
 
 
 def needed_by(catalog: Catalog, existing: Existing, holders: Holders, clock: Clock) -> Holders:
-    """Who needs each snapshot: pins and materializations, and the newest one whoever runs the job, or will."""
+    """Who needs each snapshot: pins and materializations, and the newest one whoever runs the job, or will.
+
+    Raises:
+        JobRootMismatch: the newest one is of another job, so which one this job goes on from is not known; nothing may be deleted.
+        JobNotFound: the job was deleted meanwhile.
+    """
     newest = catalog.latest()
     if newest is None:
         return holders
+    check_belongs(newest, catalog.job_info(), catalog.root.url, own=False)
     run = run_of(catalog, clock)
     reason = f"{run}, which goes on from it" if run else "the job's next run, which goes on from it"
     mine = (*holders.get(newest.snapshot_id, ()), reason)

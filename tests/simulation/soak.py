@@ -1,6 +1,6 @@
 """Thousands of seeds of the system simulation, over all processors: `python -m tests.simulation.soak --seeds 20000`.
 
-Prints each seed that breaks a law, with the laws, and how to play it again; ends with 1 if there is one.
+Prints each seed that breaks a law as soon as it does, and at the end how to play them again; ends with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ def play_chunk(first: int, count: int) -> Played:
     """Seeds from `first` on; each fortieth with the real formats."""
     played = Played()
     for seed in range(first, first + count):
-        world = play(seed, seed_plan(seed, real=seed % REAL_EVERY == 0))
+        try:
+            world = play(seed, seed_plan(seed, real=seed % REAL_EVERY == 0))
+        except Exception as error:  # of the watcher itself: the other seeds still tell something
+            played.broken.append((seed, f"{type(error).__name__} in the simulation: {error}"))
+            continue
         played.seen.update(world.seen)
         played.steps += world.turns.step
         if world.violations:
@@ -72,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             played = done.result()
             total.seen.update(played.seen)
             total.broken += played.broken
+            for seed, why in played.broken:
+                console.print(f"seed {seed}: {why}", markup=False)
             total.steps += played.steps
             bar.update(task, advance=chunks[done], broken=f"{len(total.broken)} broken" if total.broken else "")
             if not console.is_terminal and number % 20 == 0:

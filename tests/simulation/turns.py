@@ -90,6 +90,9 @@ class Turns:
         """
         if self.frozen:
             return  # somebody looks at the stores: nothing happens
+        if getattr(_HERE, "actor", None) is not actor:
+            # What an actor left suspended is finalized by the interpreter, in whatever thread: that one has no turn to pass on.
+            raise Killed
         self.step += 1
         if (
             not actor.killed
