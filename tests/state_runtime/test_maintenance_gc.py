@@ -375,7 +375,9 @@ def test_snapshots_that_go_again_and_again_while_they_are_read_delete_nothing(jo
         marks.mark(root, marks.Marker(root, job.clock), job.clock)
 
 
-def test_what_a_run_of_another_job_left_stops_collections_and_deletions_and_is_named(job: Job, world: FakeWorld) -> None:
+def test_what_a_run_of_another_job_left_stops_collections_and_deletions_and_is_named(
+    job: Job, world: FakeWorld
+) -> None:
     """The job that was here before was deleted while it slept; what is needed cannot be told from its snapshot."""
     job.root.put(manifest_path(6), replace(job.committer.last, snapshot_id=6, job_uid="f" * 32, origins=()).encode())
     with pytest.raises(JobRootMismatch, match=re.escape(manifest_path(6))):
