@@ -35,6 +35,7 @@ from state_runtime.epoch_plan import plan_epoch
 from state_runtime.errors import ChangesPending, CorruptData, Fenced
 from state_runtime.file_book import FileBook
 from state_runtime.gathering import Gathering, typed_error
+from state_runtime.heap import collection_paused
 from state_runtime.interval import Interval, first_head
 from state_runtime.pipeline import Stage
 from state_runtime.placement import Placement
@@ -291,13 +292,17 @@ class EpochDriver:
         Args:
             drains: it is one after the end of all input.
         """
-        done = self._process(frame, batch_id is not None, batch_time_ms, drains=drains)
-        faults.reach("action-done")
-        numbers = replace(self._take(done, batch_id, drains=drains), segment_bytes=done.flushed_bytes)
-        self.epochs += 1
-        is_asked = self._savepoints is not None and self._savepoints.is_asked
-        if self._checkpointer.is_due() or is_asked:
-            self._report(self._checkpointer.commit(numbers, done, frame.sparkSession))
+        with collection_paused():
+            done = self._process(frame, batch_id is not None, batch_time_ms, drains=drains)
+            faults.reach("action-done")
+            numbers = replace(self._take(done, batch_id, drains=drains), segment_bytes=done.flushed_bytes)
+            self.epochs += 1
+            is_asked = self._savepoints is not None and self._savepoints.is_asked
+            committed = None
+            if self._checkpointer.is_due() or is_asked:
+                committed = self._checkpointer.commit(numbers, done, frame.sparkSession)
+        if committed is not None:
+            self._report(committed)
             if is_asked:
                 self._begin_savepoints()
             return

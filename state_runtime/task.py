@@ -14,7 +14,6 @@ beside another at any point.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +27,7 @@ from state_runtime.changelog.writer import TaskChanges
 from state_runtime.clock import SYSTEM_CLOCK
 from state_runtime.copies import executor_id
 from state_runtime.errors import StillstateError
+from state_runtime.heap import freeze_heap_once
 from state_runtime.ids import SYSTEM_IDS
 from state_runtime.persist import Step, persist
 from state_runtime.persist_files import PersistedFiles
@@ -67,8 +67,6 @@ EMPTY_TASK = -1
 
 # A driver-side parser finds typed errors of tasks by this mark in Spark's exception text.
 ERROR_MARK = "[stillstate-error:"
-
-_FROZEN = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class StageTask:
     listed: Mapping[int, ShardFiles] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _freeze_heap_once()
+        freeze_heap_once()
         try:
             faults.reach("task-started")
             if self.operator is None:
@@ -191,7 +189,7 @@ class StageTask:
             pending=self.pending[shard : shard + 1] == "1",
         )
         version = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
-        version = access.tidied(attempt, version)
+        version = access.tidied(attempt, before, version)
         grouped, initial = _split_rows(operator, rows)
         emitted = False
         while True:
@@ -283,18 +281,3 @@ def _next_due(operator: Operator, after: StateReader) -> int | None:
     """When the operator must look at this shard again, whether or not rows come."""
     timed = (name for name, schema in operator.state_schemas.items() if schema.time == "due")
     return min((due for due in map(after.next_due, timed) if due is not None), default=None)
-
-
-def _freeze_heap_once() -> None:
-    """Keep the heap that pyarrow and pandas leave behind out of the collections that Spark's worker does per task.
-
-    Two thirds of an empty task's time were there (design section 4, "the floor of an epoch").
-    """
-    global _FROZEN
-    if not _FROZEN:
-        gc.collect()
-        gc.freeze()
-        # A shard's rows are hundreds of thousands of tuples at once; looking them over after every 700 new ones finds
-        # nothing. Spark's worker collects after each task.
-        gc.set_threshold(200_000, 20, 100)
-        _FROZEN = True

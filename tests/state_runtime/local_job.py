@@ -136,6 +136,8 @@ class LocalJob:
             self.numbers[shard] = access.numbers
             if check:
                 self.check(reader, shard)
+            attempt = self.ids.short()
+            reader = access.tidied(attempt, self.versions[shard], reader)
             own = {s: slice_hash_range(b, *access.hash_range) for s, b in batches.items()}
             own = {s: b for s, b in own.items() if b.num_rows}
             tasks.append(
@@ -150,7 +152,7 @@ class LocalJob:
                 )
             )
             written[shard], self.failed = access.write(
-                self.ids.short(), reader, own, self.versions[shard], access.numbers.kind == "primary", {}
+                attempt, reader, own, self.versions[shard], access.numbers.kind == "primary", {}
             )
         if commit:
             self._commit(tasks, batches, written, [*self.numbers])

@@ -6,6 +6,7 @@ cleans up after. What counts is what a reader sees: each batch's output exactly 
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
 from collections import Counter
@@ -345,6 +346,27 @@ def test_a_run_that_fails_between_two_checkpoints_leaves_what_manifests_name(
     run(world, settings)
     check(world, 5)
     assert left()["segments"] > 0
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_driver_looks_for_no_garbage_while_a_checkpoint_is_made(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    """A collection of the whole heap takes longer than the checkpoint. Between epochs it is as the user has it."""
+    world = World(tmp_path, random.Random(4), [["a", "b"], ["a"], ["c"]])
+    playing(world)
+    found: dict[str, set[bool]] = {}
+    monkeypatch.setattr(faults, "reach", lambda point: found.setdefault(point, set()).add(gc.isenabled()))
+    monkeypatch.setattr(world, "rob", lambda progress: found.setdefault("between", set()).add(gc.isenabled()))
+    (gc.enable if is_on else gc.disable)()
+    try:
+        run(world, JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off"))
+        assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+    assert found["between"] == {is_on}
+    assert {"task-processed", "action-done", "before-manifest", "manifest-written"} <= found.keys()
+    assert all(found[point] == {False} for point in ("task-processed", "action-done", "manifest-written"))
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown, Fenced])

@@ -96,6 +96,27 @@ def test_a_restored_version_serves_the_next_attempt(tmp_path: Path, backend: str
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_outdated_local_files_go_before_the_rows_are_processed_and_none_after(tmp_path: Path, backend: str) -> None:
+    """What comes after the rows is the checkpoint's time, and removing the inputs of a large merge takes long."""
+    job, rng = job_of(tmp_path, backend, runs_max=2), random.Random(4)
+
+    def files(shard: int) -> set[Path]:
+        return {f for f in job.shard_folder(shard).rglob("*") if f.is_file()}
+
+    for _ in range(6):
+        job.epoch(changes(rng, job))
+    for shard in range(job.parallelism):
+        access, reader = job.open(shard)
+        at_first, attempt = files(shard), job.ids.short()
+        reader = access.tidied(attempt, job.versions[shard], reader)
+        processed = files(shard)
+        assert at_first - processed
+        version, failed = access.write(attempt, reader, {}, job.versions[shard], False, {"timers": 1})
+        assert (version, failed) == (attempt, False)
+        assert processed <= files(shard)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("local", [True, False], ids=["local", "primary"])
 def test_a_chain_of_parallelisms_is_a_job_that_was_never_rescaled(tmp_path: Path, backend: str, local: bool) -> None:
     """2 → 4 → 3 → 7 → 1 → 2, each shard compared with the plain history, from local copies or without any."""
