@@ -16,13 +16,13 @@ from state_runtime.errors import (
     Unavailable,
 )
 from state_runtime.ids import Ids
-from state_runtime.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX, MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.maintenance.copying import Copier, CopyProgress, create_manifest, needed_objects, outputs_below_root
 from state_runtime.maintenance.delete_root import remove_debris
 from state_runtime.maintenance.move_plan import MovePlan, complete_savepoints, kept_pins, live_manifests
-from state_runtime.snapshot.boundary import Boundary, newest_boundary_sequence, read_boundary
+from state_runtime.snapshot.boundary import read_boundary, read_boundary_document
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
     JOB_FILE,
@@ -195,23 +195,12 @@ class Carrier:
         Raises:
             JobNotFound: the source was given up as a whole. Unavailable: boundaries came and went; repeat the copy.
         """
-        for _ in range(CLAIM_ATTEMPTS_MAX):
-            sequence = newest_boundary_sequence(source)
-            if sequence == 0:
-                return ()
-            path = boundary_path(sequence)
-            try:
-                body = source.read(path, BOUNDARY_BYTES_MAX)
-            except FileNotFoundError:
-                continue  # a newer one was written meanwhile, and this one tidied away
-            boundary = decode_document("boundary", Boundary, body, f"{source.url}/{path}")
-            if boundary.is_tombstone:
-                raise _gone(source, target)
-            create_document(target, path, body, source)
-            return boundary.kept
-        raise Unavailable(
-            f"the boundary in {source.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; repeat the copy"
-        )
+        boundary, body = read_boundary_document(source)
+        if boundary.is_tombstone:
+            raise _gone(source, target)
+        if body:
+            create_document(target, boundary_path(boundary.sequence), body, source)
+        return boundary.kept
 
     def _carry_snapshot(self, copier: Copier, source: Store, target: Store, manifest: Manifest, *, only: bool) -> bool:
         """A snapshot's data, then its manifest. False if it was given up meanwhile, and is one of several."""

@@ -48,6 +48,7 @@ __all__ = [
     "leave_mark",
     "newest_boundary_sequence",
     "read_boundary",
+    "read_boundary_document",
     "remove_older_marks",
 ]
 
@@ -160,15 +161,26 @@ def read_boundary(root: Store) -> Boundary:
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be trusted; nothing may be read as a snapshot then, or deleted.
     """
+    return read_boundary_document(root)[0]
+
+
+def read_boundary_document(root: Store) -> tuple[Boundary, bytes]:
+    """The newest boundary, and its object as it was read; no bytes where nothing was ever given up.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: see `read_boundary`.
+        Unavailable: boundaries came and went while they were read.
+    """
     for _ in range(CLAIM_ATTEMPTS_MAX):
         sequence = newest_boundary_sequence(root)
         if sequence == 0:
-            return NO_BOUNDARY
+            return NO_BOUNDARY, b""
         path = boundary_path(sequence)
         try:
-            return decode_document("boundary", Boundary, root.read(path, BOUNDARY_BYTES_MAX), f"{root.url}/{path}")
+            body = root.read(path, BOUNDARY_BYTES_MAX)
         except FileNotFoundError:
             continue  # a newer one was written meanwhile, and this one tidied away
+        return decode_document("boundary", Boundary, body, f"{root.url}/{path}"), body
     raise Unavailable(f"the boundary in {root.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
 
 
