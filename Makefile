@@ -43,7 +43,7 @@ test: setup ## All tests but the kinds below, which take longer (needs no networ
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long and not parity and not kill and not cluster'
 
 .PHONY: test-long
-test-long: setup ## The tests that take half a minute or more each: round trips, conversions, imports, secrets (CI runs them too)
+test-long: setup ## Whole jobs in all their settings: round trips, conversions, imports, savepoints, intervals, secrets (CI runs them too)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'long and not parity and not kill and not cluster'
 
 .PHONY: test-parity

@@ -81,8 +81,9 @@ def epochs(
     return counted, numbers[1:]
 
 
-@pytest.mark.parametrize("operators", [1, 5])
-@pytest.mark.parametrize("shards", [2, 200])
+@pytest.mark.parametrize(
+    ("shards", "operators"), [(2, 1), (2, 5), (200, 1), pytest.param(200, 5, marks=pytest.mark.long)]
+)
 def test_a_checkpoint_with_small_changes_is_two_puts(
     server: CountingServer, tmp_path: Path, shards: int, operators: int
 ) -> None:

@@ -89,6 +89,7 @@ def grown(world: World, shop: Shop, job: str = "old") -> None:
 # --- NO_CLAIM ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ROUTES)
 def test_several_jobs_begin_from_one_snapshot_and_the_source_may_go_after_the_first_checkpoint(
     world: World, shops: Callable[[str], tuple[Shop, Shop]], route: str

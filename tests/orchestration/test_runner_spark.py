@@ -94,6 +94,7 @@ def test_a_bad_entry_point_ends_before_spark_starts(config: Path, job: str, code
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_run_until_idle_prints_its_progress_and_ends(config: Path) -> None:
     done = command(config, "run", "tiny", "--until-idle", "--json")
     assert done.returncode == 0, done.stderr
@@ -106,6 +107,7 @@ def test_run_until_idle_prints_its_progress_and_ends(config: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_driver_of_the_launcher_is_alone_and_stops_on_sigterm(config: Path) -> None:
     spec = load_spec(config)
     launcher = LocalLauncher(config, spec.job("tiny"))

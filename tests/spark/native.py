@@ -18,6 +18,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob
 
+from .homes import Home
+
 SCHEMA = "k string, g int, v long, ts timestamp"
 OUTPUT = "k string, g int, what string, n long, text string"
 STARTED_MS = 1_700_000_000_000
@@ -170,13 +172,16 @@ class _Appended:
         frame.coalesce(1).write.mode("overwrite").parquet(str(self.output / f"batch={batch_id}"))
 
 
-def job(root: Path, inbox: Path, flavour: str, name: str = "native", **changed: Any) -> StreamingJob:
+def job(
+    root: Path, inbox: Path, flavour: str, name: str = "native", *, home: Home | None = None, **changed: Any
+) -> StreamingJob:
     """A job of ours with the same class over the same input."""
     processor, time_mode = FLAVOURS[flavour]
     settings = JobSettings(
         **{"parallelism": 2, "local_dir": str(root / "local"), "heartbeat_interval_s": 0.5, **changed}
     )
-    made = StreamingJob(name, store=str(root / "store"), settings=settings)
+    home = home or Home(str(root / "store"))
+    made = StreamingJob(name, store=home.url, storage_options=home.options, settings=settings)
     keyed = made.read(lambda spark: source(spark, inbox, flavour)).key_by("k", "g")
     apply = keyed.transform_with_state if flavour == "rows" else keyed.transform_with_state_in_pandas
     apply(processor(), OUTPUT, uid="everything", time_mode=time_mode, output_mode="update").write(

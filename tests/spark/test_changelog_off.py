@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from .test_engine import everything, flat, some_batches, states_of
 from .timed import TimedJob
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 Step = tuple[int, str, str, bool]  # parallelism, backend, changelog, whether the host's disk is lost before it
 

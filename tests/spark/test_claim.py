@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,9 +15,10 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 from tests.s3_server import CountingServer
 
+from .homes import Home
 from .jobs import StepsWithNote, assert_equals_batch, two_step_job, write_input
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 ONCE = {"availableNow": True}
 
 
@@ -59,22 +61,23 @@ def test_a_fork_in_another_store_with_everything_changed_gives_the_output_of_one
     assert_equals_batch(spark, tmp_path)
 
 
-def test_a_claim_takes_the_job_over_and_the_old_root_is_gone(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_claim_takes_the_job_over_and_the_old_root_is_gone(spark: SparkSession, tmp_path: Path, home: Home) -> None:
     """And going back to the snapshot that was taken over gives the same again, under higher epochs."""
     write_input(tmp_path / "in", 0, 3)
-    two_step_job(tmp_path).run(spark, trigger=ONCE)
+    place: dict[str, Any] = {"store": home.url, "storage_options": home.options, "heartbeat_interval_s": 5}
+    two_step_job(tmp_path, **place).run(spark, trigger=ONCE)
     write_input(tmp_path / "in", 3, 2)
-    heir = two_step_job(tmp_path, name="heir", parallelism=3)
-    heir.run(spark, trigger=ONCE, start_from=StartFrom(str(tmp_path / "store" / "steps"), "CLAIM"))
+    heir = two_step_job(tmp_path, name="heir", parallelism=3, **place)
+    heir.run(spark, trigger=ONCE, start_from=StartFrom(home.place("steps"), "CLAIM"))
     assert_equals_batch(spark, tmp_path)
-    assert not (tmp_path / "store" / "steps").exists()
-    catalog = Catalog(open_store(str(tmp_path / "store")), "heir")
+    assert not [name for name in home.names() if name.startswith("steps/")]
+    catalog = Catalog(open_store(home.url, home.options), "heir")
     first, newest = catalog.snapshot_ids()[0], catalog.latest()
     assert newest is not None
     for folder in ("out-steps", "out-buckets"):
         for path in (tmp_path / folder).glob("part-heir-*"):
             path.unlink()
-    heir = two_step_job(tmp_path, name="heir", parallelism=2)
+    heir = two_step_job(tmp_path, name="heir", parallelism=2, **place)
     heir.run(spark, trigger=ONCE, from_snapshot=first)
     assert_equals_batch(spark, tmp_path)
     again = catalog.latest()

@@ -26,6 +26,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.store import open_store
 
+from .homes import Home
 from .jobs import rows_of, two_step_job, write_input
 from .seeded import keeps
 from .timed import TimedJob
@@ -175,7 +176,9 @@ def test_wrong_options_are_refused_and_credentials_are_shown_nowhere(spark: Spar
         frame.write.format("stillstate").mode("append").save(place)
 
 
-def test_a_job_that_begins_with_state_goes_on_as_if_it_had_never_stopped(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_that_begins_with_state_goes_on_as_if_it_had_never_stopped(
+    spark: SparkSession, tmp_path: Path, home: Home
+) -> None:
     """Two built-in and processor states of one job, read as DataFrames, written as a snapshot, and gone on from: the same state in the
     end as that of the job that read everything."""
     for name, files in (("whole", range(2)), ("first", range(1)), ("second", range(1, 2))):
@@ -188,19 +191,20 @@ def test_a_job_that_begins_with_state_goes_on_as_if_it_had_never_stopped(spark: 
         key: source(spark, place, operator=key[0], state=key[1])
         for key in (("steps", "steps"), ("buckets", "aggregate"))
     }
-    job = two_step_job(tmp_path / "second")
-    manifest = bootstrap(spark, str(tmp_path / "second" / "store" / "steps"), job, frames, bits=2)
+    job = two_step_job(tmp_path / "second", store=home.url, storage_options=home.options, heartbeat_interval_s=5)
+    manifest = bootstrap(spark, home.place("steps"), job, frames, storage_options=home.options, bits=2)
     assert manifest.snapshot_format == "canonical"
     first = reading.open(str(place))
-    seeded = reading.open(str(tmp_path / "second" / "store" / "steps"))
+    seeded = reading.open(home.place("steps"), home.options)
     for operator, state in frames:
         assert seeded.state(operator, state).fingerprint() == first.state(operator, state).fingerprint()
     job.run(spark, trigger={"availableNow": True})
-    whole, second = (reading.open(str(tmp_path / name / "store" / "steps")) for name in ("whole", "second"))
+    whole = reading.open(str(tmp_path / "whole" / "store" / "steps"))
+    second = reading.open(home.place("steps"), home.options)
     for operator, state in frames:
         assert second.state(operator, state).fingerprint() == whole.state(operator, state).fingerprint()
     with pytest.raises(InvalidConfiguration, match="has snapshots already"):
-        bootstrap(spark, str(tmp_path / "second" / "store" / "steps"), job, {})
+        bootstrap(spark, home.place("steps"), job, {}, storage_options=home.options)
 
 
 def _bootstrapped(spark: SparkSession, folder: Path, place: Path, time: Any) -> Manifest:

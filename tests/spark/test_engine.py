@@ -18,7 +18,7 @@ from state_runtime.errors import InvalidPipeline, UserCodeError
 
 from .timed import Batch, TimedJob
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 OUT = "k string, what string, n long"
 

@@ -39,7 +39,7 @@ from state_runtime.state.table import StateSchema
 
 from ..state_runtime.memory_reader import MemoryReader
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 TIME = pa.timestamp("us", "UTC")
 START_US = 1_700_000_000_000_000

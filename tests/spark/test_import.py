@@ -14,12 +14,13 @@ from state_runtime.reading.reader import SnapshotReader
 from state_runtime.snapshot.locate import open_place
 
 from . import native
+from .homes import Home
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 @pytest.mark.parametrize("flavour", ["rows"])
-def test_a_query_goes_on_here_where_it_stopped(spark: SparkSession, tmp_path: Path, flavour: str) -> None:
+def test_a_query_goes_on_here_where_it_stopped(spark: SparkSession, tmp_path: Path, home: Home, flavour: str) -> None:
     """Every kind of state, timers, TTL, watermark, late rows and the position of the source: one lost, and some row differs."""
     for first, count in ((0, 4), (4, 3)):
         # Stopped and started once too: at its end a query lets timers fire that more input would have met.
@@ -32,9 +33,14 @@ def test_a_query_goes_on_here_where_it_stopped(spark: SparkSession, tmp_path: Pa
     checkpoint, seen = tmp_path / "ck", []
     native.run_native(spark, half, checkpoint, tmp_path / "first", flavour)
     before = sorted(str(p) for p in checkpoint.rglob("*"))
-    job = native.job(tmp_path, half, flavour)
+    job = native.job(tmp_path, half, flavour, home=home)
     result = import_checkpoint(
-        spark, str(checkpoint), job, str(tmp_path / "store" / "native"), on_progress=lambda *told: seen.append(told)
+        spark,
+        str(checkpoint),
+        job,
+        home.place("native"),
+        target_options=home.options,
+        on_progress=lambda *told: seen.append(told),
     )
     assert sorted(str(p) for p in checkpoint.rglob("*")) == before, "the checkpoint is only read"
     assert result.operators == {0: "everything"}
@@ -46,7 +52,7 @@ def test_a_query_goes_on_here_where_it_stopped(spark: SparkSession, tmp_path: Pa
     assert result.rows > 0
 
     native.write_rounds(half, 4, 3)
-    native.job(tmp_path, half, flavour).run(spark, trigger={"availableNow": True})
+    native.job(tmp_path, half, flavour, home=home).run(spark, trigger={"availableNow": True})
     assert native.rows_of(spark, tmp_path / "first", tmp_path / "out") == expected
 
 

@@ -23,7 +23,7 @@ from state_runtime.store import open_store
 from .jobs import SCHEMA, Steps, assert_equals_batch, settings, two_step_job, write_input
 from .timed import TimedJob
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ONCE = {"availableNow": True}
 SHARDS = 3  # with rows in each epoch: nearly all keys of the second operator fall into one of its two

@@ -8,9 +8,7 @@ ends the weeks. What all three wrote is what one recomputation of all flights gi
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +31,12 @@ from state_runtime.snapshot.locate import open_place
 from state_runtime.snapshot.references import references
 from state_runtime.start_from import StartFrom
 from state_runtime.store import open_store
-from tests.s3_server import SECRET, CountingServer
+from tests.s3_server import SECRET
+
+from .homes import Home
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 WEEKS = (7, 14, 21)
-
-
-@dataclass
-class Home:
-    """Where stores are; folders are renamed and removed as people do it, by the tools of the system."""
-
-    url: str
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def rename(self, old: str, new: str) -> None:
-        if not self.options:
-            Path(self.url, new).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(Path(self.url, old), Path(self.url, new))
-            return
-        files = self._files()
-        bucket = self.url.removeprefix("s3://")
-        for path in files.find(f"{bucket}/{old}"):
-            files.mv(path, f"{bucket}/{new}/{path.removeprefix(f'{bucket}/{old}/')}")
-
-    def names(self) -> list[str]:
-        """Paths of all objects."""
-        if not self.options:
-            return [p.relative_to(self.url).as_posix() for p in Path(self.url).rglob("*") if p.is_file()]
-        bucket = self.url.removeprefix("s3://")
-        return [path.removeprefix(f"{bucket}/") for path in self._files().find(bucket)]
-
-    def _files(self) -> Any:
-        import s3fs
-
-        return s3fs.S3FileSystem(**self.options, use_listings_cache=False, skip_instance_cache=True)
-
-
-@pytest.fixture(params=["local", "s3"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """A local folder, or a bucket of a real S3 protocol server."""
-    if request.param == "local":
-        yield Home(str(tmp_path / "home"))
-        return
-    with CountingServer() as server:
-        yield Home(f"s3://{server.bucket}", server.options)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +84,6 @@ class Trip:
             open_place(root.url, self.home.options)
         assert not [path for path in self.home.names() if path.startswith(f"{name}-store/")]
 
-    def place(self, path: str) -> str:
-        return f"{self.home.url}/{path}"
-
 
 def is_self_contained(place: str, options: dict[str, Any]) -> int:
     """Every object that the snapshot needs lies below its root, whole; how many there are."""
@@ -144,7 +101,7 @@ def test_a_state_goes_round_the_world_and_no_row_is_lost(
     trip = Trip(spark, year, home, tmp_path)
 
     trip.run("first", WEEKS[0], parallelism=2, backend="rocksdb")
-    source = open_place(trip.place("first-store/first"), home.options)
+    source = open_place(trip.home.place("first-store/first"), home.options)
     work = SavepointWork(source.root, "test", SYSTEM_CLOCK, SYSTEM_IDS)
     record = savepoint_of_stopped(work, "before-the-trip", tags=("trip",), note="a week of flights")
     assert (record.state, record.snapshot_id) == ("COMPLETED", source.manifest.snapshot_id)
@@ -152,29 +109,31 @@ def test_a_state_goes_round_the_world_and_no_row_is_lost(
     # Plain tools move the folder; then the job that it came from ends to exist.
     home.rename("first-store/first/savepoints/before-the-trip", "moved/by/hand")
     trip.delete("first")
-    assert is_self_contained(trip.place("moved/by/hand"), home.options) > 1
+    assert is_self_contained(trip.home.place("moved/by/hand"), home.options) > 1
 
-    start = StartFrom(trip.place("moved/by/hand"))
+    start = StartFrom(trip.home.place("moved/by/hand"))
     trip.run("second", WEEKS[1], start_from=start, parallelism=3, backend="arrow")
-    second = open_place(trip.place("second-store/second"), home.options)
+    second = open_place(trip.home.place("second-store/second"), home.options)
     assert second.manifest.parallelism == 3
     assert [o.job_uid for o in second.manifest.origins] == [source.info.uid]
 
     converted = convert(
         second,
-        open_store(trip.place("archive/canonical"), home.options),
+        open_store(trip.home.place("archive/canonical"), home.options),
         "canonical",
         clock=SYSTEM_CLOCK,
         ids=SYSTEM_IDS,
     )
     assert (converted.manifest.snapshot_format, converted.states) == ("canonical", 2)
     trip.delete("second")
-    folder = open_store(trip.place("moved/by/hand"), home.options)
+    folder = open_store(trip.home.place("moved/by/hand"), home.options)
     for found in list(folder.list_objects("")):
         folder.delete(found.path)
-    assert is_self_contained(trip.place("archive/canonical"), home.options) > 1
+    assert is_self_contained(trip.home.place("archive/canonical"), home.options) > 1
 
-    trip.run("third", WEEKS[2], start_from=StartFrom(trip.place("archive/canonical")), parallelism=1, backend="rocksdb")
+    trip.run(
+        "third", WEEKS[2], start_from=StartFrom(trip.home.place("archive/canonical")), parallelism=1, backend="rocksdb"
+    )
 
     flights = year.slice(0, replay.delivered_flights(tmp_path / "inbox"))
     pq.write_table(flights, tmp_path / "weeks.parquet")

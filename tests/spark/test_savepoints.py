@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3fs
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -26,23 +25,14 @@ from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import SavepointThen, list_savepoints, read_savepoint
 from state_runtime.store import Store, open_store
 
-from ..s3_server import SECRET, CountingServer
+from ..s3_server import SECRET
+from .homes import Home
 from .jobs import SCHEMA, assert_equals_batch, rows_of, settings, two_step_job, write_input
 from .timed import Batch, TimedJob
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 FILES_MAX = 60  # of input, whatever happens
-
-
-@pytest.fixture(params=["disk", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """URL and options of an empty store."""
-    if request.param == "disk":
-        yield str(tmp_path / "store"), {}
-        return
-    with CountingServer() as server:
-        yield "s3://lake/state", server.options
 
 
 def ask(root: Store, name: str, then: SavepointThen = "continue") -> None:
@@ -51,8 +41,8 @@ def ask(root: Store, name: str, then: SavepointThen = "continue") -> None:
     request_savepoint(root, status.term, name, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, then=then)
 
 
-def sums_job(root: Path, place: tuple[str, dict[str, Any]], out: str, **changes: Any) -> StreamingJob:
-    job = StreamingJob("sums", store=place[0], storage_options=place[1], settings=settings(root, **changes))
+def sums_job(root: Path, place: Home, out: str, **changes: Any) -> StreamingJob:
+    job = StreamingJob("sums", store=place.url, storage_options=place.options, settings=settings(root, **changes))
     (
         job.read(lambda s: s.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in")))
         .key_by("name")
@@ -69,41 +59,32 @@ def sums(spark: SparkSession, root: Path, files: int) -> list[tuple[Any, ...]]:
     return rows_of(spark.sql("SELECT name, count(*), sum(amount) FROM input GROUP BY name"))
 
 
-def state_of(place: tuple[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    found = query_state(open_store(*place), "sums", "sums", "aggregate")
+def state_of(place: Home) -> list[tuple[Any, ...]]:
+    found = query_state(open_store(place.url, place.options), "sums", "sums", "aggregate")
     return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
 
 
-def copy_with_plain_tools(place: tuple[str, dict[str, Any]], savepoint: str, to: str) -> tuple[str, dict[str, Any]]:
+def copy_with_plain_tools(home: Home, savepoint: str, to: str) -> Home:
     """The savepoint's folder as the job's root in another place."""
-    url, options = place
-    if not options:
-        target = str(Path(url).parent / to)
-        shutil.copytree(f"{url}/sums/savepoints/{savepoint}", f"{target}/sums")
-        return target, options
-    files = s3fs.S3FileSystem(**options, use_listings_cache=False, skip_instance_cache=True)
-    source = f"lake/state/sums/savepoints/{savepoint}"
-    for path in files.find(source):
-        files.cp_file(path, f"lake/{to}/sums{path.removeprefix(source)}")
-    for path in files.find("lake"):
-        assert SECRET.encode() not in files.cat_file(path), path
-    return f"s3://lake/{to}", options
+    home.copy(f"sums/savepoints/{savepoint}", f"{to}/sums")
+    assert not home.options or not home.holds(SECRET.encode())
+    return Home(home.place(to), home.options)
 
 
 @pytest.mark.parametrize(
-    ("store", "changes"),
+    ("home", "changes"),
     # The store makes no difference to the settings.
-    [("disk", {}), ("disk", {"changelog": "off"}), ("disk", {"checkpoint_batches": 50}), ("s3", {})],
-    indirect=["store"],
+    [("local", {}), ("local", {"changelog": "off"}), ("local", {"checkpoint_batches": 50}), ("s3", {})],
+    indirect=["home"],
     ids=str,
 )
 def test_a_savepoint_under_input_is_the_state_of_its_position_and_disturbs_nothing(
-    spark: SparkSession, tmp_path: Path, store: tuple[str, dict[str, Any]], changes: dict[str, Any]
+    spark: SparkSession, tmp_path: Path, home: Home, changes: dict[str, Any]
 ) -> None:
     """The job goes on while it is copied; from the copy another job ends with the same state."""
-    root = open_store(*store).child("sums")
+    root = open_store(home.url, home.options).child("sums")
     write_input(tmp_path / "in", 0, 3)
-    job = sums_job(tmp_path, store, "out", **changes)
+    job = sums_job(tmp_path, home, "out", **changes)
     state = {"files": 3, "asked": 0, "after": 0}
 
     def next_file(progress: Progress) -> None:
@@ -132,28 +113,29 @@ def test_a_savepoint_under_input_is_the_state_of_its_position_and_disturbs_nothi
     assert newest.source is not None
     assert saved.manifest.source.batch_id < newest.source.batch_id, "the job went on"
     assert read_pins(root) == []
-    assert state_of(store) == sums(spark, tmp_path, newest.source.batch_id + 1)
+    assert state_of(home) == sums(spark, tmp_path, newest.source.batch_id + 1)
 
-    elsewhere = copy_with_plain_tools(store, "one", "elsewhere")
+    elsewhere = copy_with_plain_tools(home, "one", "elsewhere")
     assert state_of(elsewhere) == sums(spark, tmp_path, saved.manifest.source.batch_id + 1)
     shutil.rmtree(tmp_path / "local")
     sums_job(tmp_path, elsewhere, "out-2", parallelism=3).run(spark, trigger={"availableNow": True})
     assert state_of(elsewhere) == sums(spark, tmp_path, FILES_MAX), "the rest of the input, once"
 
 
-@pytest.mark.parametrize("interval", [1, 4])
+@pytest.mark.parametrize(("home", "interval"), [("local", 1), ("local", 4), ("s3", 1)], indirect=["home"])
 def test_a_job_that_stops_with_a_savepoint_goes_on_without_loss_or_duplicate(
-    spark: SparkSession, tmp_path: Path, interval: int
+    spark: SparkSession, tmp_path: Path, home: Home, interval: int
 ) -> None:
     """No epoch lies between the savepoint and the end of the run."""
     write_input(tmp_path / "in", 0, 9)
-    root = open_store(str(tmp_path / "store")).child("steps")
+    root = open_store(home.url, home.options).child("steps")
+    place: dict[str, Any] = {"store": home.url, "storage_options": home.options}
 
     def once(progress: Progress) -> None:
         if progress.epoch == 2:
             ask(root, "before-upgrade", "stop")
 
-    result = two_step_job(tmp_path, checkpoint_batches=interval).run(spark, on_progress=once)
+    result = two_step_job(tmp_path, checkpoint_batches=interval, **place).run(spark, on_progress=once)
     assert result.state == "stopped"
     record = read_savepoint(root, "before-upgrade")
     assert (record.state, record.then, record.snapshot_id) == ("COMPLETED", "stop", result.last_snapshot_id)
@@ -163,7 +145,7 @@ def test_a_job_that_stops_with_a_savepoint_goes_on_without_loss_or_duplicate(
     status = Catalog.of_root(root).status()
     assert status is not None
     assert status.state == "stopped"
-    two_step_job(tmp_path).run(spark, trigger={"availableNow": True})
+    two_step_job(tmp_path, **place).run(spark, trigger={"availableNow": True})
     assert_equals_batch(spark, tmp_path)
 
 
@@ -199,11 +181,11 @@ class Reminders(StatefulProcessor):
         pass
 
 
-def drained(spark: SparkSession, folder: Path, build: Any, **changes: Any) -> tuple[TimedJob, int]:
+def drained(spark: SparkSession, folder: Path, home: Home, build: Any, **changes: Any) -> tuple[TimedJob, int]:
     """Run the job, drain it after its first output; and how many batches it had."""
-    timed = TimedJob(spark, folder, build, heartbeat_interval_s=0.1, **changes)
+    timed = TimedJob(spark, folder, build, home=home, heartbeat_interval_s=0.1, **changes)
     timed.forever = True
-    root = open_store(str(folder / "store")).child("timed")
+    root = open_store(home.url, home.options).child("timed")
 
     def until(rows: list[tuple[Any, ...]]) -> bool:
         if not asked:
@@ -228,8 +210,8 @@ def drained(spark: SparkSession, folder: Path, build: Any, **changes: Any) -> tu
     return timed, saved.source.batch_id + 1
 
 
-@pytest.mark.parametrize("interval", [1, 5])
-def test_draining_closes_every_window_once(spark: SparkSession, tmp_path: Path, interval: int) -> None:
+@pytest.mark.parametrize(("home", "interval"), [("local", 1), ("local", 5), ("s3", 1)], indirect=["home"])
+def test_draining_closes_every_window_once(spark: SparkSession, tmp_path: Path, home: Home, interval: int) -> None:
     """The output is that of a batch query over the input that was read; no window is left, none is there twice."""
 
     def build(stream: Any) -> Any:
@@ -237,7 +219,7 @@ def test_draining_closes_every_window_once(spark: SparkSession, tmp_path: Path, 
             windows.tumbling("10 seconds"), uid="w", output_mode="append", n=aggregates.count()
         )  # fmt: skip
 
-    timed, batches = drained(spark, tmp_path, build, checkpoint_batches=interval)
+    timed, batches = drained(spark, tmp_path, home, build, checkpoint_batches=interval)
     expected = Counter((k, second // 10) for batch in BATCHES[:batches] for k, second, _ in batch)
     rows = [row for epoch in timed.epochs.values() for row in epoch]
     first = min(row[1][0] for row in rows)
@@ -245,7 +227,7 @@ def test_draining_closes_every_window_once(spark: SparkSession, tmp_path: Path, 
     assert sorted(found) == sorted((k, number, n) for (k, number), n in expected.items())
 
 
-def test_draining_fires_all_timers_and_those_that_they_set(spark: SparkSession, tmp_path: Path) -> None:
+def test_draining_fires_all_timers_and_those_that_they_set(spark: SparkSession, tmp_path: Path, home: Home) -> None:
     """Each round of timers is an epoch; all of them are in the last snapshot."""
 
     def build(stream: Any) -> Any:
@@ -253,7 +235,7 @@ def test_draining_fires_all_timers_and_those_that_they_set(spark: SparkSession, 
             Reminders(), "k string, n long", uid="reminders", time_mode="eventTime"
         )
 
-    timed, batches = drained(spark, tmp_path, build)
+    timed, batches = drained(spark, tmp_path, home, build)
     keys = {k for batch in BATCHES[:batches] for k, _, _ in batch}
     fired = sorted(row for epoch in timed.epochs.values() for row in epoch if row[1] > 0)
     assert fired == sorted((k, n) for k in keys for n in (1, 2, 3))

@@ -35,7 +35,7 @@ from state_runtime.streams import OpenedSource
 
 from .jobs import newest_per_key, rows_of, settings
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 SCHEMA = "id long, name string, amount long, at timestamp, tags array<string>, place struct<x:int,y:string>"
 ROWS_PER_FILE = 50
 

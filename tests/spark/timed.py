@@ -17,6 +17,8 @@ from state_runtime import JobSettings, StreamingJob, foreach_epoch
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
+from .homes import Home
+
 SCHEMA = "k string, at timestamp, n long"
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 Batch = Sequence[tuple[str, int, int]]
@@ -40,9 +42,18 @@ def put(inbox: Path, number: int, rows: Batch) -> None:
 class TimedJob:
     """A job over an inbox whose output is collected epoch by epoch."""
 
-    def __init__(self, spark: SparkSession, folder: Path, build: Callable[[Any], Any], **settings: Any) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        build: Callable[[Any], Any],
+        *,
+        home: Home | None = None,
+        **settings: Any,
+    ) -> None:
         self.spark = spark
         self.folder = folder
+        self.home = home or Home(str(folder / "store"))
         self.build = build
         self.settings = settings
         self.allow_dropped_state = False
@@ -67,7 +78,8 @@ class TimedJob:
         before = set(self.epochs)
         job = StreamingJob(
             "timed",
-            store=str(self.folder / "store"),
+            store=self.home.url,
+            storage_options=self.home.options,
             settings=JobSettings(**{"parallelism": 3, "local_dir": str(self.folder / "local"), **self.settings}),
         )
 
@@ -90,4 +102,4 @@ class TimedJob:
         return [rows for epoch, rows in sorted(self.epochs.items()) if rows and epoch not in before]
 
     def manifest(self) -> Any:
-        return Catalog(open_store(str(self.folder / "store")), "timed").latest()
+        return Catalog(open_store(self.home.url, self.home.options), "timed").latest()

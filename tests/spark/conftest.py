@@ -1,0 +1,21 @@
+"""Fixtures for tests of whole jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..s3_server import CountingServer
+from .homes import Home
+
+
+@pytest.fixture(params=["local", "s3"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A local folder, or a bucket of a real S3 protocol server."""
+    if request.param == "local":
+        yield Home(str(tmp_path / "home"))
+        return
+    with CountingServer() as server:
+        yield Home(f"s3://{server.bucket}", server.options)
