@@ -31,7 +31,7 @@ from .jobs import rows_of, two_step_job, write_input
 from .seeded import keeps
 from .timed import TimedJob
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 SECRET = "s3cr3t/sentinel+7f1e"
 
 
