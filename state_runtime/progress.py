@@ -37,7 +37,7 @@ class Progress:
         primary_restores: shards that were rebuilt from the primary store.
         late_rows: input rows that operators dropped as too late for the watermark.
         watermark_ms: the epoch's watermark; 0 where there is none.
-        local_failures: local writes that failed; the shard restores from the primary next time.
+        local_failures: local writes that failed, so that the shard restores from the primary next time, and removals of outdated local files.
         epoch: number of the epoch, over all runs.
         epochs: since the last checkpoint, this one included: those that end in this one.
         stale_restores: shards that were rebuilt from an older local copy and the changelog since.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from state_runtime.state.version import OpenVersion
 from state_runtime.store import Store, shared_store
 
 __all__ = ["NO_VERSION", "RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id"]
+
+_LOG = logging.getLogger(__name__)
 
 NO_VERSION = "-" * 16
 """Stands for "no local version" where a version id is expected."""
@@ -155,6 +158,7 @@ class ShardAccess:
         self._now_ms = job.clock.batch_time_ms
         self._restored: Restored | None = None
         self._tidied = False
+        self._is_left_behind = False
         self.numbers = RestoreNumbers()
         self.listing: ShardListing | None = None
 
@@ -205,6 +209,10 @@ class ShardAccess:
             return base
         try:
             self._remove_outdated(before)
+        except OSError as error:
+            self._is_left_behind = True
+            _LOG.warning("outdated local files in %s could not be removed: %s; they take up space", self._folder, error)
+        try:
             tidied = self._local.tidied(attempt, base, now_ms=self._now_ms, runs_max=self._job.settings.runs_max)
         except (OSError, pa.ArrowException, LocalCopyUnusable):
             return base
@@ -306,13 +314,13 @@ class ShardAccess:
         """Write the local version after the epoch. A failure costs a restore from the primary later, nothing else.
 
         Returns:
-            The version that is the state after the epoch now, and whether writing it failed.
+            The version that is the state after the epoch now, and whether writing it failed, or removing outdated files.
         """
         if self._restored is not None and self._restored.kind and not self._restored.version:
             return NO_VERSION, True  # there was no room for what was restored
         held = self._restored.version if self._restored is not None else before
         if not changes and not due_taken and not self._tidied:
-            return held or before, False
+            return held or before, self._is_left_behind
         own = self._folder / f"{self._job.parallelism}-{self.shard}"
         if not _disk(self._folder.parent).has_room(self._job.settings.local_bytes_max, own):
             return NO_VERSION, True
@@ -324,7 +332,7 @@ class ShardAccess:
             )
         except (OSError, pa.ArrowException, LocalCopyUnusable):
             return NO_VERSION, True
-        return attempt, False
+        return attempt, self._is_left_behind
 
     def _remove_outdated(self, before: str) -> None:
         """Local files of this host that neither this epoch nor a restart from the newest checkpoint begins with."""

@@ -38,10 +38,16 @@ class Home:
         for path in files.find(f"{self._bucket}/{source}"):
             files.cp_file(path, f"{self._bucket}/{target}/{path.removeprefix(f'{self._bucket}/{source}/')}")
 
-    def holds(self, secret: bytes) -> bool:
-        """Whether any object of the bucket has these bytes."""
+    def holding(self, secret: bytes) -> list[str]:
+        """Paths of the objects that have these bytes in them; of a bucket."""
         files = self._files()
-        return any(secret in files.cat_file(path) for path in files.find(self._bucket))
+        return [path for path in files.find(self._bucket) if secret in files.cat_file(path)]
+
+    def is_there(self, path: str) -> bool:
+        """Whether anything is left under a path, an empty folder included."""
+        if not self.options:
+            return Path(self.url, path).exists()
+        return bool(self._files().find(f"{self._bucket}/{path}"))
 
     def remove(self, path: str) -> None:
         if not self.options:

@@ -47,10 +47,6 @@ def test_a_chain_of_parallelisms_gives_the_output_of_an_unscaled_run(spark: Spar
         assert max(p.restore_ms for p in progress) > 0
 
 
-class MachineFault(RuntimeError):
-    """A step of the job fails while a file says so."""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("backend", "changelog"), [("arrow", "on"), ("rocksdb", "on"), ("arrow", "off")])
 def test_sliding_windows_through_failures_and_rescaling_equal_a_spark_batch(
@@ -61,7 +57,7 @@ def test_sliding_windows_through_failures_and_rescaling_equal_a_spark_batch(
 
     def is_calm(n: int) -> bool:
         if n == BREAKS and broken.exists():
-            raise MachineFault("the machine is broken")
+            raise RuntimeError("the machine is broken")
         return True
 
     calm = F.udf(lambda n: is_calm(n), "boolean")

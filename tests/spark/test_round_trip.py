@@ -142,10 +142,4 @@ def test_a_state_goes_round_the_world_and_no_row_is_lost(
     assert report.equal
     assert report.legs_found == flights.num_rows
     if home.options:
-        _no_secret_in(home)
-
-
-def _no_secret_in(home: Home) -> None:
-    files = home._files()
-    bucket = home.url.removeprefix("s3://")
-    assert not [path for path in home.names() if SECRET.encode() in files.cat_file(f"{bucket}/{path}")]
+        assert home.holding(SECRET.encode()) == []

@@ -19,6 +19,7 @@ from test_restore import changes
 from state_runtime.errors import CorruptSegment, MissingFile
 from state_runtime.restore import objects
 from state_runtime.settings import JobSettings
+from state_runtime.shard_access import ShardAccess
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import LocalStore, open_store
@@ -196,6 +197,26 @@ def test_attempts_that_were_given_up_leave_nothing_that_grows(tmp_path: Path) ->
         job.epoch(changes(rng, job), commit=False)
         counts.append(len(files(job)))
     assert counts[1:] == counts[1:2] * 5, counts
+
+
+@pytest.mark.parametrize("backend", ["arrow", "rocksdb"])
+def test_outdated_files_that_cannot_be_removed_are_counted_and_cost_no_restore(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, rng = small_job(tmp_path, backend=backend), random.Random(6)
+    job.epoch(changes(rng, job))
+    assert not job.failed
+
+    def refused(self: ShardAccess, before: str) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardAccess, "_remove_outdated", refused)
+        for _ in range(2):
+            assert set(job.epoch(changes(rng, job)).values()) == {""}
+            assert job.failed
+    assert set(job.epoch(changes(rng, job)).values()) == {""}
+    assert not job.failed
 
 
 def test_a_bound_on_disk_space_refuses_copies_and_no_epoch(tmp_path: Path) -> None:
