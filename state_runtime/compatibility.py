@@ -17,7 +17,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from state_runtime.errors import CorruptManifest, InvalidConfiguration, InvalidPipeline, check
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SchemaVersion, StateEntry, StateKind
+from state_runtime.snapshot.manifest import (
+    DUE_WHEN_REMOVED,
+    Manifest,
+    OperatorEntry,
+    SchemaVersion,
+    StateEntry,
+    StateKind,
+)
 from state_runtime.state.ddl import DdlColumn, parse_ddl
 from state_runtime.state.table import widens
 
@@ -144,7 +151,7 @@ class _Step:
                 f"found under other keys. {_NEW_UID}"
             )
         # Format 1 did not write modes down.
-        if old.modes and new.modes != old.modes:
+        if old.modes not in ("", new.modes, new.modes.removesuffix(DUE_WHEN_REMOVED)):
             raise InvalidPipeline(
                 f"{where}: it runs as {new.modes or 'none'} now, and as {old.modes} in {self._snapshot}; that cannot change "
                 f"(Spark's STATE_STORE_INVALID_CONFIG_AFTER_RESTART). Set it back. {_NEW_UID}"

@@ -32,7 +32,7 @@ from state_runtime.ids import SYSTEM_IDS
 from state_runtime.persist import Step, persist
 from state_runtime.persist_files import PersistedFiles
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import Operator
+from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.shard_access import NO_VERSION, ShardAccess, TaskJob
 from state_runtime.sinks import SinkSpec, StagedFiles
 from state_runtime.snapshot.manifest import OperatorEntry
@@ -79,7 +79,7 @@ class Acknowledgement:
         version: local version after the epoch; `NO_VERSION` if it could not be written.
         rows_added: live state rows gained.
         late_rows: input rows that came too late.
-        next_due_ms: lower bound of what is due next in this shard; None if nothing is.
+        next_due_ms: lower bound of when this shard must be visited next, rows or none; None: never.
         restored: where the state came from (`RestoreNumbers.kind`), how long that took, and what was read from the primary store.
         files: with the changelog off the shard's files, in place of `changes`.
         processed_at_ms: wall clock when the last row was processed and its output staged: what follows is the snapshot.
@@ -241,7 +241,7 @@ class StageTask:
                 access.numbers.kind,
                 access.numbers.local_failed or persisted.local_failed,
                 result.late_rows,
-                _next_due(operator, version.overlaid(changed, result.due_taken)),
+                _next_due(operator, version.overlaid(changed, result.due_taken), self.job.clock),
                 processed_at_ms,
                 access.numbers.ms,
                 access.numbers.bytes,
@@ -277,7 +277,8 @@ def _group(operator: Operator, rows: pa.RecordBatch) -> GroupedRows:
     return group_rows(data, hashes, sequence, operator.key_columns, operator.key_schema)
 
 
-def _next_due(operator: Operator, after: StateReader) -> int | None:
+def _next_due(operator: Operator, after: StateReader, clock: EpochClock) -> int | None:
     """When the operator must look at this shard again, whether or not rows come."""
     timed = (name for name, schema in operator.state_schemas.items() if schema.time == "due")
-    return min((due for due in map(after.next_due, timed) if due is not None), default=None)
+    due_ms = min((due for due in map(after.next_due, timed) if due is not None), default=None)
+    return None if due_ms is None else operator.wake_ms(due_ms, clock)

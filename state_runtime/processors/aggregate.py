@@ -18,7 +18,7 @@ from state_runtime.aggregates import Aggregate
 from state_runtime.errors import InvalidPipeline
 from state_runtime.processors.distinct import Distinct, registers_log2
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.partials import (
     Chosen,
     Collected,
@@ -183,7 +183,7 @@ def _sum_type(data_type: Any, where: str) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class AggregateOperator:
+class AggregateOperator(WokenWhenDue):
     """The operator; emits the new value of every key that the epoch touched (update mode)."""
 
     uid: str

@@ -36,7 +36,7 @@ import pyarrow as pa
 from state_runtime.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.event_time import Times, check_event_time, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of
@@ -255,7 +255,7 @@ class _TimeIndex:
 
 
 @dataclass(frozen=True)
-class IntervalJoinOperator:
+class IntervalJoinOperator(WokenWhenDue):
     """The operator; emits matches as they are found, and unmatched left rows of a left outer join when they are removed.
 
     Attributes:

@@ -13,7 +13,7 @@ from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
-__all__ = ["EpochClock", "Operator", "ShardResult", "TimeDomain"]
+__all__ = ["EpochClock", "Operator", "ShardResult", "TimeDomain", "WokenWhenDue"]
 
 TimeDomain = Literal["", "processing", "event"]
 
@@ -57,6 +57,14 @@ class ShardResult:
     due_taken: dict[str, int] = field(default_factory=dict)
 
 
+class WokenWhenDue:
+    """An operator that a shard is visited for when something is due, as most are."""
+
+    def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
+        """See `Operator.wake_ms`."""
+        return due_ms
+
+
 class Operator(Protocol):
     """A stateful operator. Pickled to the tasks with every epoch, so it holds descriptions, never data."""
 
@@ -82,6 +90,15 @@ class Operator(Protocol):
     @property
     def time_domain(self) -> TimeDomain:
         """Which clock says what is due: the runtime wakes a shard when its earliest `due` has come."""
+        ...
+
+    def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
+        """When a shard must be visited next, rows or none; on the clock of `time_domain`.
+
+        Args:
+            due_ms: a lower bound of the earliest `due` in the shard after the epoch.
+            clock: of the epoch.
+        """
         ...
 
     def process(

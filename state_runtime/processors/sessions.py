@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from state_runtime.processors.aggregate import AggregatePlan
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.partials import Groups
 from state_runtime.processors.window_state import (
     WINDOW,
@@ -54,7 +54,7 @@ def session_values(plan: AggregatePlan) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class SessionOperator:
+class SessionOperator(WokenWhenDue):
     """Aggregates per key and session; attributes as those of `WindowOperator`."""
 
     uid: str

@@ -25,7 +25,7 @@ from state_runtime.processors.flavours import Flavour, FrameFlavour, RowFlavour,
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
 from state_runtime.processors.handle import TIMERS, Handle, TimeMode, timers_schema
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.passes import Changes, DueTimers, due_slices, slices_of, too_early
 from state_runtime.processors.refusals import plain
 from state_runtime.processors.rows import row_class_of
@@ -43,7 +43,7 @@ _DOMAINS: Mapping[TimeMode, TimeDomain] = {"none": "", "processing": "processing
 
 
 @dataclass(frozen=True)
-class StatefulProcessorOperator:
+class StatefulProcessorOperator(WokenWhenDue):
     """An operator around a user's `StatefulProcessor`.
 
     Attributes:

@@ -22,7 +22,7 @@ from state_runtime.processors.columns import fit_column
 from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import guarded, guarded_iterator
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Mask, Positions, StateSchema, Time, fold, hashes_of
@@ -474,7 +474,7 @@ class _Processes(Protocol):
 
 
 @dataclass(frozen=True)
-class VectorizedOperator:
+class VectorizedOperator(WokenWhenDue):
     """An operator around something that processes a `KeyedBatch`: a user's processor or a built-in one.
 
     Attributes:

@@ -12,21 +12,25 @@ those of their windows that the watermark of the epoch before had not closed; th
 every pair of a row and a window that it came too late for. In update mode an epoch emits each window that it changed; closed
 ones disappear silently. In append mode it emits each window once, when it closes.
 
-A pane is due (`due`, ms) when something must be done about it: when its last window closes and it is removed, and in append
-mode before that, when the first window closes that begins with it (`_close`). The watermark has milliseconds, windows have
-microseconds; a close is rounded up to the next millisecond, which is the first watermark that reaches it.
+A pane is due (`due`, ms) when its last window closes and it is removed: a time that never moves, so a pane is written for its
+rows and removed, and no more. In append mode windows that close in an epoch end with panes that are due later, so the panes
+due within a window's size are read as well; and a shard is woken at every close that a pane of it has a window for. The
+watermark has milliseconds, windows have microseconds; a close is rounded up to the next millisecond, which is the first
+watermark that reaches it.
+
+Earlier versions of this code moved `due` in append mode, to the next close of a window that begins with the pane. Such a pane
+is due early; it gets its proper time then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from state_runtime.aggregates import Aggregate
 from state_runtime.errors import InvalidPipeline
@@ -51,12 +55,14 @@ from state_runtime.processors.window_state import (
     union_of_intervals,
     window_column,
 )
-from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.snapshot.manifest import DUE_WHEN_REMOVED, OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entry_of_time, first_of_groups
+from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entry_of_time
 from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
 
 __all__ = ["STATE", "WindowOperator", "plan_windows"]
+
+Numbers = TypeVar("Numbers", int, Positions)
 
 STATE = "windows"
 # Windows emitted at a time: bounds what is held of the output, and of the pairs of windows and panes behind it.
@@ -103,6 +109,8 @@ class WindowOperator:
         """How a manifest describes the operator. Its panes mean nothing to windows of another shape."""
         state = StateEntry(STATE, "rows", self.state_ddl, time="due")
         modes = f"{self.mode}, {self.window.text}, lateness {self.lateness_us} us"
+        if self.mode == "append" and self._length > 1:
+            modes += DUE_WHEN_REMOVED
         return OperatorEntry(self.uid, "windows", self.key_ddl, (state,), modes, functions=dict(self.plan.texts))
 
     @property
@@ -139,16 +147,25 @@ class WindowOperator:
             merged = self._merge(new, reader)
             outputs = self._of_their_own(merged) if self.mode == "update" else iter(())
         if self.mode == "append":
-            close = self._close if self._length > 1 else self._close_tumbling
-            merged, removed, outputs = close(merged, due, reader, clock)
-        else:
-            closing = self._passed(merged.due, clock)
-            removed = merged.only(closing & merged.stored).and_(due)
-            merged = merged.only(~closing)
+            outputs = (
+                self._closed_windows(merged, due, clock) if self._length > 1 else self._closed_panes(merged, due, clock)
+            )
+        closing = self._passed(merged.due, clock)
+        gone, early = self._removed_or_early(due, clock)
+        removed = merged.only(closing & merged.stored).and_(gone)
+        merged = merged.only(~closing).and_(early)
         if len(merged) or len(removed):
             result.changes[STATE] = assemble(self._schema, self._as_stored(merged), self._as_stored(removed))
         result.rows_added = int(np.count_nonzero(~merged.stored)) - len(removed)
         yield from outputs
+
+    def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
+        """In append mode a pane has windows that close before it is due."""
+        if self.mode == "update":
+            return due_ms
+        windows = -(-self.window.size_us // self.window.slide_us)  # that hold a pane, at most
+        earliest = self._last_closed(due_ms) - windows + 1
+        return self._closes_ms(max(earliest, self._last_closed(clock.watermark_ms) + 1))
 
     # Geometry: numbers of panes and windows, times and closes; microseconds unless the name says otherwise.
 
@@ -177,7 +194,7 @@ class WindowOperator:
         inner = (panes & 1) * (self.window.size_us % self.window.slide_us)
         return self._start_of_window(panes >> 1) + inner
 
-    def _start_of_window(self, windows: Positions) -> Positions:
+    def _start_of_window(self, windows: Numbers) -> Numbers:
         return windows * self.window.slide_us + self.window.start_us
 
     def _first_window(self, panes: Positions) -> Positions:
@@ -186,14 +203,14 @@ class WindowOperator:
             return panes - (self._length - 1)
         return (panes - self._length + 2) >> 1
 
-    def _last_window(self, panes: Positions) -> Positions:
+    def _last_window(self, panes: Numbers) -> Numbers:
         return panes if self._per_slide == 1 else panes >> 1
 
-    def _closes_ms(self, windows: Positions) -> Positions:
+    def _closes_ms(self, windows: Numbers) -> Numbers:
         """The first watermark that closes a window."""
         return -(-(self._start_of_window(windows) + self.window.size_us + self.lateness_us) // 1000)
 
-    def _last_closed(self, watermark_ms: Any) -> Any:
+    def _last_closed(self, watermark_ms: int) -> int:
         """Number of the last window that a watermark has closed."""
         end = self.window.size_us + self.lateness_us + self.window.start_us
         return (watermark_ms * 1000 - end) // self.window.slide_us
@@ -242,27 +259,34 @@ class WindowOperator:
         group, panes = group[groups.starts], panes[groups.starts]
         at = pa.array(group)
         keys = [k.take(at) for k in rows.keys]
-        due = self._next_due(panes, clock)
+        due = self._closes_ms(self._last_window(panes))
         return Part(rows.hashes[group], keys, panes, slots, due, np.zeros(len(panes), dtype=np.bool_)), group
 
     @property
     def _no_slots(self) -> list[pa.Array]:
         return [pa.nulls(0, slot.type) for slot in self.plan.slots]
 
-    def _next_due(self, panes: Positions, clock: EpochClock) -> Positions:
-        """When a new pane is due."""
-        if self.mode == "update":
-            return self._closes_ms(self._last_window(panes))
-        first = self._first_window(panes)
-        if self.watermarked:
-            first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
-        return self._closes_ms(first)
-
     def _due(self, reader: StateReader, clock: EpochClock, result: ShardResult) -> Part:
+        """The stored panes of all windows that close: in append mode also those that are due later."""
         if not self.watermarked:
             return self._part(self._schema.empty())
-        result.due_taken[STATE] = clock.watermark_ms
-        return self._part(reader.due(STATE, clock.watermark_ms))
+        result.due_taken[STATE] = through_ms = clock.watermark_ms
+        closed = self._last_closed(clock.watermark_ms)
+        if self.mode == "append" and closed > self._last_closed(clock.late_watermark_ms):
+            last_pane = closed * self._per_slide + self._length - 1
+            through_ms = max(through_ms, self._closes_ms(self._last_window(last_pane)))
+        return self._part(reader.due(STATE, through_ms))
+
+    def _removed_or_early(self, due: Part, clock: EpochClock) -> tuple[Part, Part]:
+        """Of stored panes those whose last window has closed, and those that are due although it has not, with their proper time."""
+        passed = self._passed(due.due, clock)
+        if not bool(passed.any()):
+            nothing = due.only(passed)
+            return nothing, nothing
+        due = due.only(passed)
+        due = replace(due, due=self._closes_ms(self._last_window(due.at)))
+        passed = self._passed(due.due, clock)
+        return due.only(passed), due.only(~passed)
 
     def _part(self, batch: pa.RecordBatch) -> Part:
         """Stored rows; `at` is the number of the pane."""
@@ -289,15 +313,12 @@ class WindowOperator:
         if order is not None:
             back = np.argsort(order)
             found, columns = found[back], [c.take(pa.array(back)) for c in columns]
-        return self._merged(new, found, columns[:-1], columns[-1])
+        return self._merged(new, found, columns[:-1])
 
-    def _merged(self, new: Part, found: Mask, slots: Sequence[pa.Array], due: pa.Array) -> Part:
+    def _merged(self, new: Part, found: Mask, slots: Sequence[pa.Array]) -> Part:
         if not bool(found.any()):
             return new
-        before = pc.fill_null(due, 0).to_numpy(zero_copy_only=False)
-        # In append mode the stored time stands: it was chosen with a look at the panes around, a new one may be too early.
-        after = np.where(found, before, new.due) if self.mode == "append" else new.due
-        return Part(new.hashes, new.keys, new.at, self.plan.merge(slots, new.slots), after, found)
+        return replace(new, slots=self.plan.merge(slots, new.slots), stored=found)
 
     def _merge_around(
         self, rows: GroupedRows, new: Part, group: Positions, reader: StateReader
@@ -310,8 +331,7 @@ class WindowOperator:
         position = np.full(len(new), -1, dtype=np.int64)
         position[order[twice + 1] - len(stored)] = order[twice]
         picked = pa.array(position, mask=position < 0)
-        due = pa.array(stored.due).take(picked)
-        merged = self._merged(new, position >= 0, [s.take(picked) for s in stored.slots], due)
+        merged = self._merged(new, position >= 0, [s.take(picked) for s in stored.slots])
         kept = np.delete(order, twice)
         return merged, (stored.and_(merged).take(kept), np.concatenate((stored_group, group))[kept])
 
@@ -337,52 +357,19 @@ class WindowOperator:
             first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
         yield from self._windows(*around, *union_of_intervals(group, first, last))
 
-    def _close_tumbling(
-        self, merged: Part, due: Part, reader: StateReader, clock: EpochClock
-    ) -> tuple[Part, Part, Iterator[pa.RecordBatch]]:
-        """Append mode: which panes stay, which go, and the windows that close now; a window is its pane."""
-        passed = self._passed(merged.due, clock)
-        closing = merged.only(passed).and_(due)
-        return merged.only(~passed), closing.only(closing.stored), self._of_their_own(closing)
+    def _closed_panes(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
+        """Append mode: the tumbling windows that close now; each is its pane."""
+        return self._of_their_own(merged.only(self._passed(merged.due, clock)).and_(due))
 
-    def _close(
-        self, merged: Part, due: Part, reader: StateReader, clock: EpochClock
-    ) -> tuple[Part, Part, Iterator[pa.RecordBatch]]:
-        """The same for windows of many panes.
-
-        A window is emitted because its first pane is due: of each window that was not emitted, the first pane that there is
-        has a `due` no later than the window's close. So a pane need not be due, and be written, once for each of its windows.
-        It is due too early where the panes before it were not looked at; then it gets its proper time.
-        """
-        fired, _ = grouped_by_key(merged.only(self._passed(merged.due, clock)).and_(due))
-        if len(fired) == 0:
-            return merged, fired, iter(())
-        _, first_of_key = first_of_groups(fired.hashes, fired.keys)
-        owners = fired.take(np.flatnonzero(first_of_key))
-        stored, stored_group = self._read(reader, owners.hashes, owners.keys, np.arange(len(owners)))
-        owner = members(merged, owners.hashes, owners.keys, self.key_schema)
-        theirs = np.flatnonzero(owner >= 0)
-        touched, group = merged.take(theirs), owner[theirs]
-        in_order = order_by(group, touched.at)
-        touched, group = touched.take(in_order), group[in_order]
-        order, twice = _side_by_side(stored, stored_group, touched, group)
-        kept = np.delete(order, twice)
-        part, group = stored.and_(touched).take(kept), np.concatenate((stored_group, group))[kept]
-        closed = self._last_closed(clock.watermark_ms)
-        last = self._last_window(part.at)
-        keys = Groups.of(np.concatenate(([True], group[1:] != group[:-1])))
-        unemitted = self._last_closed(np.minimum.reduceat(part.due, keys.starts) - 1)[group] + 1
-        intervals = np.maximum(self._first_window(part.at), unemitted), np.minimum(last, closed)
-        outputs = self._windows(part, group, *union_of_intervals(group, *intervals))
-        # Windows that begin after the pane before have this one as their first.
-        own = np.maximum(self._first_window(part.at), closed + 1)
-        own[1:] = np.maximum(own[1:], np.where(group[1:] == group[:-1], part.at[:-1] // self._per_slide + 1, own[1:]))
-        passed = self._passed(part.due, clock)
-        renewed = np.where(passed | ~part.stored, self._closes_ms(np.minimum(own, last)), part.due)
-        part = Part(part.hashes, part.keys, part.at, part.slots, renewed, part.stored)
-        stays = last > closed
-        written = part.only(stays & (passed | (kept >= len(stored))))
-        return merged.only(owner < 0).and_(written), part.only(~stays & part.stored), outputs
+    def _closed_windows(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
+        """The same for windows of many panes: those that the watermark has closed since the epoch before, which emitted the others."""
+        emitted, closed = self._last_closed(clock.late_watermark_ms), self._last_closed(clock.watermark_ms)
+        if closed == emitted:
+            return iter(())
+        part, group = grouped_by_key(merged.and_(due))
+        first = np.maximum(self._first_window(part.at), emitted + 1)
+        last = np.minimum(self._last_window(part.at), closed)
+        return self._windows(part, group, *union_of_intervals(group, first, last))
 
     def _windows(self, part: Part, group: Positions, owner: Positions, windows: Positions) -> Iterator[pa.RecordBatch]:
         """Windows, given by the number of their key and their own, from panes sorted by (key, pane)."""

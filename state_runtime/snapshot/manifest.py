@@ -16,6 +16,7 @@ from state_runtime.snapshot.document import decode_document, encode_document, he
 from state_runtime.snapshot.paths import check_relative_path, check_uid
 
 __all__ = [
+    "DUE_WHEN_REMOVED",
     "FileEntry",
     "LayerEntry",
     "Manifest",
@@ -80,6 +81,11 @@ class StateEntry:
     history: tuple[SchemaVersion, ...] = ()
 
 
+DUE_WHEN_REMOVED = ", panes due when removed"
+"""Ends the modes of windows in append mode whose panes are due when they are removed. Earlier versions made them due at a window's
+close: those must not read the newer state, and the newer ones read theirs."""
+
+
 @dataclass(frozen=True)
 class OperatorEntry:
     """A stateful operator.
@@ -87,7 +93,7 @@ class OperatorEntry:
     Attributes:
         key_schema: Spark's DDL of the key columns.
         modes: of a processor its time and output mode, which cannot change.
-        next_due_ms: lower bound of what is due next in any shard, on the operator's clock; None if nothing is.
+        next_due_ms: lower bound of when a shard must be visited next (`Operator.wake_ms`), on the operator's clock; None: never.
         functions: of a built-in operator what its outputs are, by name: a name keeps its function over restarts.
         since: first snapshot of this operator; anything older of that uid is not read.
         dropped: states that were dropped, and the first snapshot without them: what is older of them is passed over, and

@@ -17,7 +17,15 @@ from state_runtime.changelog.reader import read_states
 from state_runtime.compatibility import reconcile, usable_versions
 from state_runtime.errors import CorruptManifest, CorruptSegment, InvalidPipeline, StillstateError
 from state_runtime.snapshot.document import FORMAT_VERSION
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SchemaVersion, SegmentEntry, StateEntry, TimeEntry
+from state_runtime.snapshot.manifest import (
+    DUE_WHEN_REMOVED,
+    Manifest,
+    OperatorEntry,
+    SchemaVersion,
+    SegmentEntry,
+    StateEntry,
+    TimeEntry,
+)
 from state_runtime.state.ddl import parse_ddl
 from state_runtime.state.table import StateSchema, hashes_of, slice_hash_range
 
@@ -197,6 +205,18 @@ def test_another_kind_of_operator_key_or_mode_is_refused(old: dict[str, Any], ne
     state = value_state("`n` int")
     with pytest.raises(InvalidPipeline, match=f"operator 'op': .*{says}"):
         reconcile(before_of(operator_of(state, **old)), [operator_of(state, **new)], snapshot_id=12)
+
+
+def test_windows_of_earlier_versions_are_read_and_earlier_versions_refuse_newer_ones() -> None:
+    """What a pane's time means has changed; only the newer version knows both."""
+    state = value_state("`n` int")
+    earlier, newer = (operator_of(state, modes=f"append, size 10 us{end}") for end in ("", DUE_WHEN_REMOVED))
+    (entry,) = reconcile(before_of(earlier), [newer], snapshot_id=12)
+    assert entry.modes == newer.modes
+    with pytest.raises(InvalidPipeline, match=r"it runs as append, size 10 us now, and as .*panes due when removed"):
+        reconcile(before_of(newer), [earlier], snapshot_id=12)
+    with pytest.raises(InvalidPipeline, match="that cannot change"):
+        reconcile(before_of(replace(earlier, modes="append, size 11 us")), [newer], snapshot_id=12)
 
 
 def test_modes_that_format_1_did_not_write_and_spellings_of_a_type_are_no_change() -> None:

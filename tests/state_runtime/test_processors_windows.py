@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 import re
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -16,6 +19,7 @@ from window_model import AGGREGATES, INPUT, KEYS, Driven, Row, WindowModel, refe
 from state_runtime import aggregates, windows
 from state_runtime.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.windows import plan_windows
+from state_runtime.state.table import time_of_entry
 from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
 
 SECOND = 1_000_000
@@ -88,6 +92,43 @@ def test_windows_over_epochs_are_those_of_the_model(
     assert driven.live == 0
 
 
+@pytest.mark.parametrize("name", ["sliding", "sliding unevenly", "sliding unevenly 2", "microseconds"])
+@given(epochs=raw_epochs, lateness=st.sampled_from([0, 3]), rewritten_after=st.integers(0, 6), choice=st.randoms())
+@examples(50)
+def test_panes_that_earlier_versions_stored_are_gone_on_with(
+    name: str, epochs: Any, lateness: int, rewritten_after: int, choice: random.Random
+) -> None:
+    """They were due at the close of some window that the watermark had not passed, not necessarily of the last."""
+    step, window = unit(name), WINDOWS[name]
+    assert isinstance(window, TimeWindow)
+    driven = Driven(window, "append", lateness=f"{lateness * step} microseconds")
+    model = WindowModel(window, "append", lateness * step)
+    watermark = late = place = 0
+    for number, (drawn, forward) in enumerate(epochs):
+        rows = []
+        for key, at, *values in drawn:
+            rows.append(Row(key, None if at is None else at * step, *values, place=place))
+            place += 1
+        late, watermark = watermark, watermark + forward * step // 1000
+        compare(driven.epoch(rows, watermark, late), model.epoch(rows, watermark, late)[0])
+        if number == rewritten_after:
+            open_ms = partial(closes_ms, window=window, lateness_us=lateness * step, watermark_ms=watermark)
+            driven.rewrite(lambda row, of=open_ms: choice.choice(of(row)))  # type: ignore[misc]
+    compare(driven.epoch([], 1 << 40, watermark), model.epoch([], 1 << 40, watermark)[0])
+    assert driven.live == 0
+
+
+def closes_ms(row: dict[str, Any], window: TimeWindow, lateness_us: int, watermark_ms: int) -> list[int]:
+    """When the windows that hold a stored pane close, in those that are open."""
+    (at,) = time_of_entry(np.array([row["entry"]], dtype=np.uint64)).tolist()
+    start = at - (at - window.start_us) % window.slide_us
+    closes = []
+    while start + window.size_us > at:
+        closes.append(-(-(start + window.size_us + lateness_us) // 1000))
+        start -= window.slide_us
+    return [close for close in closes if close > watermark_ms]
+
+
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
 @given(epochs=raw_epochs)
 @examples(20)
@@ -144,15 +185,17 @@ def test_sliding_windows_write_a_touched_pane_once() -> None:
 
 
 def test_in_append_mode_a_pane_is_written_for_its_rows_and_removed_and_no_more() -> None:
-    """A steady stream: each epoch adds to two panes and removes one; none is written because a window of it closed."""
+    """A key with a row in each second and 20 with one in 20 seconds: none is written because a window of it closed."""
     driven = Driven(windows.sliding("10 seconds", "1 second"), "append", wanted={"rows": aggregates.count()})
-    changed = []
-    for second in range(40):
+    changed, emitted = [], []
+    for second in range(60):
         watermark = max(0, second - 3)
-        rows = [Row(A, at * SECOND, place=2 * second + n) for n, at in enumerate((second, max(second - 1, 0)))]
-        driven.epoch(rows, watermark * 1000, max(watermark - 1, 0) * 1000)
+        rows = [Row(A, at * SECOND, place=3 * second + n) for n, at in enumerate((second, max(second - 1, 0)))]
+        rows.append(Row((f"k{second % 20}", None), second * SECOND, place=3 * second + 2))
+        emitted.append(len(driven.epoch(rows, watermark * 1000, max(watermark - 1, 0) * 1000)))
         changed.append(driven.changed.num_rows)
-    assert changed[20:] == [3] * 20
+    assert emitted[30:] == [11] * 30
+    assert changed[30:] == [5] * 30, "three panes with new rows, two removed"
 
 
 def test_a_partly_late_row_counts_in_the_windows_that_are_open() -> None:
@@ -326,6 +369,12 @@ def test_the_manifest_says_which_windows_the_state_is_of() -> None:
     )
     (state,) = entry.states
     assert (state.name, state.kind, state.time) == ("windows", "rows", "due")
+    append = planned(windows.sliding("10 seconds", "4 seconds"), mode="append").entry()
+    assert (
+        append.modes == "append, size 10000000 us, slide 4000000 us, start 0 us, lateness 0 us, panes due when removed"
+    )
+    tumbling = planned(windows.tumbling("10 seconds"), mode="append").entry()
+    assert tumbling.modes == "append, size 10000000 us, slide 10000000 us, start 0 us, lateness 0 us"
     session = planned(windows.session("10 seconds")).entry()
     assert (session.kind, session.states[0].schema.split(", ")[:2]) == ("sessions", ["window.end", "rows"])
 

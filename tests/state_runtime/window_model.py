@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,6 +231,7 @@ class Driven:
         self.snapshot = 0
         self.live = 0
         self.late = 0
+        self.wake_ms: int | None = None
         self.changed = self.schema.empty()
 
     def epoch(self, rows: Sequence[Row], watermark_ms: int = 0, late_ms: int = 0) -> dict[Any, dict[str, Any]]:
@@ -244,7 +245,7 @@ class Driven:
         self.changed = result.changes.get(self.state, self.schema.empty())
         self._check_changes(self.changed)
         self.reader = self.reader.overlaid(result.changes)
-        self.version = self.version.overlaid(result.changes)
+        self.version = self.version.overlaid(result.changes, result.due_taken)
         self.live += result.rows_added
         stored = self.reader.rows(self.state)
         assert self.live == len(stored), "rows_added"
@@ -254,6 +255,10 @@ class Driven:
             assert all(row["due"] > watermark_ms for row in stored), "what was due is gone or has another time"
         else:
             assert result.due_taken == {}
+        if not rows and (self.wake_ms is None or self.wake_ms > watermark_ms):
+            assert sum(batch.num_rows for batch in batches) == 0, "the runtime would not have visited the shard"
+        due_ms = self.version.next_due(self.state)
+        self.wake_ms = None if due_ms is None else self.operator.wake_ms(due_ms, clock)
         emitted: dict[Any, dict[str, Any]] = {}
         for batch in batches:
             assert batch.schema.equals(self.operator.output_schema)
@@ -265,6 +270,14 @@ class Driven:
                 assert window not in emitted, f"{window} twice"
                 emitted[window] = {name: column[number] for name, column in zip(self.wanted, columns, strict=True)}
         return emitted
+
+    def rewrite(self, due_ms: Callable[[dict[str, Any]], int]) -> None:
+        """Give every stored row another time, as if it had been stored so from the beginning."""
+        rows = [row | {"due": due_ms(row)} for row in self.reader.rows(self.state)]
+        states = {self.state: pa.RecordBatch.from_pylist(rows, schema=self.schema.arrow)}
+        self.reader = MemoryReader(self.operator.state_schemas).overlaid(states)
+        self.version = OpenVersion.of_batches("v", states, self.operator.state_schemas, 0)
+        self.wake_ms = 0 if rows else None
 
     def _check_changes(self, batch: pa.RecordBatch) -> None:
         self.schema.check_batch(batch, "changes")
