@@ -41,8 +41,8 @@ __all__ = ["SMALL_MEMORY", "app", "with_input_for"]
 RESULTS = Path(__file__).parent / "results"
 CHUNK = 50
 """Epochs of one turn: the bar moves, and the first of each is not counted, because it follows an idle time."""
-START_S, EPOCH_S = 120.0, 10.0
-"""How long a turn may take: a minute or two, and ten seconds an epoch."""
+START_S, EPOCH_S = 120.0, 20.0
+"""How long a turn may take: a minute or two, and twenty seconds an epoch."""
 FEWER_SHARDS = (2, 6)
 """Of a scaled run."""
 SMALL_MEMORY = (("spark.driver.memory", "1g"),)

@@ -65,6 +65,9 @@ WAKE_SEQUENCE = -1
 
 EMPTY_TASK = -1
 
+# As Spark's own spark.sql.execution.arrow.maxRecordsPerBatch has it.
+_EMITTED_ROWS = 10_000
+
 # A driver-side parser finds typed errors of tasks by this mark in Spark's exception text.
 ERROR_MARK = "[stillstate-error:"
 
@@ -199,9 +202,9 @@ class StageTask:
                 for batch in result.outputs:
                     for staging in stagings:
                         staging.write(batch)
-                    if self.emit:
+                    if self.emit and batch.num_rows:
                         emitted = True
-                        yield batch
+                        yield from _in_pieces(batch)
                 break
             except LocalCopyUnusable:
                 # A block that nobody had looked at turned out damaged. What was handed on cannot be taken back, so then the
@@ -253,6 +256,12 @@ class StageTask:
 
     def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
         self.accumulator.add([replace(acknowledgement, executor=executor_id())])
+
+
+def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """What is handed to Spark at a time: it works on one piece while the next is written, and on little once the last row is processed."""
+    for start in range(0, batch.num_rows, _EMITTED_ROWS):
+        yield batch.slice(start, _EMITTED_ROWS)
 
 
 def _split_rows(operator: Operator, rows: pa.RecordBatch) -> tuple[GroupedRows, GroupedRows | None]:
