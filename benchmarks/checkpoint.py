@@ -17,12 +17,13 @@ import typer
 from rich.progress import Progress
 
 from benchmarks.checkpoint_workloads import (
-    KEYS,
     LOADS,
     MANIFEST,
     PIECES,
     REQUESTS,
+    TURNS,
     Load,
+    Turned,
     check_mode,
     figures_of,
     scaled,
@@ -78,8 +79,9 @@ def _measure(name: str, folder: Path, *, scale: float, progress: Progress) -> Pi
         if name in LOADS:
             load = LOADS[name]
             return _load(replace(load, workload=scaled(load.workload, scale)), folder, step, scale)
-        if name == "keys":
-            return _keys(scaled(KEYS.few, scale), scaled(KEYS.many, scale), folder, step, scale)
+        if name in TURNS:
+            loads = {n: replace(load, workload=scaled(load.workload, scale)) for n, load in TURNS[name].items()}
+            return _in_turns(loads, folder, step, scale)
         if name == "requests":
             shards = REQUESTS.shards if scale >= 1 else FEWER_SHARDS
             return _requests(scaled(REQUESTS.workload, scale), shards, folder, step)
@@ -148,18 +150,20 @@ def _snapshot_bytes(plan: WorkerPlan, load: Load) -> list[int]:
     return [catalog.manifest(number).total_bytes for number in newest]
 
 
-def _keys(few: Workload, many: Workload, folder: Path, step: Callable[[int, int], None], scale: float) -> Piece:
-    """The same changes over few and many keys; both jobs are up and take turns, in an order that changes."""
-    workloads = {"few": few, "many": many}
-    turns = few.turns["ours"]
-    total = sum(w.prefill_batches + turns.total(w.rounds) for w in workloads.values())
+def _in_turns(loads: Turned, folder: Path, step: Callable[[int, int], None], scale: float) -> Piece:
+    """Small epochs of several jobs that are up at once and take turns, in an order that changes."""
+    rounds = next(iter(loads.values())).workload.rounds
+    total = sum(load.workload.prefill_batches + load.workload.turns["ours"].total(rounds) for load in loads.values())
     done = 0
-    samples: dict[str, list[Sample]] = {name: [] for name in workloads}
+    samples: dict[str, list[Sample]] = {name: [] for name in loads}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
-        for name, workload in workloads.items():
-            files = tuple(write_data(workload, folder / name / "input"))
-            plan = WorkerPlan("ours", workload, folder / name / "engine", usable_cores(), files, conf=_memory(scale))
+        for name, load in loads.items():
+            files = tuple(write_data(load.workload, folder / name / "input"))
+            settings = load.mode.settings
+            plan = WorkerPlan(
+                "ours", load.workload, folder / name / "engine", usable_cores(), files, settings, _memory(scale)
+            )
             workers[name] = stack.enter_context(Worker(plan))
             workers[name].wait_ready()
 
@@ -171,14 +175,19 @@ def _keys(few: Workload, many: Workload, folder: Path, step: Callable[[int, int]
             step(done, total)
             return found
 
-        for name, workload in workloads.items():
-            turn(name, workload.prefill_batches + turns.warm)
-        for number in range(few.rounds):
-            for name in workloads if number % 2 == 0 else reversed(workloads):
-                samples[name].extend(turn(name, turns.per_round)[1:])
+        for name, load in loads.items():
+            turn(name, load.workload.prefill_batches + load.workload.turns["ours"].warm)
+        for number in range(rounds):
+            for name in loads if number % 2 == 0 else reversed(list(loads)):
+                samples[name].extend(turn(name, loads[name].workload.turns["ours"].per_round)[1:])
     return {
-        name: {"title": w.title, "workload": workload_dict(w), "samples": [asdict(s) for s in samples[name]]}
-        for name, w in workloads.items()
+        name: {
+            "title": load.workload.title,
+            "workload": workload_dict(load.workload),
+            "settings": dict(load.mode.settings),
+            "samples": [asdict(s) for s in samples[name]],
+        }
+        for name, load in loads.items()
     }
 
 

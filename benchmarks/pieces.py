@@ -112,7 +112,7 @@ def _slim(piece: Piece) -> dict[str, Any]:
     """A piece as the report keeps it; its own file has everything."""
     samples = piece.get("samples")
     if not isinstance(samples, list):
-        return dict(piece)
+        return {name: _slim(of) if isinstance(of, Mapping) else of for name, of in piece.items()}
     kept = [{k: v for k, v in sample.items() if k not in ("phases_ms", "numbers")} for sample in samples]
     return {**piece, "samples": kept}
 

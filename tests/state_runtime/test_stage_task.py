@@ -147,3 +147,16 @@ def test_a_row_that_wakes_a_shard_is_no_input(job: TaskJob) -> None:
     outputs, acknowledged = run(job, operator(), NO_VERSION, rows("", sequence=WAKE_SEQUENCE))
     assert outputs == []
     assert (acknowledged.shard, acknowledged.input_rows, acknowledged.changes.rows) == (0, 0, 0)
+
+
+def test_spark_reads_the_output_in_pieces_while_the_task_works(job: TaskJob) -> None:
+    """One large batch would be turned into rows after the last row was processed, while the checkpoint is made."""
+    gather = Gather()
+    task = StageTask(job, 0, operator(), None, (), NO_VERSION, "1", True, gather)
+    keys = [f"k{n}" for n in range(25_000)]
+    sizes = []
+    for piece in task([rows(*keys)]):
+        assert gather.got == [], "the snapshot follows the last row"
+        sizes.append(piece.num_rows)
+    assert sizes == [10_000, 10_000, 5_000]
+    assert len(gather.got) == 1
