@@ -164,7 +164,8 @@ class WindowOperator:
         if self.mode == "update":
             return due_ms
         windows = -(-self.window.size_us // self.window.slide_us)  # that hold a pane, at most
-        earliest = self._last_closed(due_ms) - windows + 1
+        # The pane's last window closes in the millisecond before `due_ms`; others may do so, too.
+        earliest = self._last_closed(due_ms - 1) + 1 - (windows - 1)
         return self._closes_ms(max(earliest, self._last_closed(clock.watermark_ms) + 1))
 
     # Geometry: numbers of panes and windows, times and closes; microseconds unless the name says otherwise.

@@ -18,8 +18,9 @@ from window_model import AGGREGATES, INPUT, KEYS, Driven, Row, WindowModel, refe
 
 from state_runtime import aggregates, windows
 from state_runtime.errors import InvalidData, InvalidPipeline
+from state_runtime.processors.operator import EpochClock
 from state_runtime.processors.windows import plan_windows
-from state_runtime.state.table import time_of_entry
+from state_runtime.state.table import entry_of_time, time_of_entry
 from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
 
 SECOND = 1_000_000
@@ -127,6 +128,20 @@ def closes_ms(row: dict[str, Any], window: TimeWindow, lateness_us: int, waterma
         closes.append(-(-(start + window.size_us + lateness_us) // 1000))
         start -= window.slide_us
     return [close for close in closes if close > watermark_ms]
+
+
+@pytest.mark.parametrize("name", [name for name in WINDOWS if "session" not in name])
+@pytest.mark.parametrize("lateness_us", [0, 450])
+def test_a_shard_is_woken_before_the_first_window_of_any_pane_closes(name: str, lateness_us: int) -> None:
+    """Also where several windows close in one millisecond."""
+    window = WINDOWS[name]
+    assert isinstance(window, TimeWindow)
+    operator = planned(window, mode="append", allowed_lateness=f"{lateness_us} microseconds")
+    for at in range(-40 * window.slide_us, 40 * window.slide_us, max(window.slide_us // 7, 1)):
+        entry = entry_of_time(np.array([at], dtype=np.int64)).tolist()[0]
+        closes = closes_ms({"entry": entry}, window, lateness_us, -(1 << 40))
+        for due_ms in closes:
+            assert operator.wake_ms(due_ms, EpochClock(0, -(1 << 40))) <= min(closes)
 
 
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
