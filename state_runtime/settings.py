@@ -34,7 +34,7 @@ class JobSettings:
             look-ups quicker.
         backend: what keeps a shard's state on local disk: "arrow" (sorted, memory-mapped runs) or "rocksdb" (needs the package
             rocksdict). Snapshots do not depend on it.
-        output_rows_per_batch: rows of one output Arrow batch.
+        output_rows_per_batch: rows of one output Arrow batch of an operator, as sinks get it; Spark gets at most 10,000 at a time.
         changelog: "on" writes what an epoch changed; "off" uploads the new files of the backend at each checkpoint.
         compression: of what is written to the changelog.
         checkpoint_interval_s: at least so long from one checkpoint to the next; 0 makes one after each epoch. Output is

@@ -280,11 +280,7 @@ class WindowOperator:
 
     def _removed_or_early(self, due: Part, clock: EpochClock) -> tuple[Part, Part]:
         """Of stored panes those whose last window has closed, and those that are due although it has not, with their proper time."""
-        passed = self._passed(due.due, clock)
-        if not bool(passed.any()):
-            nothing = due.only(passed)
-            return nothing, nothing
-        due = due.only(passed)
+        due = due.only(self._passed(due.due, clock))
         due = replace(due, due=self._closes_ms(self._last_window(due.at)))
         passed = self._passed(due.due, clock)
         return due.only(passed), due.only(~passed)

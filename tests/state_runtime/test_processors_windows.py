@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -56,6 +58,16 @@ raw_rows = st.tuples(
 raw_epochs = st.lists(st.tuples(st.lists(raw_rows, max_size=10), st.integers(0, 14)), min_size=1, max_size=7)
 
 
+def with_places(epochs: Any, step_us: int) -> Iterator[tuple[list[Row], int]]:
+    """Drawn epochs as rows with their places in the source, and by how much the watermark goes on."""
+    places = itertools.count()
+    for drawn, forward in epochs:
+        yield (
+            [Row(k, None if at is None else at * step_us, *values, place=next(places)) for k, at, *values in drawn],
+            forward,
+        )
+
+
 def compare(found: dict[Any, dict[str, Any]], expected: dict[Any, list[Row]]) -> None:
     assert set(found) == set(expected)
     for window, rows in expected.items():
@@ -75,12 +87,8 @@ def test_windows_over_epochs_are_those_of_the_model(
     step = unit(name)
     driven = Driven(WINDOWS[name], mode, lateness=f"{lateness * step} microseconds", hash_of=hash_of, runs=runs)
     model = WindowModel(WINDOWS[name], mode, lateness * step)
-    watermark = late = place = 0
-    for drawn, forward in epochs:
-        rows = []
-        for key, at, *values in drawn:
-            rows.append(Row(key, None if at is None else at * step, *values, place=place))
-            place += 1
+    watermark = late = 0
+    for rows, forward in with_places(epochs, step):
         late, watermark = watermark, watermark + forward * step // 1000
         found = driven.epoch(rows, watermark, late)
         expected, late_rows = model.epoch(rows, watermark, late)
@@ -104,12 +112,8 @@ def test_panes_that_earlier_versions_stored_are_gone_on_with(
     assert isinstance(window, TimeWindow)
     driven = Driven(window, "append", lateness=f"{lateness * step} microseconds")
     model = WindowModel(window, "append", lateness * step)
-    watermark = late = place = 0
-    for number, (drawn, forward) in enumerate(epochs):
-        rows = []
-        for key, at, *values in drawn:
-            rows.append(Row(key, None if at is None else at * step, *values, place=place))
-            place += 1
+    watermark = late = 0
+    for number, (rows, forward) in enumerate(with_places(epochs, step)):
         late, watermark = watermark, watermark + forward * step // 1000
         compare(driven.epoch(rows, watermark, late), model.epoch(rows, watermark, late)[0])
         if number == rewritten_after:
@@ -152,12 +156,7 @@ def test_without_a_watermark_nothing_is_late_or_removed(name: str, epochs: Any) 
     driven = Driven(WINDOWS[name], "update", watermarked=False)
     model = WindowModel(WINDOWS[name], "update", watermarked=False)
     assert driven.operator.time_domain == ""
-    place = 0
-    for drawn, _ in epochs:
-        rows = []
-        for key, at, *values in drawn:
-            rows.append(Row(key, None if at is None else at * SECOND, *values, place=place))
-            place += 1
+    for rows, _ in with_places(epochs, SECOND):
         compare(driven.epoch(rows), model.epoch(rows, 0, 0)[0])
         assert driven.late == 0
 
