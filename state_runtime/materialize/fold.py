@@ -20,7 +20,7 @@ from state_runtime.errors import MissingFile
 from state_runtime.ids import Ids
 from state_runtime.limits import KIB, MIB
 from state_runtime.materialize.encoding import encode_table
-from state_runtime.materialize.plan import Cell, FoldPlan, LogPart, StoredTable, Unit
+from state_runtime.materialize.plan import Cell, FoldPlan, FoldSizes, LogPart, StoredTable, Unit
 from state_runtime.restore.shard_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, TableEntry
 from state_runtime.snapshot.paths import safe_name
@@ -30,7 +30,7 @@ from state_runtime.store import Store
 __all__ = ["FoldContext", "Folded", "fold_source_logs", "fold_unit", "read_log", "table_name"]
 
 _GAP_BYTES = 64 * KIB  # parts of one object this near to each other are read by one request
-_CHUNK_BYTES = 32 * MIB  # stored bytes of the log that are fetched and folded at once
+_CHUNK_BYTES = 32 * MIB  # decoded bytes of the log that are fetched at once
 _READERS = 4  # requests at a time
 
 
@@ -50,12 +50,11 @@ class FoldContext:
     operators: tuple[OperatorEntry, ...]
     now_ms: int | None
     decide: bool
-    small_bytes: int
-    deltas_max: int
+    sizes: FoldSizes
     files: Manifest | None = None
 
     @staticmethod
-    def of(manifest: Manifest, plan: FoldPlan, writer: str, *, small_bytes: int, deltas_max: int) -> FoldContext:
+    def of(manifest: Manifest, plan: FoldPlan, writer: str, sizes: FoldSizes) -> FoldContext:
         now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
         return FoldContext(
             manifest.snapshot_id,
@@ -63,8 +62,7 @@ class FoldContext:
             manifest.operators,
             now_ms,
             plan.mode == "auto",
-            small_bytes,
-            deltas_max,
+            sizes,
             replace(manifest, segments=(), layers=(), outputs=()) if manifest.shards is not None else None,
         )
 
@@ -127,7 +125,7 @@ def fold_unit(
     bottom: Callable[[str, str, int, int], pa.RecordBatch] | None = None,
     into: Store | None = None,
 ) -> Folded:
-    """Fold one unit: its log once, then cell by cell. In memory: the unit's log, folded, and one cell's tables.
+    """Fold one unit cell by cell. In memory: the unit's log, folded where it is large, and one cell's tables.
 
     A new base leaves out what nobody can see any more: tombstones, clear markers, and rows whose TTL has run out by the snapshot's
     batch time. A delta keeps them, because they hide rows below. Rows of older columns are brought to the newest.
@@ -145,9 +143,10 @@ def fold_unit(
         bottom = _bottom(root, context.files)
     work = _Work(root, unit, context, StateVersions(operator, state), ids, bottom, into or root)
     total = Folded(read_bytes=sum(p.part.length for p in unit.log))
-    log = work.folded_log()
+    log = work.log()
     for cell in unit.cells:
-        total = total + work.cell(cell, slice_hash_range(log, cell.low, cell.high) if log is not None else None)
+        pieces = (slice_hash_range(batch, cell.low, cell.high) for batch in log)
+        total = total + work.cell(cell, [piece for piece in pieces if piece.num_rows])
     return total
 
 
@@ -179,17 +178,25 @@ class _Work:
     bottom: Callable[[str, str, int, int], pa.RecordBatch] | None
     into: Store
 
-    def folded_log(self) -> pa.RecordBatch | None:
-        """The unit's log with each identity once; None if it has none. Folding is associative, so it goes chunk by chunk."""
-        folded: list[pa.RecordBatch] = []
+    def log(self) -> list[pa.RecordBatch]:
+        """The unit's log, newest first.
+
+        Its batches are folded together with the tables, so that a row is moved once. Of a log that is too large for that an
+        identity is kept once; folding is associative.
+        """
+        log: list[pa.RecordBatch] = []
+        unfolded = self.context.sizes.unfolded_bytes
+        bytes_max = unfolded
         with ThreadPoolExecutor(_READERS, "stillstate-fold") as pool:
             for chunk in _chunks(self.unit.log):
-                batches = [
+                log += [
                     self.versions.read(self._slice(batch), piece.snapshot_id, piece.path)
                     for piece, batch in zip(chunk, self._fetch(chunk, pool), strict=True)
                 ]
-                folded = [self.versions.fold([*folded, *batches], drop_deleted=False)]
-        return folded[0] if folded else None
+                if sum(batch.nbytes for batch in log) > bytes_max:
+                    log = [self.versions.fold(log, drop_deleted=False)]
+                    bytes_max = log[0].nbytes + unfolded
+        return log
 
     def _slice(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return slice_hash_range(batch, self.unit.low, self.unit.high)
@@ -211,33 +218,48 @@ class _Work:
             batches.append(StateSchema.of(batch.schema).check_batch(batch, piece.path))
         return batches
 
-    def cell(self, cell: Cell, log: pa.RecordBatch | None) -> Folded:
-        """A new base, a delta, or nothing."""
-        rows = log.num_rows if log is not None else 0
+    def cell(self, cell: Cell, log: Sequence[pa.RecordBatch]) -> Folded:
+        """A new base, a delta, or nothing.
+
+        Args:
+            log: of the cell, newest first; no batch is empty.
+        """
+        rows = self._rows_of(cell, log)
         if cell.major or self._is_due(cell, rows):
             return self._major(cell, log)
         if not rows:
             return Folded()
         # A delta that is not larger than what comes on top of it is taken in: so few deltas lie above one another, and a row
         # is rewritten about log2(deltas) times before a major fold takes it (the binary counter of log-structured merging).
-        size = float(rows * self._row_bytes(cell))
+        size = rows * self._row_bytes(cell)
         taken = 0
         while taken < len(cell.deltas) and cell.deltas[taken].table.bytes <= size:
             size += cell.deltas[taken].table.bytes
             taken += 1
-        if len(cell.deltas) - taken >= self.context.deltas_max:
+        if len(cell.deltas) - taken >= self.context.sizes.deltas_max:
             taken = len(cell.deltas)
         older = cell.deltas[:taken]
         batch = self._folded(cell, log, older)
         table = self._write(batch, cell)
         return Folded((), (table,), tuple(t.table.path for t in older), sum(t.table.bytes for t in older))
 
-    def _is_due(self, cell: Cell, log_rows: int) -> bool:
+    def _rows_of(self, cell: Cell, log: Sequence[pa.RecordBatch]) -> float:
+        """What folding leaves of a log, about: it is tried with the first part of the cell's range."""
+        total: int = sum(batch.num_rows for batch in log)
+        if len(log) < 2:
+            return total
+        high = cell.low + (cell.high - cell.low) * min(self.context.sizes.sampled_rows, total) // total
+        sample = [slice_hash_range(batch, cell.low, high) for batch in log]
+        sampled: int = sum(batch.num_rows for batch in sample)
+        left: int = self.versions.fold(sample, drop_deleted=False).num_rows
+        return total * left / sampled if sampled else total
+
+    def _is_due(self, cell: Cell, log_rows: float) -> bool:
         if not log_rows:
             return False
         if not cell.base:
             return True  # nothing lies below: a base costs no more than a delta
-        if cell.base_bytes <= self.context.small_bytes:
+        if cell.base_bytes <= self.context.sizes.small_bytes:
             return self.context.decide
         return self.context.decide and cell.delta_bytes + log_rows * self._row_bytes(cell) >= cell.threshold
 
@@ -248,16 +270,16 @@ class _Work:
         rows = sum(t.table.rows for t in stored)
         return sum(t.table.bytes for t in stored) / rows if rows else 1.0
 
-    def _major(self, cell: Cell, log: pa.RecordBatch | None) -> Folded:
+    def _major(self, cell: Cell, log: Sequence[pa.RecordBatch]) -> Folded:
         older = (*cell.deltas, *cell.base)
         batch = self._folded(cell, log, older, drop_deleted=True)
         tables = (self._write(batch, cell),) if batch.num_rows else ()
         return Folded(tables, (), tuple(t.table.path for t in older), sum(t.table.bytes for t in older))
 
     def _folded(
-        self, cell: Cell, log: pa.RecordBatch | None, older: Sequence[StoredTable], *, drop_deleted: bool = False
+        self, cell: Cell, log: Sequence[pa.RecordBatch], older: Sequence[StoredTable], *, drop_deleted: bool = False
     ) -> pa.RecordBatch:
-        newest_first = [log] if log is not None else []
+        newest_first = list(log)
         for stored in older:
             batch = slice_hash_range(read_table(self.root, stored.table), cell.low, cell.high)
             newest_first.append(self.versions.read(batch, stored.snapshot_id, stored.table.path))

@@ -62,6 +62,8 @@ class FoldSizes:
         small_bytes: a base table up to this size is rewritten with every change: cheaper than another file.
         unit_bytes: log, base and deltas that are folded as one piece of work; the log of one is in memory at once.
         deltas_max: above one cell.
+        unfolded_bytes: decoded, of a log whose batches are folded together with the tables; a longer one is folded first.
+        sampled_rows: of a cell's log, to learn how many rows folding leaves of it.
     """
 
     table_bytes: int = 32 * MIB
@@ -69,6 +71,8 @@ class FoldSizes:
     small_bytes: int = MIB
     unit_bytes: int = 128 * MIB
     deltas_max: int = 8
+    unfolded_bytes: int = 96 * MIB
+    sampled_rows: int = 8_192
 
 
 @dataclass(frozen=True)

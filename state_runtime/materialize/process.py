@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from state_runtime import errors
+from state_runtime.allocator import KEEPS_FREED_MEMORY
 from state_runtime.clock import SYSTEM_CLOCK
 from state_runtime.errors import StillstateError, Unavailable
 from state_runtime.ids import SYSTEM_IDS
@@ -109,6 +110,7 @@ class FoldProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={
+                    **KEEPS_FREED_MEMORY,
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(paths),
                     "STILLSTATE_DRIVER_PID": str(os.getpid()),

@@ -143,7 +143,7 @@ def fold_snapshot(
         MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is garbage.
     """
     plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)
-    context = FoldContext.of(manifest, plan, pin.writer, small_bytes=sizes.small_bytes, deltas_max=sizes.deltas_max)
+    context = FoldContext.of(manifest, plan, pin.writer, sizes)
     folded = fold(plan, context, reached)
     faults.reach("fold-units-done")
     bases = any(True for _ in folded.base) or _replaces_base(manifest, folded.removed)

@@ -493,50 +493,56 @@ def fold(
     batches = [b for b in newest_first if b.num_rows]
     if not batches:
         return schema.empty()
+    order = None
     if len(batches) == 1:
         merged = batches[0]
     elif schema.entries is None:
-        merged = _fold_values(concat(batches, schema.arrow), schema)
+        merged = concat(batches, schema.arrow)
+        order = _newest_values(merged, schema)
     else:
-        merged = _fold_entries(batches, schema)
-    if not drop_deleted:
-        return merged
-    deleted = merged.column(1)
-    if pc.any(deleted).as_py():
-        merged = merged.filter(pc.invert(deleted))
+        # Oldest first: what was appended to lists then is in order once it is sorted by hash.
+        merged = concat(batches[::-1], schema.arrow)
+        order = _newest_entries(merged, schema, [b.num_rows for b in batches[::-1]])
+    stays = _stays(merged, schema, now_ms) if drop_deleted else None
+    if order is None:
+        return merged if stays is None else merged.filter(pa.array(stays))
+    # Only rows that stay are moved.
+    return merged.take(pa.array(order if stays is None else order[stays[order]]))
+
+
+def _stays(batch: pa.RecordBatch, schema: StateSchema, now_ms: int | None) -> Mask | None:
+    """Which rows are neither deleted nor expired; None if all are there."""
+    gone: Mask = batch.column(1).to_numpy(zero_copy_only=False)
     if now_ms is not None and schema.time == "expires":
-        gone = expired(schema.times_of(merged), now_ms)
-        if bool(gone.any()):
-            merged = merged.filter(pa.array(~gone))
-    return merged
+        gone = gone | expired(schema.times_of(batch), now_ms)
+    return ~gone if bool(gone.any()) else None
 
 
-def _fold_values(merged: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
-    """Of batches in the value layout, put one after the other, each key's first row."""
-    hashes = hashes_of(merged)
+def _newest_values(merged: pa.RecordBatch, schema: StateSchema) -> Positions:
+    """Of batches in the value layout, put one after the other, where each key's first row is, in order."""
     # Stable: of equal hashes the newest stays in front. numpy's stable sort finds the sorted runs and merges them.
+    hashes = hashes_of(merged)
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     tied = np.flatnonzero(ordered[1:] == ordered[:-1])
     at, after = pa.array(order[tied]), pa.array(order[tied + 1])
     keys = schema.keys_of(merged)
-    same = same_keys([k.take(at) for k in keys], [k.take(after) for k in keys])
-    if bool(same.all()):
-        # Only rows that stay are moved: the first of each key.
-        keep = np.ones(len(order), dtype=np.bool_)
+    keep = np.ones(len(order), dtype=np.bool_)
+    if bool(same_keys([k.take(at) for k in keys], [k.take(after) for k in keys]).all()):
         keep[tied + 1] = False
-        return merged.take(pa.array(order[keep]))
-    merged = merged.take(pa.array(order))
-    regroup, starts = first_of_groups(hashes_of(merged), schema.keys_of(merged))
-    merged = merged.take(pa.array(regroup)) if regroup is not None else merged
-    return merged.filter(pa.array(starts))
+    else:
+        picked = pa.array(order)
+        regroup, keep = first_of_groups(ordered, [k.take(picked) for k in keys])
+        order = order if regroup is None else order[regroup]
+    return order[keep]
 
 
-def _fold_entries(newest_first: Sequence[pa.RecordBatch], schema: StateSchema) -> pa.RecordBatch:
-    """Of batches in the entries layout each identity's newest row that no clear marker hides."""
-    # Oldest first: what was appended to lists then is in order once it is sorted by hash.
-    merged = concat(newest_first[::-1], schema.arrow)
-    ages = np.repeat(np.arange(len(newest_first))[::-1], [b.num_rows for b in newest_first[::-1]])
+def _newest_entries(merged: pa.RecordBatch, schema: StateSchema, counts: Sequence[int]) -> Positions:
+    """Of batches in the entries layout, oldest first, where each identity's newest row is that no clear marker hides, in order.
+
+    Args:
+        counts: rows of each batch.
+    """
     order, ties = _entry_order(hashes_of(merged), entries_of(merged))
     identity = [*schema.keys_of(merged), *schema.entry_columns_of(merged)]
     at, after = pa.array(order[ties]), pa.array(order[ties + 1])
@@ -551,35 +557,42 @@ def _fold_entries(newest_first: Sequence[pa.RecordBatch], schema: StateSchema) -
     keep = np.ones(len(order), dtype=np.bool_)
     keep[ties] = False  # the last of each identity is the newest
     order = order[keep]
-    hidden = _hidden_by_clear_markers(merged, schema, order, ages[order])
-    return merged.take(pa.array(order if hidden is None else order[~hidden]))
+    if not bool((entries_of(merged) == CLEAR_MARKER).any()):
+        return order
+    ages = np.repeat(np.arange(len(counts))[::-1], counts)
+    return order[~_hidden_by_clear_markers(merged, schema, order, ages[order])]
 
 
 def _entry_order(hashes: Hashes, entries: Hashes) -> tuple[Positions, Positions]:
     """The stable permutation that sorts by (hash, entry), and the places in it after which the same pair comes again."""
     order = np.argsort(hashes, kind="stable")
-    sorted_hashes, sorted_entries = hashes[order], entries[order]
-    same_hash = sorted_hashes[1:] == sorted_hashes[:-1]
-    falls = same_hash & (sorted_entries[1:] < sorted_entries[:-1])
+    ordered = hashes[order]
+    # Entries matter only where a hash comes again.
+    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+    before, after = entries[order[tied]], entries[order[tied + 1]]
+    falls = after < before
     if bool(falls.any()):
         # Only the rows of hashes whose entries are not in order yet.
-        group = np.concatenate(([0], np.cumsum(~same_hash)))
+        group = np.concatenate(([0], np.cumsum(tied[1:] != tied[:-1] + 1)))
         unsorted = np.zeros(int(group[-1]) + 1, dtype=np.bool_)
-        unsorted[group[1:][falls]] = True
-        rows = np.flatnonzero(unsorted[group])
-        order[rows] = order[rows[_order_in_groups(group[rows], sorted_entries[rows])]]
-        sorted_entries = entries[order]
-    return order, np.flatnonzero(same_hash & (sorted_entries[1:] == sorted_entries[:-1]))
+        unsorted[group[falls]] = True
+        pairs = tied[unsorted[group]]
+        picked = np.zeros(len(order), dtype=np.bool_)
+        picked[pairs] = picked[pairs + 1] = True
+        rows = np.flatnonzero(picked)
+        order[rows] = order[rows[_order_by_entry(ordered[rows], entries[order[rows]])]]
+        before, after = entries[order[tied]], entries[order[tied + 1]]
+    return order, tied[before == after]
 
 
-def _order_in_groups(groups: Positions, entries: Hashes) -> Positions:
-    """The stable permutation that sorts rows by entry within their groups, which are in order already.
+def _order_by_entry(hashes: Hashes, entries: Hashes) -> Positions:
+    """The stable permutation that sorts rows by entry within those of one hash, which stand together already.
 
-    Group and entry are sorted as one number: ten times as fast as numpy's lexicographic sort. Of entries that are hashes the
-    low bits do not fit beside the group; they are looked at only where the rest did not decide.
+    The hash's number and the entry are sorted as one number: ten times as fast as numpy's lexicographic sort. Of entries that are
+    hashes the low bits do not fit beside it; they are looked at only where the rest did not decide.
     """
     above_least = entries - entries.min()
-    groups = np.concatenate(([0], np.cumsum(groups[1:] != groups[:-1])))
+    groups = np.concatenate(([0], np.cumsum(hashes[1:] != hashes[:-1])))
     group_bits = int(groups[-1]).bit_length()
     cut = np.uint64(max(0, group_bits + int(above_least.max()).bit_length() - 64))
     order = np.argsort((groups.view(np.uint64) << np.uint64(64 - group_bits)) | (above_least >> cut), kind="stable")
@@ -590,18 +603,14 @@ def _order_in_groups(groups: Positions, entries: Hashes) -> Positions:
     return order
 
 
-def _hidden_by_clear_markers(
-    merged: pa.RecordBatch, schema: StateSchema, order: Positions, ages: Positions
-) -> Mask | None:
-    """Which rows a clear marker of a newer batch hides; None if there is no marker.
+def _hidden_by_clear_markers(merged: pa.RecordBatch, schema: StateSchema, order: Positions, ages: Positions) -> Mask:
+    """Which rows a clear marker of a newer batch hides.
 
     Args:
         order: rows sorted by (hash, entry), each identity once, so that a marker precedes the rows of its key.
         ages: number of each row's batch, 0 is the newest.
     """
     markers = np.flatnonzero(entries_of(merged)[order] == CLEAR_MARKER)
-    if len(markers) == 0:
-        return None
     hashes = hashes_of(merged)[order]
     behind = np.searchsorted(hashes, hashes[markers], side="right") - markers - 1
     rows = ranges(markers + 1, behind)

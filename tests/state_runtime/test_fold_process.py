@@ -14,6 +14,7 @@ import psutil
 import pytest
 from model import ALL_HASHES, ALL_KEYS, OPERATOR, SCHEMA, STATE, StateWriter, rows_of
 
+from state_runtime.allocator import KEEPS_FREED_MEMORY
 from state_runtime.changelog.reader import read_states
 from state_runtime.errors import MissingSnapshot, Unavailable
 from state_runtime.materialize import apply
@@ -66,6 +67,16 @@ def test_the_process_folds_what_a_thread_would(bench: Bench) -> None:
         stored = read_states(bench.root, bench.writer.manifest, OPERATOR, {STATE: SCHEMA}, *ALL_HASHES)[STATE]
         assert rows_of(stored) == CHANGED
     assert record_ids(bench.root)[0] == [1, 2]
+
+
+def test_the_process_keeps_freed_memory_unless_its_user_says_otherwise(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is told by the environment wins over what is good for most."""
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
+    bench.process.fold(bench.commit())
+    found = {name: bench.child.environ()[name] for name in KEEPS_FREED_MEMORY}
+    assert found == {**KEEPS_FREED_MEMORY, "MALLOC_TRIM_THRESHOLD_": "0"}
 
 
 def test_an_error_of_the_fold_is_the_caller_s_by_its_type(bench: Bench) -> None:

@@ -58,8 +58,8 @@ from state_runtime.store import Store
 SIZES = st.sampled_from(
     [
         FoldSizes(),
-        FoldSizes(table_bytes=1, small_bytes=0, unit_bytes=1, cells_max=8, deltas_max=2),
-        FoldSizes(table_bytes=3_000, small_bytes=0, unit_bytes=10_000, cells_max=256, deltas_max=3),
+        FoldSizes(table_bytes=1, small_bytes=0, unit_bytes=1, cells_max=8, deltas_max=2, unfolded_bytes=1),
+        FoldSizes(table_bytes=3_000, small_bytes=0, unit_bytes=10_000, cells_max=256, deltas_max=3, sampled_rows=2),
     ]
 )
 MODES = st.sampled_from(["none", "auto", "auto", "minor", "major"])
@@ -159,6 +159,20 @@ def test_few_changes_of_a_cell_become_a_delta_and_many_a_new_base() -> None:
     writer.manifest = apply(writer.manifest, record)
     assert len(writer.manifest.layers) == 1
     assert state_of(writer.root, writer.manifest)["7", 0.0] == (7, "y" * 20)
+
+
+@pytest.mark.parametrize("sampled_rows", [10_000, 200], ids=["all of it", "some of it"])
+def test_a_base_is_due_by_what_folding_leaves_of_a_log(sampled_rows: int) -> None:
+    """Rows that changed again and again are one row of a delta, however long the log of them is."""
+    sizes = FoldSizes(small_bytes=0, sampled_rows=sampled_rows)
+    writer = StateWriter(parallelism=2)
+    writer.epoch({(str(n), 0.0): (n, "x" * 20) for n in range(2_000)})
+    writer.manifest = folded(writer.root, writer.manifest, sizes=sizes)
+    for number in range(8):
+        writer.epoch({(str(n), 0.0): (number, "x" * 20) for n in range(150)})
+    record = recorded(writer.root, writer.manifest, sizes=sizes)
+    assert record.mode == "minor"
+    assert sum(t.rows for t in record.deltas) == 150
 
 
 def test_deltas_above_a_cell_stay_few() -> None:
