@@ -121,6 +121,12 @@ def _disk(folder: Path) -> LocalDisk:
     return LocalDisk(folder, SYSTEM_CLOCK)
 
 
+@lru_cache(maxsize=1024)
+def _warn_left_behind(folder: Path, why: str) -> None:
+    """Once in a worker process, not in each epoch; how often it happened is counted in `local_failures`."""
+    _LOG.warning("outdated local files in %s could not be removed: %s; they take up space", folder, why)
+
+
 class ShardAccess:
     """One task's way to its shard's state: a local copy if one serves, else the primary store.
 
@@ -211,7 +217,7 @@ class ShardAccess:
             self._remove_outdated(before)
         except OSError as error:
             self._is_left_behind = True
-            _LOG.warning("outdated local files in %s could not be removed: %s; they take up space", self._folder, error)
+            _warn_left_behind(self._folder, error.strerror or str(error))
         try:
             tidied = self._local.tidied(attempt, base, now_ms=self._now_ms, runs_max=self._job.settings.runs_max)
         except (OSError, pa.ArrowException, LocalCopyUnusable):

@@ -201,8 +201,9 @@ def test_attempts_that_were_given_up_leave_nothing_that_grows(tmp_path: Path) ->
 
 @pytest.mark.parametrize("backend", ["arrow", "rocksdb"])
 def test_outdated_files_that_cannot_be_removed_are_counted_and_cost_no_restore(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each epoch counts them; the log says it once."""
     job, rng = small_job(tmp_path, backend=backend), random.Random(6)
     job.epoch(changes(rng, job))
     assert not job.failed
@@ -215,6 +216,8 @@ def test_outdated_files_that_cannot_be_removed_are_counted_and_cost_no_restore(
         for _ in range(2):
             assert set(job.epoch(changes(rng, job)).values()) == {""}
             assert job.failed
+    said = [record.message for record in caplog.records if "outdated local files" in record.message]
+    assert len(said) == 1
     assert set(job.epoch(changes(rng, job)).values()) == {""}
     assert not job.failed
 
