@@ -29,7 +29,7 @@ class Recovery:
 
     mode: Mode
     scenarios: tuple[Scenario, ...]
-    repeats: int = 3
+    repeats: int = 7
 
 
 PIECES: Mapping[str, Recovery] = {
