@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.workloads import Side, Workload
-from state_runtime.allocator import KEEPS_FREED_MEMORY
+from state_runtime.allocator import TASKS_KEEP_FREED_MEMORY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +44,7 @@ COMMON_CONF: dict[str, str] = {
     "spark.sql.streaming.pollingDelay": "200",
     "spark.sql.streaming.numRecentProgressUpdates": "1000",
     "spark.python.unix.domain.socket.enabled": "true",
-    **{f"spark.executorEnv.{name}": value for name, value in KEEPS_FREED_MEMORY.items()},
+    **TASKS_KEEP_FREED_MEMORY,
 }
 
 # What a user who wants speed from Spark's own operators sets.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from state_runtime.allocator import KEEPS_FREED_MEMORY
+from state_runtime.allocator import TASKS_KEEP_FREED_MEMORY
 from state_runtime.java import require_java
 
 __all__ = ["RECOMMENDED", "build_session", "session_conf"]
@@ -37,7 +37,7 @@ RECOMMENDED: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     # A run says itself how it goes; Spark's bar would write over it.
     "spark.ui.showConsoleProgress": "false",
-    **{f"spark.executorEnv.{name}": value for name, value in KEEPS_FREED_MEMORY.items()},
+    **TASKS_KEEP_FREED_MEMORY,
 }
 
 

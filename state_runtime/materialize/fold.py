@@ -224,8 +224,10 @@ class _Work:
         Args:
             log: of the cell, newest first; no batch is empty.
         """
+        if cell.major:
+            return self._major(cell, log)
         rows = self._rows_of(cell, log)
-        if cell.major or self._is_due(cell, rows):
+        if self._is_due(cell, rows):
             return self._major(cell, log)
         if not rows:
             return Folded()
