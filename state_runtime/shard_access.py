@@ -170,7 +170,8 @@ class ShardAccess:
 
     def _store(self, backend: str) -> ShardStore:
         folder = self._folder / f"{self._job.parallelism}-{self.shard}"
-        return open_backend(backend, folder, self._operator.state_schemas, SYSTEM_CLOCK, self._stamp)
+        schemas, stored = self._operator.state_schemas, self._job.settings.changelog == "off"
+        return open_backend(backend, folder, schemas, SYSTEM_CLOCK, self._stamp, stored=stored)
 
     def export(self, version: str) -> VersionFiles:
         """The files of a local version. Raises LocalCopyUnusable."""

@@ -32,7 +32,13 @@ def discard(kind: str, folder: Path, clock: Clock) -> None:
 
 
 def open_backend(
-    kind: str, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP
+    kind: str,
+    folder: Path,
+    schemas: Mapping[str, StateSchema],
+    clock: Clock,
+    stamp: Stamp = NO_STAMP,
+    *,
+    stored: bool = False,
 ) -> ShardStore:
     """The local versions of one shard. Nothing is read or written yet.
 
@@ -41,12 +47,13 @@ def open_backend(
             a restore from the primary store, as after the loss of the host.
         folder: the shard's own; RocksDB uses a folder in it.
         stamp: what new versions are marked with.
+        stored: they will be exported, after each epoch that changes them.
 
     Raises:
         InvalidConfiguration: no such backend, or its library is not installed.
     """
     if kind == "arrow":
-        return LocalShard(folder, schemas, clock, stamp=stamp)
+        return LocalShard(folder, schemas, clock, stamp=stamp, stored=stored)
     if kind != "rocksdb":
         raise InvalidConfiguration(f"there is no backend {kind!r}: choose arrow or rocksdb")
     try:

@@ -1,7 +1,7 @@
 """Local runs: the state of one shard of one operator on the host's disk, in immutable versions.
 
     <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/
-        <version>.json        which files make the version's runs (state/runs.py), with size, rows and digest
+        <version>.json        which files make the version's runs (state/runs.py), with size, rows and check value
         <version>-<n>.arrow   Arrow IPC files, sorted by key hash (and entry), memory-mapped
 
 A *version* is the state after one attempt of one task; its id is unique, and the driver learns it from the task's
@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from state_runtime.clock import Clock
 from state_runtime.limits import MIB
@@ -81,6 +82,9 @@ class LocalShard:
 
     Several attempts of a task, also of different drivers, may use the folder at once: every file has one writer and a
     unique name, and `prune` only removes what older versions name, or what was abandoned an hour ago.
+
+    Args:
+        stored: versions will be exported, so files get their SHA-256 while they are written.
     """
 
     def __init__(
@@ -90,9 +94,11 @@ class LocalShard:
         clock: Clock,
         *,
         stamp: Stamp = NO_STAMP,
+        stored: bool = False,
         merge_rows_min: int = BUDGET_ROWS_MIN,
     ) -> None:
         self._stamp = stamp
+        self._stored = stored
         self._merge_rows_min = merge_rows_min
         self._folder = folder
         self._schemas = schemas
@@ -181,6 +187,9 @@ class LocalShard:
                 continue
             written, _ = self._write_run(next(names), change, self._schemas[state])
             states[state] = add_run(states.get(state, Layout()), written)
+        if self._stored:
+            # Once after the changelog was on, so that not every export has to.
+            states = {state: layout.with_files(self._digested) for state, layout in states.items()}
         self._write_version(Version(version, base.version.version, states, self._stamp.snapshot_id, self._stamp.epoch))
 
     def _merge(
@@ -391,9 +400,19 @@ class LocalShard:
             body, described = self._read_description(version)
         except _UNREADABLE as error:
             raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
-        named = {file.file: file for file in described.files}
+        named = {file.file: self._digested(file) for file in described.files}
         files = tuple(LocalFile(f.file, f.bytes, f.digest, self._folder / f.file) for f in named.values())
         return VersionFiles(body.decode(), files)
+
+    def _digested(self, file: RunFile) -> RunFile:
+        """The file with its digest, for which it is read if need be. Raises LocalCopyUnusable."""
+        if file.digest:
+            return file
+        try:
+            body = self._checked(file)
+        except (OSError, ValueError) as error:
+            raise LocalCopyUnusable(f"{self._folder}: {error}") from error
+        return replace(file, digest=hashlib.sha256(body).hexdigest())
 
     def install(self, version: str, description: str, files: Mapping[str, pa.Buffer]) -> None:
         """See `ShardStore.install`."""
@@ -461,47 +480,62 @@ class LocalShard:
             temporary.unlink(missing_ok=True)
 
     def _map(self, run: RunFile, schema: StateSchema, verify: bool) -> RunData:
-        path = self._folder / run.file
+        return read_run(self._checked(run, content=verify), run, schema)
+
+    def _checked(self, file: RunFile, *, content: bool = True) -> pa.Buffer:
+        """A file's bytes, mapped. Raises OSError or ValueError if they are not what was written, as far as that is looked at."""
+        path = self._folder / file.file
         status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != run.bytes:
-            raise ValueError(f"{run.file} is not a file of {run.bytes} bytes")
-        source = pa.memory_map(str(path))
-        if verify and hashlib.sha256(source.read_buffer()).hexdigest() != run.digest:
-            raise ValueError(f"{run.file} has another digest")
-        return read_run(source, run, schema)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
+            raise ValueError(f"{file.file} is not a file of {file.bytes} bytes")
+        body = pa.memory_map(str(path)).read_buffer()
+        if content and not _is_unaltered(body, file):
+            raise ValueError(f"{file.file} was altered")
+        return body
 
     def _write_run(self, name: str, batch: pa.RecordBatch, schema: StateSchema) -> tuple[RunFile, RunData]:
         order = due_order_of(batch) if schema.time == "due" else None
         data = RunData(batch, order)
         if order is not None:
             batch = pa.RecordBatch.from_arrays([*batch.columns, order], schema=_stored_schema(schema))
-        size, digest = _write_batch(self._folder / name, batch)
+        written = _write_batch(self._folder / name, batch, digest=self._stored)
         hashes = hashes_of(batch)
-        return RunFile(name, batch.num_rows, size, digest, int(hashes[0]), int(hashes[-1])), data
+        low, high = int(hashes[0]), int(hashes[-1])
+        return RunFile(name, batch.num_rows, written.bytes, written.digest, low, high, written.check), data
 
 
-def _write_batch(path: Path, batch: pa.RecordBatch) -> tuple[int, str]:
-    """A batch as a new Arrow file; its size and digest."""
+def _write_batch(path: Path, batch: pa.RecordBatch, *, digest: bool) -> _HashedFile:
+    """A batch as a new Arrow file; what was written."""
     descriptor = os.open(path, _NEW_FILE, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        sink = _HashedFile(file)
+        sink = _HashedFile(file, digest)
         with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
             writer.write_batch(batch)
-    return sink.bytes, sink.digest
+    return sink
+
+
+def _is_unaltered(body: pa.Buffer, file: RunFile) -> bool:
+    """Whether these bytes are those that were written."""
+    if file.check:
+        return bool(xxhash.xxh3_128_hexdigest(body) == file.check)
+    return hashlib.sha256(body).hexdigest() == file.digest
 
 
 class _HashedFile:
     """A file that is written once, and what was written: nothing is copied on the way."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, digest: bool) -> None:
         self._file = file
-        self._hash = hashlib.sha256()
+        self._check = xxhash.xxh3_128()
+        self._digest = hashlib.sha256() if digest else None
         self.bytes = 0
         self.closed = False
 
     def write(self, data: pa.Buffer | bytes) -> int:
         size = self._file.write(data)
-        self._hash.update(data)
+        self._check.update(data)
+        if self._digest is not None:
+            self._digest.update(data)
         self.bytes += size
         return size
 
@@ -513,8 +547,12 @@ class _HashedFile:
         self.closed = True
 
     @property
+    def check(self) -> str:
+        return self._check.hexdigest()
+
+    @property
     def digest(self) -> str:
-        return self._hash.hexdigest()
+        return self._digest.hexdigest() if self._digest is not None else ""
 
 
 def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> tuple[tuple[LocalFile, ...], str]:
@@ -522,7 +560,8 @@ def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> t
     layouts: dict[str, Layout] = {}
     files = []
     for number, (state, (body, rows)) in enumerate(runs.items()):
-        file = RunFile(f"{version}-{number}.arrow", rows, body.size, hashlib.sha256(body).hexdigest())
+        digest, check = hashlib.sha256(body).hexdigest(), xxhash.xxh3_128_hexdigest(body)
+        file = RunFile(f"{version}-{number}.arrow", rows, body.size, digest, check=check)
         layouts[state] = add_run(Layout(), file)
         files.append(LocalFile(file.file, file.bytes, file.digest, Path(file.file)))
     return tuple(files), json.dumps({"format": _FORMAT, **asdict(Version(version, "", layouts))})
@@ -645,7 +684,8 @@ def _parse_file(stored: Any) -> RunFile:
     low, high = int(stored["low"]), int(stored["high"])
     if not 0 <= low <= high <= HASH_MAX:
         raise ValueError("a run's range is none")
-    return RunFile(str(stored["file"]), int(stored["rows"]), int(stored["bytes"]), str(stored["digest"]), low, high)
+    file, digest, check = str(stored["file"]), str(stored["digest"]), str(stored.get("check", ""))
+    return RunFile(file, int(stored["rows"]), int(stored["bytes"]), digest, low, high, check)
 
 
 def _parse_layout(stored: Any) -> Layout:

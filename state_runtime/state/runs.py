@@ -13,7 +13,7 @@ for a large one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 __all__ = [
@@ -41,8 +41,11 @@ class RunFile:
     """One sorted file on disk.
 
     Attributes:
+        digest: SHA-256 of its bytes, by which the primary store knows it; "" as long as nobody stores it there.
         low, high: only rows with a hash in this closed range count: a file that was taken over from a shard of another
             parallelism may hold others.
+        check: XXH3-128 of its bytes, compared several times as fast. It tells what a disk does to a file; whoever writes the
+            file could make it fit. "" in files of versions before this one, which have a digest.
     """
 
     file: str
@@ -51,6 +54,7 @@ class RunFile:
     digest: str
     low: int = 0
     high: int = (1 << 64) - 1
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class Layout:
     @property
     def files(self) -> tuple[RunFile, ...]:
         return tuple(piece for run in self.runs for piece in run.pieces)
+
+    def with_files(self, changed: Callable[[RunFile], RunFile]) -> Layout:
+        """The layout with other descriptions of the same files."""
+        runs = tuple(replace(run, pieces=tuple(changed(piece) for piece in run.pieces)) for run in self.runs)
+        return replace(self, runs=runs)
 
     def with_taken(self, through_ms: int) -> Layout:
         """The layout after an epoch that handled what was due by a time in all runs there are now."""

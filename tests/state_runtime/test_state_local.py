@@ -370,6 +370,76 @@ def write_version_file(chain: Chain, described: Any) -> None:
     path.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
 
 
+def describe_files(chain: Chain, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The version file with other descriptions of the same files."""
+    described = json.loads((chain.folder / f"{chain.version}.json").read_bytes().partition(b"\n")[2])
+    for stored_layout in described["states"].values():
+        for run in stored_layout["runs"]:
+            run["pieces"] = [change(piece) for piece in run["pieces"]]
+    write_version_file(chain, described)
+
+
+def as_before(chain: Chain, piece: dict[str, Any]) -> dict[str, Any]:
+    """As versions described a file that knew no check value."""
+    return {name: value for name, value in piece.items() if name != "check"} | {
+        "digest": sha256_of(chain.folder / piece["file"])
+    }
+
+
+def flipped(body: bytes) -> bytes:
+    """With another bit in the key hashes."""
+    at = body.index(np.uint64(spread(ALL_KEYS[9])).tobytes())
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_copy_of_an_earlier_version_is_checked_by_its_digest(chain: Chain) -> None:
+    """It has no check value; after an upgrade each host still finds out whether its copies are whole."""
+    path = newest_run(chain)
+    right = answer(chain)
+    describe_files(chain, lambda piece: as_before(chain, piece))
+    assert answer(chain) == right
+    body = path.read_bytes()
+    path.write_bytes(flipped(body))
+    assert answer(chain) is None
+    path.write_bytes(body)
+    assert answer(chain) == right
+    describe_files(chain, lambda piece: {**piece, "digest": ""})
+    assert answer(chain) is None, "what nothing proves is not believed"
+
+
+@pytest.mark.parametrize("stored_before", [False, True])
+def test_what_is_exported_is_known_by_its_digest(tmp_path: Path, stored_before: bool) -> None:
+    """Also what was written while nobody stored it; the first version written after that has it for good."""
+    chain = Chain(tmp_path / "chain", merge_rows_min=2)
+    chain.shard = LocalShard(chain.folder, SCHEMAS, chain.clock, stored=stored_before)
+    for n in range(3):
+        chain.epoch({ALL_KEYS[n]: (n, "x")})
+    assert [bool(file.digest) for file in chain.open().version.files] == [stored_before] * 3
+    exported = chain.shard.export(chain.version)
+    assert [file.digest for file in exported.files] == [sha256_of(file.path) for file in exported.files]
+    chain.shard = LocalShard(chain.folder, SCHEMAS, chain.clock, stored=True)
+    described = chain.epoch({ALL_KEYS[5]: (5, "y")})
+    assert [file.digest for file in described.files] == [
+        sha256_of(chain.folder / file.file) for file in described.files
+    ]
+
+
+def test_a_damaged_file_gets_no_digest(chain: Chain) -> None:
+    """Else its bytes would be uploaded as if they were the state."""
+    path = newest_run(chain)
+    path.write_bytes(flipped(path.read_bytes()))
+    with pytest.raises(LocalCopyUnusable, match="was altered"):
+        chain.shard.export(chain.version)
+    after_switch = LocalShard(chain.folder, SCHEMAS, chain.clock, stored=True)
+    base = after_switch.open(chain.version, NOW_MS, verify=False)
+    with pytest.raises(LocalCopyUnusable, match="was altered"):
+        write(after_switch, chain.ids.short(), base, {STATE: batch_of({ALL_KEYS[0]: (9, "z")})}, 4)
+
+
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'{"runs":' * 100_000, b"\xff\xfe", b"", b"{}", b"NaN"])
 def test_hostile_json_as_a_version_is_unusable(chain: Chain, body: bytes) -> None:
     """Deep nesting exhausts Python's recursion, which is no ValueError."""
@@ -415,10 +485,10 @@ def test_a_failing_write_is_an_oserror_and_the_old_version_still_serves(
     right = answer(chain)
     calls = [0]
 
-    def failing(write: Callable[[Path, Any], Any]) -> Callable[[Path, Any], Any]:
-        def fail(path: Path, body: Any) -> Any:
+    def failing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def fail(path: Path, body: Any, **settings: Any) -> Any:
             calls[0] += 1
-            written = write(path, body)
+            written = write(path, body, **settings)
             if calls[0] == fails_at:
                 os.truncate(path, path.stat().st_size // 2)
                 raise OSError(number, os.strerror(number))
