@@ -6,10 +6,9 @@ are done. Prints one table of all pieces that there are and writes benchmarks/re
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +31,7 @@ from benchmarks.recovery_workloads import (
     recovery_ms,
 )
 from benchmarks.report import usable_cores
-from benchmarks.restarts import Epoch, Run, run_once
+from benchmarks.restarts import Epoch, Run, run_in_turns, run_once
 from benchmarks.workloads import Turns, Workload, write_data
 
 __all__ = ["app"]
@@ -40,7 +39,7 @@ __all__ = ["app"]
 RESULTS = Path(__file__).parent / "results"
 RESTART_EPOCHS = 5
 RESTART_ROWS = 1_000
-WARM_EPOCHS = 12
+WARM_EPOCHS = 20
 BUILD_TIMEOUT_S = 1_200.0
 RESTART_TIMEOUT_S = 300.0
 
@@ -104,12 +103,14 @@ class _Piece:
             self._folder / "build.log",
             BUILD_TIMEOUT_S,
         )
-        small = iter(self._small_files())
         restarts: list[dict[str, Any]] = []
-        for number in range(self._recovery.repeats):
-            for scenario in self._recovery.scenarios:
-                bar.step(f"{name}: {scenario} {number + 1}/{self._recovery.repeats}")
-                restarts.append(self._restart(scenario, number, small, built[-1]))
+        for group in self._groups():
+            log = self._folder / f"restart-{len(restarts)}.log"
+            with closing(run_in_turns([run for _, run in group], log, RESTART_TIMEOUT_S)) as answers:
+                for scenario, run in group:
+                    turn = len(restarts) // len(self._recovery.scenarios) + 1
+                    bar.step(f"{name}: {scenario} {turn}/{self._recovery.repeats}")
+                    restarts.append(_restart(scenario, run, next(answers), built[-1]))
         return {
             "title": self._recovery.mode.title,
             "workload": workload_dict(self._workload),
@@ -127,46 +128,52 @@ class _Piece:
     def _small_files(self) -> list[Path]:
         """Input of all restarts, and of the small jobs before them."""
         restarts = self._recovery.repeats * len(self._recovery.scenarios)
+        processes = 1 if self._recovery.in_turns else restarts
         small = replace(
             self._workload,
             rows=min(RESTART_ROWS, self._workload.rows),
             prefill_batches=0,
-            turns={"ours": Turns(0, (RESTART_EPOCHS + WARM_EPOCHS) * restarts)},
+            turns={"ours": Turns(0, RESTART_EPOCHS * restarts + WARM_EPOCHS * processes)},
         )
         files = write_data(small, self._folder / "small")
         # The inbox has files of the same names already.
         return [path.rename(path.with_name(f"small-{path.name}")) for path in files]
 
-    def _restart(self, scenario: Scenario, number: int, small: Iterator[Path], built: Epoch) -> dict[str, Any]:
+    def _groups(self) -> list[list[tuple[Scenario, Run]]]:
+        """All restarts, in order; those of a group in one process."""
+        small = iter(self._small_files())
+        wanted = [scenario for _ in range(self._recovery.repeats) for scenario in self._recovery.scenarios]
+        if not self._recovery.in_turns:
+            return [[(scenario, self._run(scenario, small, warm=True))] for scenario in wanted]
+        return [[(scenario, self._run(scenario, small, warm=n == 0)) for n, scenario in enumerate(wanted)]]
+
+    def _run(self, scenario: Scenario, small: Iterator[Path], *, warm: bool) -> Run:
         plan = self._plan(tuple(islice(small, RESTART_EPOCHS)))
-        local, store = plan.folder / "local", plan.folder / "store"
-        if scenario != "local":
-            shutil.rmtree(local, ignore_errors=True)
+        local, store, copy = plan.folder / "local", plan.folder / "store", plan.folder / "doubled"
         if scenario == "doubled":
             # The next restart with as many shards as before must find a snapshot that has them.
-            copy = plan.folder / "doubled"
-            # Objects never change. A real copy would still be on its way to the disk while the restart is timed.
-            shutil.copytree(store, copy, copy_function=os.link)
-            plan = replace(
-                plan, store=str(copy), workload=replace(self._workload, partitions=2 * self._workload.partitions)
-            )
-        warm = tuple(islice(small, WARM_EPOCHS))
-        log = self._folder / f"{scenario}-{number}.log"
-        epochs = run_once(Run(plan, warm), log, RESTART_TIMEOUT_S)
-        shutil.rmtree(plan.folder / "warm", ignore_errors=True)
-        if scenario == "doubled":
-            shutil.rmtree(plan.folder / "doubled")
-            shutil.rmtree(local, ignore_errors=True)
-        first = epochs[0]
-        if plan.side == "ours":
-            check_scenario(scenario, plan.partitions, first.numbers, built.numbers["state_rows"])
-        return {
-            "scenario": scenario,
-            "recovery_ms": recovery_ms([epoch.duration_ms for epoch in epochs]),
-            "restore_ms": first.numbers.get("restore_ms"),
-            "ready_ms": first.ready_ms,
-            "epochs": [asdict(epoch) for epoch in epochs],
-        }
+            shards = replace(self._workload, partitions=2 * self._workload.partitions)
+            plan = replace(plan, store=str(copy), workload=shards)
+        return Run(
+            plan,
+            warm=tuple(islice(small, WARM_EPOCHS)) if warm else (),
+            removed=() if scenario == "local" else (local, copy),
+            linked=(store, copy) if scenario == "doubled" else None,
+        )
+
+
+def _restart(scenario: Scenario, run: Run, epochs: Sequence[Epoch], built: Epoch) -> dict[str, Any]:
+    first = epochs[0]
+    if run.plan.side == "ours":
+        check_scenario(scenario, run.plan.partitions, first.numbers, built.numbers["state_rows"])
+    return {
+        "scenario": scenario,
+        "recovery_ms": recovery_ms([epoch.duration_ms for epoch in epochs]),
+        "restore_ms": first.numbers.get("restore_ms"),
+        "ready_ms": first.ready_ms,
+        "epochs_ms": [epoch.duration_ms for epoch in epochs],
+        "first": dict(first.numbers),
+    }
 
 
 if __name__ == "__main__":

@@ -21,22 +21,24 @@ WORKLOAD: Workload = replace(VALUE, key="recovery", turns={"ours": Turns(warm=0,
 
 @dataclass(frozen=True)
 class Recovery:
-    """One piece: the state is built once, then restarted from, each time by a new process.
+    """One piece: the state is built once, then restarted from.
 
     Attributes:
         scenarios: in this order, `repeats` times; "local" follows a "primary", whose copies it uses.
+        in_turns: all restarts in one process; else each in its own, because the engine keeps state in its process.
     """
 
     mode: Mode
     scenarios: tuple[Scenario, ...]
-    repeats: int = 7
+    repeats: int = 15
+    in_turns: bool = True
 
 
 PIECES: Mapping[str, Recovery] = {
     "on": Recovery(MODES["on"], ("primary", "local", "doubled")),
     "off-arrow": Recovery(MODES["off-arrow"], ("primary",)),
-    "off-rocksdb": Recovery(MODES["off-rocksdb"], ("primary",), repeats=2),
-    "spark": Recovery(MODES["spark"], ("primary",), repeats=2),
+    "off-rocksdb": Recovery(MODES["off-rocksdb"], ("primary",), repeats=2, in_turns=False),
+    "spark": Recovery(MODES["spark"], ("primary",), repeats=2, in_turns=False),
 }
 
 Piece = Mapping[str, Any]

@@ -1,7 +1,9 @@
-"""Builds the state of a job and restarts from it, each in a process of its own.
+"""Builds the state of a job and restarts from it, in processes of their own.
 
-A restart's process starts its session and runs a small job of the same kind first: JVM and Python workers are warm then, and what
-the measured run's first epoch takes beyond the others is the restore, not the start of a JVM.
+A process starts its session and runs a small job of the same kind first: JVM and Python workers are warm then, and what a
+measured run's first epoch takes beyond the others is the restore, not the start of a JVM. Even then a JVM is still compiling for minutes,
+on the cores that restore, and each new one differently: so restarts that are compared are taken in turns in one process, where the engine
+keeps no state in it from one run to the next.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from multiprocessing.connection import Connection
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     from state_runtime.progress import Progress
 
-__all__ = ["Epoch", "Run", "RunFailed", "run_once"]
+__all__ = ["Epoch", "Run", "RunFailed", "run_in_turns", "run_once"]
 
 LOG_TAIL_LINES = 25
 END_TIMEOUT_S = 30.0
@@ -45,10 +48,15 @@ class Run:
     Attributes:
         plan: `files` are what this run adds to the inbox.
         warm: what a job of the same kind reads first, in an inbox of its own; nothing runs if there are none.
+        removed: folders that are removed before.
+        linked: a store, and the folder that it is copied to before, by links: objects never change, and a real copy would still be on its
+            way to the disk while the run is timed.
     """
 
     plan: WorkerPlan
     warm: tuple[Path, ...] = ()
+    removed: tuple[Path, ...] = ()
+    linked: tuple[Path, Path] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,26 +79,41 @@ def run_once(run: Run, log: Path, timeout_s: float) -> list[Epoch]:
     Raises:
         RunFailed: it failed, or took longer than `timeout_s`; then the process and its children are killed.
     """
+    (epochs,) = run_in_turns([run], log, timeout_s)
+    return epochs
+
+
+def run_in_turns(runs: Sequence[Run], log: Path, timeout_s: float) -> Generator[list[Epoch]]:
+    """Run jobs, one after the other, in one new process, each until it has read all of its input.
+
+    Yields:
+        Each run's epochs, when it is done.
+
+    Raises:
+        RunFailed: one failed, or took longer than `timeout_s`; then the process and its children are killed.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, run, log))
+    process = context.Process(target=_serve, args=(theirs, tuple(runs), log))
     process.start()
     theirs.close()
     answered = False
     try:
-        if not ours.poll(timeout_s):
-            raise RunFailed(f"{run.plan.side}: not done within {timeout_s:.0f} s\n{_tail(log)}")
-        answer = ours.recv()
-        answered = True
+        for run in runs:
+            answered = False
+            if not ours.poll(timeout_s):
+                raise RunFailed(f"{run.plan.side}: not done within {timeout_s:.0f} s\n{_tail(log)}")
+            answer = ours.recv()
+            answered = True
+            if isinstance(answer, str):
+                raise RunFailed(f"{run.plan.side}: {answer}\n{_tail(log)}")
+            yield list(answer)
     except EOFError:
-        raise RunFailed(f"{run.plan.side}: the process died\n{_tail(log)}") from None
+        raise RunFailed(f"{runs[0].plan.side}: the process died\n{_tail(log)}") from None
     finally:
         _end(process, END_TIMEOUT_S if answered else 0.0)
         ours.close()
-    if isinstance(answer, str):
-        raise RunFailed(f"{run.plan.side}: {answer}\n{_tail(log)}")
-    return list(answer)
 
 
 def _end(process: Any, patience_s: float) -> None:
@@ -112,28 +135,35 @@ def _tail(log: Path) -> str:
     return "\n".join(["last lines of its log:", *lines[-LOG_TAIL_LINES:]])
 
 
-def _serve(connection: Connection, run: Run, log: Path) -> None:
+def _serve(connection: Connection, runs: Sequence[Run], log: Path) -> None:
     """Run in the new process."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     try:
         set_up_python()
-        connection.send(_measured(run))
+        spark = _session(runs[0].plan)
+        try:
+            for run in runs:
+                connection.send(_measured(spark, run))
+        finally:
+            spark.stop()
     except Exception as error:
         traceback.print_exc()
         connection.send(f"{type(error).__name__}: {error}")
 
 
-def _measured(run: Run) -> list[Epoch]:
+def _measured(spark: SparkSession, run: Run) -> list[Epoch]:
     drive = _ours if run.plan.side == "ours" else _peer
-    spark = _session(run.plan)
-    try:
-        if run.warm:
-            drive(spark, replace(run.plan, folder=run.plan.folder / "warm", files=run.warm, store=""))
-        return drive(spark, run.plan)
-    finally:
-        spark.stop()
+    if run.warm:
+        warm = run.plan.folder / "warm"
+        drive(spark, replace(run.plan, folder=warm, files=run.warm, store=""))
+        shutil.rmtree(warm)
+    for folder in run.removed:
+        shutil.rmtree(folder, ignore_errors=True)
+    if run.linked is not None:
+        shutil.copytree(*run.linked, copy_function=os.link)
+    return drive(spark, run.plan)
 
 
 def _session(plan: WorkerPlan) -> SparkSession:

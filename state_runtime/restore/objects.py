@@ -1,12 +1,12 @@
 """Objects of the primary store on this host, fetched once for all its tasks while shards are restored.
 
     <local dir>/objects/<root id>-<job uid>/
-        <SHA-256 of the path>.obj         the object, complete
+        <SHA-256 of the path>.obj         the object, complete; or several small ones (SHA-256 of all paths), one after the other
         <SHA-256 of the path>.lock        held by whoever fetches it
         <SHA-256 of the path>.part-…      being fetched
 
 A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would fetch
-them again. What is fetched is mapped, so it is in no task's private memory. Objects never change, so a file under its final
+them again. Small neighbours are one file, because making files takes longer than reading them. What is fetched is mapped, so it is in no task's private memory. Objects never change, so a file under its final
 name is good for ever; it is removed by whoever visits a shard a minute after its last use, and so is what crashes left. Manifests are
 the exception: their names are not unique, and where a root was replaced by an older copy of it, another lies under the same one.
 So they are shared within a checkpoint only (`WantedObject.of`).
@@ -26,20 +26,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
 from state_runtime.clock import Clock
-from state_runtime.errors import CorruptSegment, MissingFile, StoreUnavailable
-from state_runtime.limits import SEGMENT_BYTES_MAX
+from state_runtime.errors import CorruptData, CorruptSegment, MissingFile, StoreUnavailable
+from state_runtime.limits import KIB, SEGMENT_BYTES_MAX
 from state_runtime.store import Store
 
-__all__ = ["HostObjects", "WantedObject", "WantedRange"]
+__all__ = ["HostObjects", "WantedObject", "WantedRange", "small_neighbours"]
 
 _UNUSED_S = 60.0
 _FETCHES = 4
 """Objects that one task fetches at a time."""
+_SMALL_FETCHES = 16
+"""The same of small ones: of those it is the wait for an answer that takes time."""
+_SMALL_BYTES = 256 * KIB
+_TOGETHER = 32
+"""Small objects that are one file."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,19 @@ class WantedRange:
     length: int
 
 
+def small_neighbours(objects: Sequence[WantedObject]) -> list[tuple[WantedObject, ...]]:
+    """What is worth fetching together; pure. Whoever asks with the same list gets the same groups, and so shares them.
+
+    Only objects of known size and digest, which are compared; a group has two at least.
+    """
+    groups = []
+    for start in range(0, len(objects), _TOGETHER):
+        small = [o for o in objects[start : start + _TOGETHER] if o.digest and 0 < o.bytes <= _SMALL_BYTES]
+        if len(small) > 1:
+            groups.append(tuple(small))
+    return groups
+
+
 class HostObjects:
     """One task's access to objects of the primary store, shared with the other tasks of the host.
 
@@ -87,6 +106,7 @@ class HostObjects:
         self._clock = clock
         self._counting = threading.Lock()
         self._used: set[Path] = set()
+        self._together: dict[str, pa.Buffer] = {}
         self.bytes_read = 0
 
     def discard(self) -> bool:
@@ -95,7 +115,7 @@ class HostObjects:
         Returns:
             Whether there were such files: if not, the primary itself is damaged.
         """
-        used, self._used, self._folder = self._used, set(), None
+        used, self._used, self._folder, self._together = self._used, set(), None, {}
         for path in used:
             try:
                 path.unlink(missing_ok=True)
@@ -108,11 +128,32 @@ class HostObjects:
 
         Errors are left to `read`, which meets them again.
         """
+        wanted = [w for w in wanted if w.path not in self._together]
         if self._folder is None or len(wanted) < 2:
             return
         start = first % len(wanted)
         with ThreadPoolExecutor(_FETCHES) as pool:
             list(pool.map(self._fetched, [*wanted[start:], *wanted[:start]]))
+
+    def prefetch_together(self, groups: Sequence[Sequence[WantedObject]], first: int) -> None:
+        """Fetch groups of small objects, each as one file; see `small_neighbours` and `prefetch`."""
+        start = first % max(1, len(groups))
+        for group in [*groups[start:], *groups[:start]]:
+            size = sum(wanted.bytes for wanted in group)
+            fetched = self._shared("\n".join(w.path for w in group), size, partial(self._fetch_group, group))
+            if fetched is None:
+                continue
+            try:
+                body = pa.memory_map(str(fetched)).read_buffer()
+            except OSError:
+                continue  # removed meanwhile; `read` fetches one by one
+            if body.size != size:
+                continue
+            self._used.add(fetched)
+            at = 0
+            for wanted in group:
+                self._together[wanted.path] = body.slice(at, wanted.bytes)
+                at += wanted.bytes
 
     def read(self, wanted: WantedObject) -> pa.Buffer:
         """The object, mapped if possible.
@@ -120,6 +161,8 @@ class HostObjects:
         Raises:
             MissingFile: a manifest names it, and it is not there. CorruptSegment: it is another. StoreUnavailable: try again.
         """
+        if wanted.path in self._together:
+            return self._together[wanted.path]
         fetched = self._fetched(wanted)
         if fetched is not None:
             try:
@@ -168,17 +211,26 @@ class HostObjects:
 
     def _fetched(self, wanted: WantedObject) -> Path | None:
         """The object's file, fetched now if need be; None if that cannot be."""
+        return self._shared(f"{wanted.path} {wanted.of}".rstrip(), wanted.bytes, partial(self._fetch, wanted))
+
+    def _shared(self, what: str, size: int, fetch: Callable[[Path], bool]) -> Path | None:
+        """A file that all tasks of the host share, made now if need be; None if that cannot be.
+
+        Args:
+            size: 0 if unknown.
+            fetch: writes it into an empty file, and says whether it is right.
+        """
         if self._folder is None:
             return None
-        name = hashlib.sha256(f"{wanted.path} {wanted.of}".rstrip().encode()).hexdigest()[:32]
+        name = hashlib.sha256(what.encode()).hexdigest()[:32]
         final = self._folder / f"{name}.obj"
         try:
             _make_private(self._folder)
-            if _is_whole(final, wanted):
+            if _is_whole(final, size):
                 os.utime(final)
                 return final
             with _locked(self._folder / f"{name}.lock"):
-                if not _is_whole(final, wanted) and not self._fetch(wanted, final):
+                if not _is_whole(final, size) and not self._make(final, size, fetch):
                     return None
             return final
         except (OSError, StoreUnavailable):
@@ -186,22 +238,43 @@ class HostObjects:
             # itself has to say, it says then.
             return None
 
-    def _fetch(self, wanted: WantedObject, final: Path) -> bool:
+    def _make(self, final: Path, size: int, fetch: Callable[[Path], bool]) -> bool:
         taken = sum(entry.stat().st_size for entry in os.scandir(final.parent) if entry.is_file(follow_symlinks=False))
-        if taken + wanted.bytes > self._bytes_max or shutil.disk_usage(final.parent).free < wanted.bytes:
+        if taken + size > self._bytes_max or shutil.disk_usage(final.parent).free < size:
             return False
         part = final.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
         try:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-            self._root().get_file(wanted.path, part)
-            size = part.lstat().st_size
-            self._count(size)
-            if size > (wanted.bytes or wanted.bytes_max) or (wanted.digest and _digest(part) != wanted.digest):
+            if not fetch(part):
                 return False  # `read` looks once more, and says what is wrong
             os.replace(part, final)
         finally:
             part.unlink(missing_ok=True)
         return True
+
+    def _fetch(self, wanted: WantedObject, part: Path) -> bool:
+        self._root().get_file(wanted.path, part)
+        size = part.lstat().st_size
+        self._count(size)
+        return size <= (wanted.bytes or wanted.bytes_max) and (not wanted.digest or _digest(part) == wanted.digest)
+
+    def _fetch_group(self, group: Sequence[WantedObject], part: Path) -> bool:
+        with ThreadPoolExecutor(_SMALL_FETCHES) as pool:
+            bodies = list(pool.map(self._read_small, group))
+        if None in bodies:
+            return False
+        with part.open("wb") as file:
+            file.writelines(body for body in bodies if body is not None)
+        return True
+
+    def _read_small(self, wanted: WantedObject) -> bytes | None:
+        """An object of known digest; None if it is another."""
+        try:
+            body = self._root().read(wanted.path, wanted.bytes)
+        except CorruptData:
+            return None
+        self._count(len(body))
+        return body if hashlib.sha256(body).hexdigest() == wanted.digest else None
 
     def _count(self, size: int) -> None:
         with self._counting:
@@ -234,12 +307,12 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} is not a private folder of this user")
 
 
-def _is_whole(path: Path, wanted: WantedObject) -> bool:
+def _is_whole(path: Path, size: int) -> bool:
     try:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(status.st_mode) and (not wanted.bytes or status.st_size == wanted.bytes)
+    return stat.S_ISREG(status.st_mode) and (not size or status.st_size == size)
 
 
 @contextmanager

@@ -272,6 +272,7 @@ class ShardRestore:
             self.objects, self.manifest, self.pending, self.entry, versions, hash_range, scratch, bottom
         )
         since = min((r.since for ranges in plans.values() for r in ranges), default=-1)
+        self.objects.prefetch_together(primary.together(since), self.shard)
         self.objects.prefetch(primary.wanted(since), self.shard)
         self.objects.prefetch(primary.direct(since), self.shard)
         return primary

@@ -24,7 +24,7 @@ from state_runtime.changelog.segment import PartEntry, decode_part
 from state_runtime.changelog.versions import StateVersions, check_dropped
 from state_runtime.errors import CorruptSegment, StillstateError
 from state_runtime.limits import MIB
-from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange
+from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange, small_neighbours
 from state_runtime.restore.shard_files import Bottom
 from state_runtime.restore.stream import merge_sorted, whole_hashes, windows
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, TableEntry
@@ -101,8 +101,18 @@ class PrimaryStates:
         self._low, self._high = hash_range
         self._scratch = scratch
         self._now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
-        self._segments = [s for s in (*manifest.state_segments, *pending) if s.snapshot_id >= entry.since]
+        self._all_segments = (*manifest.state_segments, *pending)
+        self._segments = [s for s in self._all_segments if s.snapshot_id >= entry.since]
         self._parts: dict[str, list[_Part]] | None = None
+
+    def together(self, since: int) -> list[tuple[WantedObject, ...]]:
+        """Small segments that are fetched as one: all of a group are read.
+
+        Tasks of an epoch find the same groups, whatever operator and shard they are of.
+        """
+        wanted = {s.path for s in self._segments if s.snapshot_id > since}
+        groups = small_neighbours([WantedObject(s.path, s.bytes, s.digest) for s in self._all_segments])
+        return [group for group in groups if all(o.path in wanted for o in group)]
 
     def wanted(self, since: int) -> list[WantedObject]:
         """The segments and tables that a restore of everything newer than a snapshot reads, to be fetched together.

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from local_job import LocalJob
-from model import seeds
+from model import examples, seeds
 from test_restore import changes
 
 from state_runtime.errors import CorruptSegment, MissingFile
 from state_runtime.restore import objects
+from state_runtime.restore.objects import WantedObject
 from state_runtime.settings import JobSettings
 from state_runtime.shard_access import ShardAccess
 from state_runtime.snapshot.manifest import Manifest
@@ -298,6 +301,60 @@ def test_each_object_is_opened_once_per_host(tmp_path: Path, once: Counter[str],
     assert set(once.values()) == {1}
 
 
+def test_small_neighbours_are_one_file_on_the_host(tmp_path: Path, once: Counter[str]) -> None:
+    """A long log of small segments: to make a file for each takes longer than to read all of them."""
+    job, rng = small_job(tmp_path), random.Random(14)
+    for _ in range(40):
+        job.epoch(changes(rng, job), check=False)
+    shutil.rmtree(job.local())
+    job.restart(3)
+    once.clear()
+    job.epoch({})
+    segments = {s.path for s in job.manifest.segments}
+    assert len(segments) == 40
+    assert segments <= set(once)
+    assert set(once.values()) == {1}
+    assert len(list(job.local().glob("objects/*/*.obj"))) == 2 + len(set(once) - segments)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_file_of_small_neighbours_costs_a_second_read(tmp_path: Path, cut: bool) -> None:
+    job, rng = small_job(tmp_path), random.Random(15)
+    for _ in range(4):
+        job.epoch(changes(rng, job))
+    shutil.rmtree(job.local())
+    job.restart(2)
+    job.epoch({}, visit=[0])
+    fetched = max(job.local().glob("objects/*/*.obj"), key=lambda path: path.stat().st_size)
+    size = sum(s.bytes for s in job.manifest.segments[:4])
+    assert fetched.stat().st_size == size
+    if cut:
+        os.truncate(fetched, size // 2)
+    else:
+        body = fetched.read_bytes()
+        fetched.write_bytes(bytes(byte ^ 1 for byte in body))
+    assert job.epoch({}, visit=[1]) == {1: "primary"}
+    assert fetched.stat().st_size == size if cut else not fetched.exists()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * objects._SMALL_BYTES), st.booleans()), max_size=150))
+@examples(60)
+def test_neighbours_are_grouped_by_their_places_alone(drawn: list[tuple[int, bool]]) -> None:
+    """So that a later log, which begins with the same segments, shares the whole groups of this one."""
+    wanted = [WantedObject(f"{n}", size, "digest" if known else "") for n, (size, known) in enumerate(drawn)]
+    groups = objects.small_neighbours(wanted)
+    for group in groups:
+        assert len(group) > 1
+        assert sum(o.bytes for o in group) <= objects._TOGETHER * objects._SMALL_BYTES
+        assert all(o.digest and 0 < o.bytes <= objects._SMALL_BYTES for o in group)
+        assert {int(o.path) // objects._TOGETHER for o in group} == {int(group[0].path) // objects._TOGETHER}
+    longer = objects.small_neighbours([*wanted, WantedObject("more", 1, "digest")])
+    whole = [group for group in groups if int(group[0].path) // objects._TOGETHER < len(wanted) // objects._TOGETHER]
+    assert longer[: len(whole)] == whole
+    alone = len({o.path for o in wanted} - {o.path for group in groups for o in group})
+    assert alone + sum(len(group) for group in groups) == len(wanted)
+
+
 def test_what_was_fetched_goes_a_minute_after_its_last_use(tmp_path: Path) -> None:
     job, rng = small_job(tmp_path), random.Random(10)
     job.epoch(changes(rng, job))
@@ -333,9 +390,10 @@ def test_a_damaged_segment_is_named_and_nothing_is_guessed(job: LocalJob, tmp_pa
     path = tmp_path / "store" / "job" / job.manifest.segments[-1].path
     shutil.rmtree(job.local())
     body = path.read_bytes()
-    flip(path)
-    with pytest.raises(CorruptSegment, match=path.name):
-        job.epoch({})
+    for at in (0, len(body) // 2, len(body) - 1):
+        path.write_bytes(body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
+        with pytest.raises(CorruptSegment, match=path.name):
+            job.epoch({})
     path.unlink()
     shutil.rmtree(job.local())
     with pytest.raises(MissingFile, match=path.name):
