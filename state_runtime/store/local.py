@@ -24,7 +24,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR}
 _TEMPORARY = ".tmp-"
 # Large files go to the disk piece by piece: whoever syncs a small one meanwhile (a checkpoint beside a fold) waits for a piece.
-_SYNC_BYTES = 4 * MIB
+_SYNC_BYTES = MIB
 
 
 class LocalStore(Store):
