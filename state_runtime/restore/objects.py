@@ -6,10 +6,11 @@
         <SHA-256 of the path>.part-…      being fetched
 
 A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would fetch
-them again. Small neighbours are one file, because making files takes longer than reading them. What is fetched is mapped, so it is in no task's private memory. Objects never change, so a file under its final
-name is good for ever; it is removed by whoever visits a shard a minute after its last use, and so is what crashes left. Manifests are
-the exception: their names are not unique, and where a root was replaced by an older copy of it, another lies under the same one.
-So they are shared within a checkpoint only (`WantedObject.of`).
+them again. Small neighbours are one file, because making files takes longer than reading them. What is fetched is mapped, so it
+is in no task's private memory. Objects never change, so a file under its final name is good for ever; it is removed by whoever
+visits a shard a minute after its last use, and so is what crashes left. Manifests are the exception: their names are not unique,
+and where a root was replaced by an older copy of it, another lies under the same one. So they are shared within a checkpoint
+only (`WantedObject.of`).
 
 Everything here is a convenience: where the disk is full, read-only or not ours, the object is read directly.
 """
