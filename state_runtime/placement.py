@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
 from state_runtime.copies import executor_id, find_copies
-from state_runtime.seating import CopyFound, Seating, is_refill_due, seat_shards
+from state_runtime.seating import CopyFound, Seating, is_refill_due, is_refill_early, seat_shards
 
 __all__ = ["Placement", "SeatedPlan", "obstacle"]
 
@@ -31,6 +31,8 @@ _LOG = logging.getLogger(__name__)
 _SEAT = "__stillstate_seat"
 _HELD = "__stillstate_held_seat"
 _ANCHOR = itertools.count()
+_EARLY_MAX = 5
+"""Times that uneven seats are given back in a row; then executors just are not alike."""
 
 
 def obstacle(spark: SparkSession) -> str:
@@ -101,6 +103,7 @@ class Placement:
         self._cached: DataFrame | None = None
         self._seating: Seating | None = None
         self._disturbed = False
+        self._early = 0
         self._homes: dict[tuple[str, int], str] = {}
         self._enabled = enabled and has_executors(spark)
         if self._enabled and (reason := obstacle(spark)):
@@ -185,6 +188,16 @@ class Placement:
             for first in range(0, self._parallelism, slots):
                 wave = list(range(first, min(first + slots, self._parallelism)))
                 executors += context.runJob(rows, _who, wave)
+            if (
+                self._seating is not None
+                and self._early < _EARLY_MAX
+                and is_refill_early(executors, self._seating, slots)
+            ):
+                # Nothing has moved yet. With such seats half of what a new executor could take over would move now, the rest never.
+                self._early += 1
+                _LOG.info("an executor has not started yet; taking seats before the next epoch")
+                frame.unpersist()
+                return
             one_of_each = sorted({executor: seat for seat, executor in enumerate(executors)}.values())
             parallelism, versions = self._wanted()
             look = _Look(self._state_folder, parallelism, dict(versions))
@@ -196,7 +209,7 @@ class Placement:
         self._cached = frame
         seats = seat_shards(executors, copies, parallelism)
         self._seating = Seating(tuple(executors), seats, slots, len(one_of_each))
-        self._disturbed = False
+        self._disturbed, self._early = False, 0
         _LOG.info("%d seats on %d executors", self._parallelism, len(set(executors)))
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["CopyFound", "Seating", "is_refill_due", "seat_shards"]
+__all__ = ["CopyFound", "Seating", "is_refill_due", "is_refill_early", "seat_shards"]
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,33 @@ def is_refill_due(seating: Seating, slots: int, *, disturbed: bool) -> bool:
         slots: tasks that could run at once now.
         disturbed: an executor was lost since the seats were taken.
     """
-    loads = Counter(seating.executors)
-    known = len(loads)
-    if slots > seating.slots:
-        # As many seats per executor as before: what the new ones would have.
-        expected = max(known + 1, round(seating.holders * slots / seating.slots))
-    elif disturbed:
-        expected = max(known, round(seating.holders * slots / seating.slots))
-    else:
+    if slots <= seating.slots and not disturbed:
         return False
-    least = min(loads.values()) if expected <= known else 0
+    return _is_uneven(seating.executors, _expected(seating, slots))
+
+
+def is_refill_early(taken: Sequence[str], before: Seating, slots: int) -> bool:
+    """Whether seats were taken anew before every executor could take its share.
+
+    Spark counts the cores of an executor that has registered, and gives it no task before it has started. An executor with more
+    cores than others looks the same, so whoever asks must be content at some time.
+
+    Args:
+        taken: per seat the executor that took it.
+        before: the seating that was to be evened out.
+    """
+    return _is_uneven(taken, _expected(before, slots))
+
+
+def _expected(seating: Seating, slots: int) -> int:
+    """How many executors there seem to be now, with as many tasks at once on each as before."""
+    known = len(set(seating.executors))
+    return max(known + 1 if slots > seating.slots else known, round(seating.holders * slots / seating.slots))
+
+
+def _is_uneven(executors: Sequence[str], expected: int) -> bool:
+    loads = Counter(executors)
+    least = min(loads.values()) if expected <= len(loads) else 0
     return max(loads.values()) - least >= 2
 
 

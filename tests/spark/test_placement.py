@@ -104,3 +104,101 @@ def test_seats_that_cannot_be_taken_do_not_end_the_epoch(tmp_path: Path) -> None
         assert placement.for_epoch() is None
         assert session.asked == asked
         placement.close()
+
+
+class FakeFrame:
+    """Seats as `Placement` makes them; nothing is planned."""
+
+    def __init__(self) -> None:
+        self.rdd = self
+        self.given_back = False
+
+    def selectExpr(self, *_: str) -> FakeFrame:
+        return self
+
+    def repartitionById(self, *_: object) -> FakeFrame:
+        return self
+
+    def select(self, *_: object) -> FakeFrame:
+        return self
+
+    def persist(self) -> FakeFrame:
+        return self
+
+    def unpersist(self) -> None:
+        self.given_back = True
+
+
+class FakeExecutors(Fake):
+    """A session whose tasks run where the test says.
+
+    Attributes:
+        takers: who runs the tasks of the next jobs, in order.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__("false")
+        self.defaultParallelism = slots
+        self.takers: list[str] = []
+        self.frames: list[FakeFrame] = []
+
+    def range(self, *_: int) -> FakeFrame:  # type: ignore[override]
+        self.frames.append(FakeFrame())
+        return self.frames[-1]
+
+    def runJob(self, _: FakeFrame, function: object, partitions: list[int]) -> list[object]:
+        if type(function).__name__ == "_Look":
+            return []
+        taken, self.takers = self.takers[: len(partitions)], self.takers[len(partitions) :]
+        return list(taken)
+
+
+@pytest.fixture
+def after_a_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Placement, FakeExecutors]:
+    """Six shards on three executors, of which `a` was lost and has just registered again."""
+    monkeypatch.setattr("state_runtime.placement.col", lambda name: name)
+    session = FakeExecutors(3)
+    placement = Placement(
+        session,  # type: ignore[arg-type]
+        6,
+        enabled=True,
+        state_folder=lambda: tmp_path,
+        wanted=lambda: (6, {}),
+    )
+    session.takers = list("abcabc")
+    assert placement.for_epoch() is not None
+    placement.ran([("op", shard, "bcbbcc"[shard]) for shard in range(6)])
+    return placement, session
+
+
+def test_seats_that_a_starting_executor_missed_are_given_back_before_anything_moves(
+    after_a_loss: tuple[Placement, FakeExecutors],
+) -> None:
+    """Else it would have one shard of its two, or none, for good."""
+    placement, session = after_a_loss
+    first = session.frames[0]
+    for early in ("bcbcab", "bcbcbc"):
+        session.takers = list(early)
+        plan = placement.for_epoch()
+        assert plan is not None
+        assert plan.frame is first  # type: ignore[comparison-overlap]
+        assert session.frames[-1].given_back
+    session.takers = list("abcabc")
+    plan = placement.for_epoch()
+    assert plan is not None
+    assert plan.frame is session.frames[-1]  # type: ignore[comparison-overlap]
+    assert (first.given_back, session.frames[-1].given_back) == (True, False)
+    placement.for_epoch()
+    assert len(session.frames) == 4, "even seats are kept"
+
+
+def test_executors_that_are_not_alike_keep_uneven_seats_after_some_time(
+    after_a_loss: tuple[Placement, FakeExecutors],
+) -> None:
+    """One with more cores takes more seats, however often they are dealt out."""
+    placement, session = after_a_loss
+    for _ in range(20):
+        session.takers = list("bbabbc")
+        placement.for_epoch()
+    assert len(session.frames) == 1 + 5 + 1
+    assert [frame.given_back for frame in session.frames] == [True] * 6 + [False]

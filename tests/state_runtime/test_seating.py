@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_runtime.seating import CopyFound, Seating, is_refill_due, seat_shards
+from state_runtime.seating import CopyFound, Seating, is_refill_due, is_refill_early, seat_shards
 
 EXECUTORS = st.lists(st.sampled_from("abcde"), min_size=1, max_size=24)
 
@@ -130,6 +130,23 @@ def test_seats_are_taken_anew_when_that_evens_them_out() -> None:
     assert is_refill_due(Seating(tuple("bbbbbc"), tuple(range(6)), 3, 3), 2, disturbed=True)
     assert is_refill_due(seated("aabb", 2), 4, disturbed=False), "twice as many cores"
     assert not is_refill_due(seated("ab", 2), 4, disturbed=False), "no shard to give away"
+
+
+@pytest.mark.parametrize(
+    ("taken", "before", "slots", "early"),
+    [
+        ("abcabc", Seating(tuple("bcbbcc"), tuple(range(6)), 3, 3), 3, False),
+        ("bcbcab", Seating(tuple("bcbbcc"), tuple(range(6)), 3, 3), 3, True),
+        ("bcbcbc", Seating(tuple("bcbbcc"), tuple(range(6)), 3, 3), 3, True),
+        ("aabbccd", seated("aabbccc"), 4, False),
+        ("aabbccc", seated("aabbccc"), 4, True),
+        ("abc", seated("aab", 2), 3, False),
+    ],
+)
+def test_seats_are_not_taken_before_every_executor_can(taken: str, before: Seating, slots: int, early: bool) -> None:
+    """The cores of one that has registered count, but until it has started it is given nothing."""
+    assert is_refill_due(before, slots, disturbed=True)
+    assert is_refill_early(tuple(taken), before, slots) == early
 
 
 @given(EXECUTORS, st.integers(1, 8), st.integers(1, 8), st.booleans())
