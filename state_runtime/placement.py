@@ -128,6 +128,8 @@ class Placement:
             except Exception:
                 # An executor that dies meanwhile, for instance. The old seats still hold, if there are any.
                 _LOG.warning("seats could not be taken; trying again before the next epoch", exc_info=True)
+        else:
+            self._early = 0
         if self._cached is None or self._seating is None:
             return None
         return SeatedPlan(self._cached.select(_HELD), self._seating.seat_of_shard)
@@ -193,9 +195,11 @@ class Placement:
                 and self._early < _EARLY_MAX
                 and is_refill_early(executors, self._seating, slots)
             ):
-                # Nothing has moved yet. With such seats half of what a new executor could take over would move now, the rest never.
+                # Nothing has moved yet. With such seats a new executor would have fewer shards than the others, for good.
                 self._early += 1
-                _LOG.info("an executor has not started yet; taking seats before the next epoch")
+                _LOG.info(
+                    "seats came out uneven; an executor may not have started yet. Taken again before the next epoch"
+                )
                 frame.unpersist()
                 return
             one_of_each = sorted({executor: seat for seat, executor in enumerate(executors)}.values())

@@ -16,7 +16,8 @@ from examples.flights.demo import DEFAULT_WORK
 from examples.flights.moments import MOMENTS, EpochFiles
 from orchestration.spec import load_spec
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+STAND_IN = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+"""Lives until it is killed, or until this process is gone."""
 
 
 def test_a_folder_with_other_content_is_refused_and_not_touched(tmp_path: Path) -> None:
@@ -42,9 +43,9 @@ def test_a_fresh_start_removes_what_the_demo_made_and_keeps_the_year(tmp_path: P
 
 def test_closing_ends_every_process_of_the_stack_and_no_other(tmp_path: Path) -> None:
     """Drivers live in sessions of their own, started by Dagster: only the inherited token finds them."""
-    other = subprocess.Popen(SLEEPER)
+    other = subprocess.Popen(STAND_IN, stdin=subprocess.PIPE)
     with stack.Stack(tmp_path) as opened:
-        driver = subprocess.Popen(SLEEPER, env=opened.environment, start_new_session=True)
+        driver = subprocess.Popen(STAND_IN, stdin=subprocess.PIPE, env=opened.environment, start_new_session=True)
         assert psutil.pid_exists(driver.pid)
     try:
         assert not psutil.pid_exists(driver.pid)

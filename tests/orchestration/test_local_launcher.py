@@ -162,7 +162,7 @@ def test_processes_of_other_hosts_are_unknown_and_never_touched(make: Make, flig
 def test_a_process_id_that_was_given_to_another_program_is_not_our_driver(make: Make, flights: JobRoot) -> None:
     """Process ids are used again: a stranger must be neither taken for the driver nor killed."""
     launcher = make()
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    stranger = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         flights.pid = stranger.pid
         flights.start()  # the fake clock stands in 2023: the process was born long after
