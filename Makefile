@@ -26,7 +26,7 @@ setup: $(SETUP) java ## Make the virtual environment and install everything into
 
 .PHONY: java
 java: $(SETUP)
-	@$(BIN)/python -m state_runtime.java
+	@$(BIN)/python -m state_runtime.spark.java
 
 .PHONY: demo
 demo: setup ## A year of real flights, live: starts Dagster and the job, prints the address to open
@@ -86,6 +86,10 @@ lint: setup ## ruff and its formatter
 .PHONY: typecheck
 typecheck: setup ## mypy --strict on our three packages
 	$(BIN)/python -m mypy
+
+.PHONY: map
+map: setup ## Draw which folder imports which; fails if one imports a folder above it
+	$(BIN)/python -m tests.import_map
 
 .PHONY: format
 format: setup ## Format the code

@@ -12,10 +12,10 @@ from typing import Final
 import dagster as dg
 
 from assets.specs import checkpoints_key, materialized_key, stream_key
-from orchestration.folds import record_numbers
+from orchestration.folding.health import record_numbers
 from orchestration.text import time_text
+from state_runtime.base.progress import Progress
 from state_runtime.materialize.records import Record
-from state_runtime.progress import Progress
 from state_runtime.snapshot.manifest import Manifest
 
 __all__ = [
@@ -37,8 +37,8 @@ def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) ->
     """The numbers of one checkpoint, each under a stable name with its unit.
 
     Args:
-        complete: the epoch's complete numbers, where they are known (`Catalog.progress`); a manifest's own times end where
-            it is written.
+        complete: the epoch's complete numbers, where they are known (`Catalog.progress`); a manifest's own times end
+            where it is written.
     """
     progress = complete or manifest.progress or Progress(snapshot_id=manifest.snapshot_id)
     phases = {f"phase_{name}_s": _seconds(ms) for name, ms in sorted(progress.phases_ms.items())}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from orchestration.spec import AvailableNow, JobSpec
+from orchestration.config.spec import AvailableNow, JobSpec
 from orchestration.text import redacted_location
 
 __all__ = [
@@ -102,7 +102,8 @@ def materialized_spec(job: JobSpec) -> dg.AssetSpec:
         materialized_key(job.name),
         deps=[checkpoints_key(job.name)],
         description=(
-            f"State tables of `{job.name}`: each materialization folded its changelog into sorted tables, so that a restart has less "
+            f"State tables of `{job.name}`: each materialization folded its changelog into sorted tables, so that a "
+            "restart has less "
             f"to replay. {who} The data version is the number of the materialization."
         ),
         kinds={"spark", "parquet"},

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.workloads import Side, Workload
-from state_runtime.allocator import TASKS_KEEP_FREED_MEMORY
+from state_runtime.base.allocator import TASKS_KEEP_FREED_MEMORY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from state_runtime import StreamingJob
-    from state_runtime.progress import Progress
+    from state_runtime.base.progress import Progress
 
 __all__ = ["Engine", "Sample", "WorkerPlan", "open_engine", "our_job", "peer_conf", "set_up_python"]
 
@@ -218,7 +218,7 @@ class _Ours:
     """The same workload as a Stillstate job."""
 
     def __init__(self, plan: WorkerPlan) -> None:
-        from state_runtime.session import build_session
+        from state_runtime.spark.session import build_session
 
         self._inbox = _Inbox(plan)
         self._spark = build_session(
@@ -302,7 +302,7 @@ def our_job(plan: WorkerPlan) -> StreamingJob:
     """The plan's workload as a job; it has no sink, its output ends in the JVM."""
     from benchmarks.operators import our_operator
     from state_runtime import JobContext
-    from state_runtime.settings import JobSettings
+    from state_runtime.base.settings import JobSettings
 
     context = JobContext(
         name="benchmark",

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.checkpoint_workloads import ManifestSize
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.progress import Progress
 from state_runtime.changelog.segment import PartEntry, encode_part, sha256
 from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.progress import Progress
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition, StateEntry, TimeEntry
 from state_runtime.store import open_store

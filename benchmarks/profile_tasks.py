@@ -33,17 +33,18 @@ from benchmarks.processors import (
 )
 from benchmarks.report import median
 from state_runtime import aggregates
-from state_runtime.changelog.writer import write_task_changes
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
-from state_runtime.processors.deduplicate import SEEN, Deduplicate
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.writer import begin_task_changes
+from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
+from state_runtime.processors.builtin.latest import LATEST, LatestBy
 from state_runtime.processors.grouping import group_rows
-from state_runtime.processors.latest import LATEST, LatestBy
 from state_runtime.processors.operator import EpochClock, Operator
-from state_runtime.processors.stateful import StatefulProcessorOperator
-from state_runtime.processors.vectorized import VectorizedOperator
-from state_runtime.settings import JobSettings
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
+from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema, hash_range_of_shard
 from state_runtime.state.version import OpenVersion
@@ -108,6 +109,7 @@ class _Shard:
         self._operator = operator
         self._local = LocalShard(folder / "shard", operator.state_schemas, SYSTEM_CLOCK)
         self._store = open_store(str(folder / "store"))
+        self._uploader = Uploader(UploadPolicy.of(JobSettings()), SYSTEM_CLOCK)
         self._keys = keys
         self._runs_max = runs_max
         self._random = np.random.default_rng(1)
@@ -146,15 +148,16 @@ class _Shard:
         return took
 
     def _log(self, changes: dict[str, pa.RecordBatch]) -> None:
-        write_task_changes(
-            self._store,
+        begin_task_changes(
+            lambda: self._store,
+            self._uploader,
             term=1,
             operator=self._operator.uid,
             hash_range=hash_range_of_shard(SHARD, SHARDS),
             changes=changes,
-            inline_bytes_max=JobSettings().inline_bytes_max,
+            settings=JobSettings(),
             ids=SYSTEM_IDS,
-        )
+        ).result()
 
     def _write(self, version: str, base: OpenVersion, changes: dict[str, pa.RecordBatch]) -> None:
         self._local.write(version, base, changes, now_ms=0, due_taken={}, runs_max=self._runs_max)

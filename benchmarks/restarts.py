@@ -28,7 +28,7 @@ from benchmarks.engines import COMMON_CONF, WorkerPlan, our_job, peer_conf, set_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from state_runtime.progress import Progress
+    from state_runtime.base.progress import Progress
 
 __all__ = ["Epoch", "Run", "RunFailed", "run_in_turns", "run_once"]
 
@@ -168,7 +168,7 @@ def _measured(spark: SparkSession, run: Run) -> list[Epoch]:
 
 def _session(plan: WorkerPlan) -> SparkSession:
     if plan.side == "ours":
-        from state_runtime.session import build_session
+        from state_runtime.spark.session import build_session
 
         return build_session("benchmark", master=f"local[{plan.cores}]", conf={**COMMON_CONF, **dict(plan.conf)})
     from pyspark.sql import SparkSession as Session

@@ -1,7 +1,7 @@
 """The command line, `stillstate`.
 
-Reading commands (`jobs`, `snapshots`, `describe`, `query`) look at the store and nothing else, so they work from any machine
-and start quickly: neither Spark nor Dagster is imported for them.
+Reading commands (`jobs`, `snapshots`, `describe`, `query`) look at the store and nothing else, so they work from any
+machine and start quickly: neither Spark nor Dagster is imported for them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 import typer
 
 from orchestration.commands import convert as convert_command
+from orchestration.commands import deleting as maintenance_commands
+from orchestration.commands import export as reading_commands
 from orchestration.commands import import_spark as import_command
-from orchestration.commands import maintenance as maintenance_commands
 from orchestration.commands import moving as moving_commands
-from orchestration.commands import reading as reading_commands
 from orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -29,11 +29,11 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
+from orchestration.commands.begin_options import ClaimOption, FromOption, FromSnapshotOption
 from orchestration.commands.savepoints import register as register_savepoints
-from orchestration.commands.start import ClaimOption, FromOption, FromSnapshotOption
-from orchestration.spec import JobSpec, Spec, load_spec
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import InvalidConfiguration, MissingSnapshot, StillstateError
+from orchestration.config.spec import JobSpec, Spec, load_spec
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, StillstateError
 
 if TYPE_CHECKING:
     pass
@@ -75,7 +75,8 @@ DroppedOption = Annotated[
     bool,
     typer.Option(
         "--allow-dropped-state",
-        help="Start although operators or states of the newest snapshot are gone from the pipeline; theirs is not read again.",
+        help="Start although operators or states of the newest snapshot are gone from the pipeline; theirs is not read "
+        "again.",
     ),
 ]
 DrainedOption = Annotated[
@@ -110,8 +111,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
-    from orchestration.beginning import BeginAt
-    from orchestration.runner import progress_view, run_job
+    from orchestration.config.begin_at import BeginAt
+    from orchestration.running.run import progress_view, run_job
 
     begin = BeginAt(place, claim, from_snapshot)
     spec = load_spec(config)
@@ -153,7 +154,7 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Start a job's driver in the background and wait until it runs."""
-    from orchestration.beginning import BeginAt
+    from orchestration.config.begin_at import BeginAt
     from orchestration.launchers import build_launcher
 
     begin = BeginAt(place, claim, from_snapshot)
@@ -191,7 +192,7 @@ def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = Fa
 @guarded
 def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show all jobs: state, term, heartbeat, newest snapshot, speed."""
-    from orchestration import views
+    from orchestration.show import views
 
     spec = load_spec(config)
     rows = [_job_row(spec, job) for job in spec.jobs.values()]
@@ -214,7 +215,7 @@ def snapshots(
     as_json: JsonOption = False,
 ) -> None:
     """List a job's snapshots, newest first."""
-    from orchestration import views
+    from orchestration.show import views
 
     job_spec = job_or_only(load_spec(config), job)
     catalog = catalog_of(job_spec)
@@ -245,7 +246,7 @@ def describe(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a snapshot holds: operators, states, changelog, tables, source position, progress."""
-    from orchestration import views
+    from orchestration.show import views
 
     job_spec = job_or_only(load_spec(config), job)
     catalog = catalog_of(job_spec)
@@ -322,11 +323,12 @@ def query(
     """Look into a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
 
     Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC, structs JSON. A key that is not
-    there is no error: the result is empty, and the exit code 0. Lists show the position of each element, maps their keys,
+    there is no error: the result is empty, and the exit code 0. Lists show the position of each element, maps their
+        keys,
     `$timers` when a timer is due. What had expired at the snapshot's batch time is not shown.
     """
-    from orchestration import views
-    from state_runtime.query import open_state
+    from orchestration.show import views
+    from state_runtime.reading.query import open_state
     from state_runtime.store import open_store
 
     if as_json and as_csv:
@@ -371,11 +373,12 @@ def materialize(
 ) -> None:
     """Fold a job's changelog into state tables now, as a Spark job in this process, with a progress bar.
 
-    The job may run meanwhile: its driver takes the tables over with its next checkpoint, a job that does not run with its first.
+    The job may run meanwhile: its driver takes the tables over with its next checkpoint, a job that does not run with
+        its first.
     Nothing to fold is no error. A crash at any point leaves unused files, never damage.
     """
-    from orchestration.folds import fold_numbers
-    from orchestration.materialize import fold_in_new_session, fold_summary, fold_view
+    from orchestration.folding.health import fold_numbers
+    from orchestration.folding.session import fold_in_new_session, fold_summary, fold_view
     from orchestration.text import bytes_text, count_text, duration_text
 
     spec = load_spec(config).job(job)
@@ -405,9 +408,9 @@ def _snapshot_id(text: str) -> int | None:
 
 def _job_row(spec: Spec, job: JobSpec) -> Any:
     """One row of `jobs`; a store that cannot be read is a row of its own, so that the others still show."""
-    from orchestration import views
     from orchestration.launchers import build_launcher
-    from orchestration.observe import observe
+    from orchestration.recovery.observe import observe
+    from orchestration.show import views
 
     try:
         catalog = catalog_of(job)

@@ -7,10 +7,10 @@ folder or above it. After a change of the file's set of jobs, reload the code lo
 import dagster as dg
 
 from assets.specs import build_asset_specs
+from orchestration.config.spec import Spec, load_spec
 from orchestration.jobs import build_driver_jobs, build_fold_jobs
 from orchestration.resources import STILLSTATE, StillstateResource
 from orchestration.sensors import build_materialization_sensor, build_progress_sensor, build_recovery_sensor
-from orchestration.spec import Spec, load_spec
 
 __all__ = ["build_definitions", "defs"]
 

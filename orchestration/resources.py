@@ -4,10 +4,10 @@ from typing import Final
 
 import dagster as dg
 
+from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.launchers import Launcher, build_launcher
-from orchestration.observe import Observation, observe
-from orchestration.spec import JobSpec, Spec, load_spec
-from state_runtime.clock import SYSTEM_CLOCK, Clock
+from orchestration.recovery.observe import Observation, observe
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 

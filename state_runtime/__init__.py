@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from state_runtime import aggregates, windows
+    from state_runtime.base.progress import Progress
+    from state_runtime.base.settings import JobSettings
+    from state_runtime.driver.beginning import StartFrom
+    from state_runtime.driver.run import RunResult
     from state_runtime.job import JobContext, StreamingJob
-    from state_runtime.processors.vectorized import KeyedBatch, TimedState, VectorizedProcessor
-    from state_runtime.progress import Progress
-    from state_runtime.query import query_state
-    from state_runtime.run import RunResult
-    from state_runtime.session import build_session
-    from state_runtime.settings import JobSettings
-    from state_runtime.sinks import ParquetSink, foreach_epoch
-    from state_runtime.start_from import StartFrom
+    from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
+    from state_runtime.processors.declared import aggregates, windows
+    from state_runtime.processors.user.vectorized import KeyedBatch, TimedState, VectorizedProcessor
+    from state_runtime.reading.query import query_state
+    from state_runtime.spark.session import build_session
 
 __all__ = [
     "JobContext",
@@ -41,24 +41,24 @@ __all__ = [
 
 _HOMES = {
     "JobContext": "state_runtime.job",
-    "JobSettings": "state_runtime.settings",
-    "KeyedBatch": "state_runtime.processors.vectorized",
-    "ParquetSink": "state_runtime.sinks",
-    "Progress": "state_runtime.progress",
-    "RunResult": "state_runtime.run",
-    "StartFrom": "state_runtime.start_from",
+    "JobSettings": "state_runtime.base.settings",
+    "KeyedBatch": "state_runtime.processors.user.vectorized",
+    "ParquetSink": "state_runtime.pipeline.sinks",
+    "Progress": "state_runtime.base.progress",
+    "RunResult": "state_runtime.driver.run",
+    "StartFrom": "state_runtime.driver.beginning",
     "StreamingJob": "state_runtime.job",
-    "TimedState": "state_runtime.processors.vectorized",
-    "VectorizedProcessor": "state_runtime.processors.vectorized",
-    "build_session": "state_runtime.session",
-    "foreach_epoch": "state_runtime.sinks",
-    "query_state": "state_runtime.query",
+    "TimedState": "state_runtime.processors.user.vectorized",
+    "VectorizedProcessor": "state_runtime.processors.user.vectorized",
+    "build_session": "state_runtime.spark.session",
+    "foreach_epoch": "state_runtime.pipeline.sinks",
+    "query_state": "state_runtime.reading.query",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in ("aggregates", "windows"):
-        return import_module(f"state_runtime.{name}")
+        return import_module(f"state_runtime.processors.declared.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,12 +10,16 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from state_runtime.aggregates import Aggregate
-from state_runtime.clock import SYSTEM_CLOCK, Clock
-from state_runtime.errors import InvalidPipeline
-from state_runtime.ids import SYSTEM_IDS, Ids
-from state_runtime.maintenance.copying import CopyProgress
-from state_runtime.operators import (
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.base.progress import Progress
+from state_runtime.base.settings import JobSettings
+from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.driver.run import JobRun, RunResult
+from state_runtime.maintenance.copy.objects import CopyProgress
+from state_runtime.pipeline.compile import Step, TransformStep, WriteStep
+from state_runtime.pipeline.operators import (
     AggregateStep,
     DeduplicateStep,
     IntervalJoinStep,
@@ -25,18 +29,15 @@ from state_runtime.operators import (
     VectorizedStep,
     WindowStep,
 )
-from state_runtime.pipeline import Step, TransformStep, WriteStep
-from state_runtime.processors.vectorized import VectorizedProcessor
-from state_runtime.progress import Progress
-from state_runtime.run import JobRun, RunResult
-from state_runtime.settings import JobSettings
-from state_runtime.sinks import Sink
+from state_runtime.pipeline.plan import JobPlan
+from state_runtime.pipeline.sinks import Sink
+from state_runtime.pipeline.sources import JoinedStreams, Source
+from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow, parse_duration_us
+from state_runtime.processors.user.vectorized import VectorizedProcessor
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import check_job_name, check_uid
-from state_runtime.start_from import Beginning, StartFrom
 from state_runtime.store import open_store
-from state_runtime.streams import JoinedStreams, Source
-from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
 
 __all__ = ["JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
 
@@ -100,18 +101,29 @@ class StreamingJob:
         self._store = open_store(store, self._storage_options)
         self._clock = clock
         self._ids = ids
-        self._source: Source | None = None
-        self._steps: tuple[Step, ...] = ()
+        self._chain = _Chain(self.name)
 
     def __repr__(self) -> str:
         return f"StreamingJob({self.name!r}, store={self._store.url!r})"
 
     def read(self, source: Source) -> Stream:
         """Begin the pipeline with any Spark stream: a streaming DataFrame, or a function that makes one."""
-        if self._source is not None:
-            raise InvalidPipeline(f"job {self.name!r} already reads a source; union the streams inside one read()")
-        self._source = source
-        return Stream(self, ())
+        self._chain.begin(source)
+        return Stream(self._chain, ())
+
+    def plan(self) -> JobPlan:
+        """The job as it is written so far, as a value: what a run, a bootstrap and an import are made of."""
+        return JobPlan(
+            name=self.name,
+            source=self._chain.source,
+            steps=self._chain.steps,
+            settings=self.settings,
+            store_url=self._store_url,
+            storage_options=self._storage_options,
+            store=self._store,
+            clock=self._clock,
+            ids=self._ids,
+        )
 
     def run(
         self,
@@ -132,17 +144,20 @@ class StreamingJob:
         Starts from the newest snapshot of the job root, if there is one.
 
         Args:
-            trigger: arguments of `DataStreamWriter.trigger`, e.g. `{"availableNow": True}`; None is as fast as possible.
+            trigger: arguments of `DataStreamWriter.trigger`, e.g. `{"availableNow": True}`; None is as fast as
+                possible.
             takeover: fence a run that seems alive, instead of being turned away by it.
-            allow_dropped_state: start although operators or states of the newest snapshot are no longer in the pipeline;
-                what they stored is not read again, also not if they come back.
+            allow_dropped_state: start although operators or states of the newest snapshot are no longer in the
+                pipeline; what they stored is not read again, also not if they come back.
             allow_drained: go on from a snapshot whose job was told that its input had ended; see docs/operations.md.
-            on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that epoch alone.
+            on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that
+                epoch alone.
             stop: set it to stop after the current epoch and a checkpoint.
-            start_from: where a job without a snapshot begins: at one of another job, a savepoint, or a copy of either, in any store.
-                Parallelism, backend, changelog and states may be others than there. A job with snapshots does not look at it.
-            from_snapshot: id of an older snapshot of this job to go back to. Output that was published since then stays, and what
-                comes again has higher epoch numbers.
+            start_from: where a job without a snapshot begins: at one of another job, a savepoint, or a copy of either,
+                in any store. Parallelism, backend, changelog and states may be others than there. A job with snapshots
+                does not look at it.
+            from_snapshot: id of an older snapshot of this job to go back to. Output that was published since then
+                stays, and what comes again has higher epoch numbers.
             on_copy: called while what `start_from` names is copied.
 
         Raises:
@@ -153,7 +168,7 @@ class StreamingJob:
             UserCodeError, InvalidData: the epoch was not committed; the previous snapshot stands.
             StoreUnavailable, OutcomeUnknown: start again.
         """
-        run = JobRun(self, spark, on_progress, stop or threading.Event())
+        run = JobRun(self.plan(), spark, on_progress, stop or threading.Event())
         beginning = Beginning(
             Catalog(self._store, self.name, self._clock),
             start_from=start_from,
@@ -165,21 +180,37 @@ class StreamingJob:
         )
         return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning)
 
-    def _extend(self, before: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
-        if before is not self._steps and before != self._steps:
+
+class _Chain:
+    """The source and the steps that a job's streams put one behind the other."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source: Source | None = None
+        self.steps: tuple[Step, ...] = ()
+
+    def begin(self, source: Source) -> None:
+        if self.source is not None:
+            raise InvalidPipeline(f"job {self.name!r} already reads a source; union the streams inside one read()")
+        self.source = source
+
+    def extend(self, before: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
+        """Put a step behind those of a stream; what the chain is then."""
+        if before is not self.steps and before != self.steps:
             raise InvalidPipeline(
-                f"job {self.name!r}: the stream was already continued elsewhere. A pipeline is one chain; write() may hang "
+                f"job {self.name!r}: the stream was already continued elsewhere. A pipeline is one chain; write() may "
+                "hang "
                 "any number of sinks on it, and two chains are two jobs"
             )
-        self._steps = (*before, step)
-        return self._steps
+        self.steps = (*before, step)
+        return self.steps
 
 
 class Stream:
     """A stream of rows inside a job's pipeline."""
 
-    def __init__(self, job: StreamingJob, steps: tuple[Step, ...]) -> None:
-        self._job = job
+    def __init__(self, chain: _Chain, steps: tuple[Step, ...]) -> None:
+        self._chain = chain
         self._steps = steps
 
     def key_by(self, *columns: str) -> KeyedStream:
@@ -188,7 +219,7 @@ class Stream:
             raise InvalidPipeline("key_by() needs at least one column")
         if len(set(columns)) != len(columns):
             raise InvalidPipeline(f"key_by{columns} names a column twice")
-        return KeyedStream(self._job, self._steps, columns)
+        return KeyedStream(self._chain, self._steps, columns)
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
@@ -197,7 +228,7 @@ class Stream:
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
-        return Stream(self._job, self._job._extend(self._steps, TransformStep(function)))
+        return Stream(self._chain, self._chain.extend(self._steps, TransformStep(function)))
 
     def write(self, sink: Sink, *, name: str = "") -> Stream:
         """Hang a sink on the stream; the stream goes on.
@@ -209,14 +240,14 @@ class Stream:
             raise InvalidPipeline(f"write() needs a sink (ParquetSink, foreach_epoch), not a {type(sink).__name__}")
         written = sum(isinstance(step, WriteStep) for step in self._steps)
         chosen = check_uid(name or ("out" if written == 0 else f"out-{written + 1}"), "sink name")
-        return Stream(self._job, self._job._extend(self._steps, WriteStep(chosen, sink)))
+        return Stream(self._chain, self._chain.extend(self._steps, WriteStep(chosen, sink)))
 
 
 class KeyedStream:
     """A stream partitioned by key: a stateful operator must follow."""
 
-    def __init__(self, job: StreamingJob, steps: tuple[Step, ...], keys: tuple[str, ...]) -> None:
-        self._job = job
+    def __init__(self, chain: _Chain, steps: tuple[Step, ...], keys: tuple[str, ...]) -> None:
+        self._chain = chain
         self._steps = steps
         self._keys = keys
 
@@ -238,14 +269,15 @@ class KeyedStream:
             output_schema: StructType or DDL.
             uid: stable name of the operator: its state belongs to it.
             output_mode: append, update or complete; changes nothing in calls or rows, as in Spark.
-            time_mode: none, processingTime (timers and TTL by the clock) or eventTime (timers by the watermark; the stream that
-                is read needs Spark's `withWatermark`).
+            time_mode: none, processingTime (timers and TTL by the clock) or eventTime (timers by the watermark; the
+                stream that is read needs Spark's `withWatermark`).
             event_time_column: column of the output that carries event time, for an operator that follows.
-            initial_state: static rows with the same key columns; before the operator's first input `handleInitialState` gets
-                them, once in the operator's life.
+            initial_state: static rows with the same key columns; before the operator's first input `handleInitialState`
+                gets them, once in the operator's life.
 
         Example:
-            .key_by("id").transform_with_state(Sessions(), "id string, clicks long", uid="sessions", time_mode="eventTime")
+            .key_by("id").transform_with_state(Sessions(), "id string, clicks long", uid="sessions",
+            time_mode="eventTime")
         """
         modes = (output_mode, time_mode, event_time_column)
         return self._processor(processor, output_schema, uid, modes, initial_state, pandas=False)
@@ -276,7 +308,7 @@ class KeyedStream:
         """
         check_uid(uid, "operator uid")
         _check_aggregates(uid, aggregates)
-        return Stream(self._job, self._job._extend(self._steps, AggregateStep(uid, self._keys, dict(aggregates))))
+        return Stream(self._chain, self._chain.extend(self._steps, AggregateStep(uid, self._keys, dict(aggregates))))
 
     def process(self, processor: VectorizedProcessor, output_schema: T.StructType | str, *, uid: str) -> Stream:
         """Run a `VectorizedProcessor`: the rows and the state of all keys at once, in Arrow and numpy.
@@ -290,16 +322,17 @@ class KeyedStream:
         if not isinstance(processor, VectorizedProcessor):
             raise InvalidPipeline(
                 f"operator {uid!r}: process() needs an instance of a VectorizedProcessor, not "
-                f"{getattr(processor, '__name__', type(processor).__name__)}; a StatefulProcessor goes to transform_with_state()"
+                f"{getattr(processor, '__name__', type(processor).__name__)}; a StatefulProcessor goes to "
+                "transform_with_state()"
             )
         step = VectorizedStep(uid, self._keys, processor, output_schema)
-        return Stream(self._job, self._job._extend(self._steps, step))
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def latest_by(self, order: str, *columns: str, uid: str) -> Stream:
         """Keep of each key the row with the greatest value of a column; vectorised.
 
-        Emits the row of every key for which another row took the place (update mode): the key columns, the order column and
-        `columns`. Of equal values the later row in source order wins; null is below everything.
+        Emits the row of every key for which another row took the place (update mode): the key columns, the order column
+        and `columns`. Of equal values the later row in source order wins; null is below everything.
 
         Args:
             order: a column of numbers, text, binary, booleans, dates or timestamps.
@@ -309,21 +342,23 @@ class KeyedStream:
             .key_by("order_id").latest_by("changed_at", "status", "amount", uid="current")
         """
         check_uid(uid, "operator uid")
-        return Stream(self._job, self._job._extend(self._steps, LatestByStep(uid, self._keys, order, columns)))
+        return Stream(self._chain, self._chain.extend(self._steps, LatestByStep(uid, self._keys, order, columns)))
 
     def deduplicate(self, *, uid: str, within_watermark: bool = False) -> Stream:
-        """Pass the first row of each key and drop all later ones (append mode); vectorised. Rows keep all their columns.
+        """Pass the first row of each key and drop all later ones (append mode); vectorised. Rows keep all their
+        columns.
 
-        Without event time the state holds every key that was ever seen, and never shrinks. With the event-time column among the
-        keys (Spark's `dropDuplicates`) the watermark removes the keys that it has passed. With `within_watermark` (Spark's
-        `dropDuplicatesWithinWatermark`) a key is remembered for the allowed delay after the event time of its first row.
+        Without event time the state holds every key that was ever seen, and never shrinks. With the event-time column
+        among the keys (Spark's `dropDuplicates`) the watermark removes the keys that it has passed. With
+        `within_watermark` (Spark's `dropDuplicatesWithinWatermark`) a key is remembered for the allowed delay after the
+        event time of its first row.
 
         Example:
             .key_by("event_id").deduplicate(uid="once")
         """
         check_uid(uid, "operator uid")
         step = DeduplicateStep(uid, self._keys, within_watermark)
-        return Stream(self._job, self._job._extend(self._steps, step))
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def window(
         self,
@@ -339,9 +374,10 @@ class KeyedStream:
         Emits the key columns, `window` (a struct of start and end, as Spark's) and the aggregates.
 
         Args:
-            window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")` or `windows.session("5 minutes")`.
-            output_mode: "update" emits every window that an epoch changed; "append" each window once, when the watermark has
-                passed its end.
+            window: `windows.tumbling("10 seconds")`, `windows.sliding("10 seconds", "1 second")` or `windows.session("5
+                minutes")`.
+            output_mode: "update" emits every window that an epoch changed; "append" each window once, when the
+                watermark has passed its end.
             allowed_lateness: how long after that a window stays open for rows that are late.
 
         Example:
@@ -357,7 +393,7 @@ class KeyedStream:
             raise InvalidPipeline(f"operator {uid!r}: output_mode {output_mode!r} must be update or append")
         _check_aggregates(uid, aggregates)
         step = WindowStep(uid, self._keys, window, dict(aggregates), mode, allowed_lateness)  # type: ignore[arg-type]
-        return Stream(self._job, self._job._extend(self._steps, step))
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def interval_join(
         self,
@@ -369,11 +405,12 @@ class KeyedStream:
         right_keys: tuple[str, ...] | list[str] = (),
         how: str = "inner",
     ) -> Stream:
-        """Join with a second stream: equal keys, and right event time in [left event time + lower, left event time + upper].
+        """Join with a second stream: equal keys, and right event time in [left event time + lower, left event time +
+        upper].
 
-        Vectorised. Both streams need Spark's `withWatermark`; rows wait in state until nothing can match them any more. It must be
-        the first step after `read`; stateless code belongs into the two streams. Emits the left stream's columns, then the right
-        one's without its keys.
+        Vectorised. Both streams need Spark's `withWatermark`; rows wait in state until nothing can match them any more.
+        It must be the first step after `read`; stateless code belongs into the two streams. Emits the left stream's
+        columns, then the right one's without its keys.
 
         Args:
             right: the second stream, as for `read`.
@@ -387,7 +424,8 @@ class KeyedStream:
         check_uid(uid, "operator uid")
         if self._steps:
             raise InvalidPipeline(
-                f"operator {uid!r}: interval_join() must be the first step after read(); put stateless code into the two streams"
+                f"operator {uid!r}: interval_join() must be the first step after read(); put stateless code into the "
+                "two streams"
             )
         streams = JoinedStreams(right, self._keys, tuple(right_keys) or self._keys)
         if len(streams.right_keys) != len(self._keys):
@@ -396,7 +434,7 @@ class KeyedStream:
             )
         range_us = parse_duration_us(lower), parse_duration_us(upper)
         step = IntervalJoinStep(uid, self._keys, streams, *range_us, how.lower().replace("_", "-"))
-        return Stream(self._job, self._job._extend(self._steps, step))
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def _processor(
         self,
@@ -419,7 +457,8 @@ class KeyedStream:
             )
         if not callable(getattr(processor, "handleInputRows", None)) or not callable(getattr(processor, "init", None)):
             raise InvalidPipeline(
-                f"operator {uid!r}: {type(processor).__name__} is not a StatefulProcessor (init, handleInputRows); pass an "
+                f"operator {uid!r}: {type(processor).__name__} is not a StatefulProcessor (init, handleInputRows); "
+                "pass an "
                 "instance, not the class"
             )
         step = ProcessorStep(
@@ -433,7 +472,7 @@ class KeyedStream:
             event_time_column,
             initial_state,
         )
-        return Stream(self._job, self._job._extend(self._steps, step))
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
 
 def _check_aggregates(uid: str, aggregates: Mapping[str, Aggregate]) -> None:

@@ -59,7 +59,7 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
 def test_errors_are_a_tree_with_one_reaction_each() -> None:
     """Every error has the exit code and the kind of its branch."""
-    from state_runtime import errors
+    from state_runtime.base import errors
 
     branches = {
         "invalid": 2,
@@ -85,22 +85,22 @@ def test_errors_are_a_tree_with_one_reaction_each() -> None:
     "module",
     [
         "state_runtime",
-        "state_runtime.errors",
+        "state_runtime.base.errors",
         "state_runtime.store",
-        "state_runtime.settings",
-        "state_runtime.aggregates",
-        "state_runtime.processors.vectorized",
-        "state_runtime.progress",
+        "state_runtime.base.settings",
+        "state_runtime.processors.declared.aggregates",
+        "state_runtime.processors.user.vectorized",
+        "state_runtime.base.progress",
         "state_runtime.snapshot.catalog",
         "state_runtime.snapshot.commit",
         "state_runtime.snapshot.control",
         "state_runtime.snapshot.savepoint",
-        "state_runtime.maintenance.savepoint_copy",
-        "orchestration.savepoints",
+        "state_runtime.maintenance.copy.savepoint",
+        "orchestration.running.savepoints",
         "state_runtime.snapshot.manifest",
         "state_runtime.changelog.reader",
         "state_runtime.materialize",
-        "state_runtime.query",
+        "state_runtime.reading.query",
         "state_runtime.state.local",
     ],
 )

@@ -34,8 +34,8 @@ from examples.flights.stack import (
     free_port,
 )
 from orchestration.text import bytes_text, count_text
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import StillstateError
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
 
 DEFAULT_WORK: Final = ROOT / ".demo"

@@ -47,10 +47,10 @@ from examples.flights.stack import (
 )
 from orchestration.jobs.tags import ACTION_TAG, JOB_TAG, TERM_TAG
 from orchestration.launchers.local import process_of
-from state_runtime.errors import Fenced, StillstateError
-from state_runtime.session import build_session
+from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.terms import RunStatus
+from state_runtime.spark.session import build_session
 
 DEFAULT_WORK: Final = ROOT / ".demo-check"
 CHECKPOINTS_MIN: Final = 20

@@ -290,7 +290,7 @@ def compare(
 
 def main(argv: list[str] | None = None) -> int:
     """Compare the outputs of a run with the recomputation; exit code 0 if they are equal, else 1."""
-    from state_runtime.session import build_session
+    from state_runtime.spark.session import build_session
 
     parser = argparse.ArgumentParser(prog="python -m examples.flights.oracle", description=main.__doc__)
     parser.add_argument("--year", type=Path, required=True, help="the year's Parquet file")

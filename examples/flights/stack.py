@@ -36,8 +36,8 @@ import psutil
 
 from examples.flights.data import year_parquet
 from examples.flights.replay import DAYS_IN_YEAR
+from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.launchers import build_launcher
-from orchestration.spec import JobSpec, Spec, load_spec
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 
-from orchestration.spec import JobSpec, Spec
-from state_runtime.errors import InvalidConfiguration, StillstateError
+from orchestration.config.spec import JobSpec, Spec
+from state_runtime.base.errors import InvalidConfiguration, StillstateError
 
 if TYPE_CHECKING:
     from state_runtime.snapshot.catalog import Catalog

@@ -14,7 +14,7 @@ from orchestration.commands.base import ConfigOption, JsonOption, guarded, print
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from state_runtime.maintenance.convert import ConversionResult
+    from state_runtime.maintenance.convert.snapshot import ConversionResult
 
 __all__ = ["register"]
 
@@ -56,7 +56,8 @@ def convert(
         Format,
         typer.Option(
             "--to",
-            help="changelog: tables and log; incremental: no log; canonical: one sorted Parquet set, nothing but live rows.",
+            help="changelog: tables and log; incremental: no log; canonical: one sorted Parquet set, nothing but live "
+            "rows.",
         ),
     ],
     config: ConfigOption = None,
@@ -68,18 +69,19 @@ def convert(
 ) -> None:
     """Make a snapshot of another format of any snapshot, outside its job, with a progress bar. The source is only read.
 
-    Source and target are compared by number and digest of the rows of every state before the target is published. Repeat the
-    command after any error or a kill; it goes on. A job that is started from the target goes on where the source stood.
+    Source and target are compared by number and digest of the rows of every state before the target is published.
+    Repeat the command after any error or a kill; it goes on. A job that is started from the target goes on where the
+    source stood.
     """
     from orchestration.commands.places import named_place
-    from orchestration.phases import phase_bar
-    from state_runtime.maintenance.convert_job import convert_place
+    from orchestration.show.phases import phase_bar
+    from state_runtime.maintenance.convert.spark_job import convert_place
 
     source, into = named_place(place, config), named_place(target, config)
     with phase_bar(f"convert to {to.value}") as bar, ExitStack() as ended:
 
         def session() -> SparkSession:
-            from state_runtime.session import build_session
+            from state_runtime.spark.session import build_session
 
             spark = build_session("stillstate-convert", master)
             ended.callback(spark.stop)
@@ -125,6 +127,8 @@ def _text(result: ConversionResult, target: str) -> str:
     if result.repeated:
         return f"{snapshot} was converted before; nothing was done"
     return (
-        f"{snapshot} in {duration_text(result.seconds)}: {result.tables_written} files with {bytes_text(result.bytes_written)} "
-        f"written, {result.objects_copied} with {bytes_text(result.bytes_copied)} copied; {result.states} states compared equal"
+        f"{snapshot} in {duration_text(result.seconds)}: {result.tables_written} files with "
+        f"{bytes_text(result.bytes_written)} "
+        f"written, {result.objects_copied} with {bytes_text(result.bytes_copied)} copied; {result.states} states "
+        "compared equal"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from state_runtime import StreamingJob
@@ -55,7 +55,8 @@ def import_spark(
         typer.Option(
             "--operator",
             metavar="ID=UID",
-            help="Which operator of the job one of the query becomes, by Spark's operator id; only where the states' names do not tell.",
+            help="Which operator of the job one of the query becomes, by Spark's operator id; only where the states' "
+            "names do not tell.",
         ),
     ] = None,
     config: ConfigOption = None,
@@ -64,15 +65,18 @@ def import_spark(
     ] = "local[*]",
     as_json: JsonOption = False,
 ) -> None:
-    """Bring state, timers, clocks and source position of a stopped `transformWithState` query over, with a progress bar.
+    """Bring state, timers, clocks and source position of a stopped `transformWithState` query over, with a progress
+    bar.
 
-    The query's checkpoint is only read, by Spark's own state reader. The job must read the same source, and have the same
-    processors with the same keys, time and output modes. It then goes on where the query stood: run it on the same input.
+    The query's checkpoint is only read, by Spark's own state reader. The job must read the same source, and have the
+    same
+    processors with the same keys, time and output modes. It then goes on where the query stood: run it on the same
+        input.
     """
-    from orchestration.phases import phase_bar
+    from orchestration.show.phases import phase_bar
     from orchestration.text import bytes_text, count_text, duration_text
-    from state_runtime.importing.spark import import_checkpoint
-    from state_runtime.session import build_session
+    from state_runtime.importing.native import import_checkpoint
+    from state_runtime.spark.session import build_session
 
     given, chosen = _given(job, entry_point, target, option, config), _operators(operator)
     spark = build_session(f"{given.name}-import", given.master or master, given.conf)
@@ -105,8 +109,10 @@ def import_spark(
         )
     else:
         print(
-            f"batch {result.batch_id} of query {result.query_id} is snapshot {result.manifest.snapshot_id} in {given.target}, in "
-            f"{duration_text(result.seconds)}: {result.states} states with {count_text(result.rows)} rows, {bytes_text(result.bytes)}"
+            f"batch {result.batch_id} of query {result.query_id} is snapshot {result.manifest.snapshot_id} in "
+            f"{given.target}, in "
+            f"{duration_text(result.seconds)}: {result.states} states with {count_text(result.rows)} rows, "
+            f"{bytes_text(result.bytes)}"
         )
 
 
@@ -126,8 +132,8 @@ def _given(
     job: str | None, entry_point: str | None, target: str | None, option: list[str] | None, config: Path | None
 ) -> _Given:
     from orchestration.commands.places import named_place
-    from orchestration.entry_point import load_entry_point
-    from orchestration.spec import load_spec, to_context
+    from orchestration.config.entry_point import load_entry_point
+    from orchestration.config.spec import load_spec, to_context
 
     if (job is None) == (entry_point is None):
         raise InvalidConfiguration(

@@ -1,4 +1,5 @@
-"""`stillstate copy`, `move` and `verify`: snapshots, savepoints and whole jobs between stores, and whether all of it is there."""
+"""`stillstate copy`, `move` and `verify`: snapshots, savepoints and whole jobs between stores, and whether all of it is
+there."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import InvalidConfiguration
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import SYSTEM_IDS
 
 if TYPE_CHECKING:
-    from state_runtime.maintenance.move_plan import MovePlan
-    from state_runtime.maintenance.moving import MoveResult
+    from state_runtime.maintenance.move.execute import MoveResult
+    from state_runtime.maintenance.move.plan import MovePlan
     from state_runtime.snapshot.handover import MoveMode
     from state_runtime.store import Store
 
@@ -79,9 +80,11 @@ def copy(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a snapshot, a savepoint or a whole job to another folder or store. The source is only read, and may be running.
+    """Copy a snapshot, a savepoint or a whole job to another folder or store. The source is only read, and may be
+    running.
 
-    What is copied has the same files under the same names, so it restores as the original does. Cut short, the same command goes
+    What is copied has the same files under the same names, so it restores as the original does. Cut short, the same
+    command goes
     on. A copy of a whole job is a back-up: run one of the two; to run both, start a new job from a snapshot.
     """
     _carry("copy", place, target, compare, dry_run, threads, config, yes=True, as_json=as_json)
@@ -106,7 +109,7 @@ def move(
     A job must be stopped; nobody can start it while it is moved. Cut short at any point, the same command goes on.
     """
     if abort:
-        from state_runtime.maintenance.moving import abort_move
+        from state_runtime.maintenance.move.execute import abort_move
 
         source, into = _ends(place, target, config)[:2]
         abort_move(source, into, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
@@ -148,10 +151,10 @@ def _carry(
     yes: bool,
     as_json: bool,
 ) -> None:
-    from orchestration.deletion import confirm
-    from orchestration.moving import bytes_bar, plan_text, result_text
-    from state_runtime.maintenance.move_plan import plan_move
-    from state_runtime.maintenance.moving import execute_move
+    from orchestration.show.deletions import confirm
+    from orchestration.show.moves import bytes_bar, plan_text, result_text
+    from state_runtime.maintenance.move.execute import execute_move
+    from state_runtime.maintenance.move.plan import plan_move
 
     source, into, snapshot_id, parent = _ends(place, target, config)
     plan = plan_move(source, into, mode=mode, snapshot_id=snapshot_id, clock=SYSTEM_CLOCK)
@@ -178,7 +181,7 @@ def _carry(
 
 
 def _show(plan: MovePlan, result: MoveResult | None, text: str, *, as_json: bool) -> None:
-    from orchestration.moving import move_json
+    from orchestration.show.moves import move_json
 
     if as_json:
         print_json(move_json(plan, result))
@@ -193,7 +196,8 @@ def verify(
         Level,
         typer.Option(
             "--level",
-            help="structure: manifests, and that every file is there with its size; sample: also read a share of the files; "
+            help="structure: manifests, and that every file is there with its size; sample: also read a share of the "
+            "files; "
             "full: read and decode all of them.",
         ),
     ] = Level.structure,
@@ -217,14 +221,16 @@ def verify(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that snapshots are whole: every missing or damaged file is named, with whose state it holds. Nothing is written there.
+    """Check that snapshots are whole: every missing or damaged file is named, with whose state it holds. Nothing is
+    written there.
 
-    Ends with 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer version, and 4 if
+    Ends with 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer
+    version, and 4 if
     something could not be reached: that says nothing about the data.
     """
     from orchestration.commands.places import named_place
-    from orchestration.moving import bytes_bar, report_json, show_report
-    from state_runtime.maintenance.verify_place import FoundGood, verify_place
+    from orchestration.show.moves import bytes_bar, report_json, show_report
+    from state_runtime.maintenance.verify.places import FoundGood, verify_place
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.locate import Place
     from state_runtime.store import open_store

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestration.spec import JobSpec, Spec, find_config, load_spec
-from state_runtime.errors import InvalidConfiguration
+from orchestration.config.spec import JobSpec, Spec, find_config, load_spec
+from state_runtime.base.errors import InvalidConfiguration
 
 __all__ = ["NamedPlace", "named_place"]
 

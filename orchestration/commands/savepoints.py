@@ -19,8 +19,8 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.spec import load_spec
-from state_runtime.errors import InvalidConfiguration
+from orchestration.config.spec import load_spec
+from state_runtime.base.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from state_runtime.snapshot.savepoint import SavepointThen
@@ -67,10 +67,10 @@ def savepoint(
 ) -> None:
     """Make a savepoint: a complete copy of the job's state under a name, which is kept until it is deleted.
 
-    The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is copied by this
-    process. The copy is made inside the store. A job starts from it with `run --from`.
+    The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is
+    copied by this process. The copy is made inside the store. A job starts from it with `run --from`.
     """
-    from orchestration.savepoints import Savepointer, failed, savepoint_view
+    from orchestration.running.savepoints import Savepointer, failed, savepoint_view
     from orchestration.text import bytes_text
     from state_runtime.snapshot.control import ControlRequest
 
@@ -111,7 +111,7 @@ def savepoint(
 @guarded
 def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List a job's savepoints and those that are asked for, newest first."""
-    from orchestration.savepoints import savepoint_rows, savepoints_table
+    from orchestration.running.savepoints import savepoint_rows, savepoints_table
 
     job_spec = job_or_only(load_spec(config), job)
     rows = savepoint_rows(catalog_of(job_spec))

@@ -1,4 +1,5 @@
-"""Dagster jobs: for each streaming job one to start, one to stop and one to recover its driver, and one to fold its changelog."""
+"""Dagster jobs: for each streaming job one to start, one to stop and one to recover its driver, and one to fold its
+changelog."""
 
 from orchestration.jobs.driver import DriverJobs, build_driver_jobs
 from orchestration.jobs.materialize import FoldJobs, build_fold_jobs

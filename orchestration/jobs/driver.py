@@ -11,11 +11,11 @@ from typing import Any
 
 import dagster as dg
 
+from orchestration.config.spec import JobSpec
 from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
 from orchestration.launchers import Launched
 from orchestration.resources import STILLSTATE, StillstateResource
-from orchestration.spec import JobSpec
-from state_runtime.errors import StillstateError
+from state_runtime.base.errors import StillstateError
 
 __all__ = ["DriverJobs", "RecoverConfig", "StartConfig", "build_driver_jobs", "typed_failures"]
 

@@ -1,7 +1,8 @@
-"""The asset that folds a job's changelog in a Spark job of its own, the Dagster job and schedule that run it, and its check.
+"""The asset that folds a job's changelog in a Spark job of its own, the Dagster job and schedule that run it, and its
+check.
 
-A run starts a Spark session through dagster-pyspark, folds, and stops it. It never touches the stream: the driver adopts the result
-with its next checkpoint, and a run that fails or dies costs the job nothing.
+A run starts a Spark session through dagster-pyspark, folds, and stops it. It never touches the stream: the driver
+adopts the result with its next checkpoint, and a run that fails or dies costs the job nothing.
 """
 
 import importlib
@@ -15,15 +16,15 @@ import dagster as dg
 
 from assets.metadata import fold_metadata
 from assets.specs import materialized_key, materialized_spec
-from orchestration.fold_plan import failed_in_a_row
-from orchestration.folds import FAILURES_ALARMED, FoldHealth, fold_health, fold_numbers, log_bytes_left
+from orchestration.config.spec import JobSpec
+from orchestration.folding.health import FAILURES_ALARMED, FoldHealth, fold_health, fold_numbers, log_bytes_left
+from orchestration.folding.plan import failed_in_a_row
+from orchestration.folding.session import fold, spark_of
 from orchestration.jobs.driver import typed_failures
-from orchestration.jobs.fold_runs import past_folds
+from orchestration.jobs.past_runs import past_folds
 from orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
-from orchestration.materialize import fold, spark_of
 from orchestration.resources import STILLSTATE, StillstateResource
-from orchestration.spec import JobSpec
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 
 __all__ = ["CHECK_NAME", "FoldConfig", "FoldJobs", "FoldMode", "build_fold_jobs", "fold_evaluation"]
 
@@ -43,7 +44,8 @@ class FoldConfig(dg.Config):
     """How to fold.
 
     Attributes:
-        mode: auto gives a new base table to those parts of a state whose changes have grown large, minor to none, major to all.
+        mode: auto gives a new base table to those parts of a state whose changes have grown large, minor to none, major
+            to all.
     """
 
     mode: FoldMode = FoldMode.auto
@@ -95,7 +97,8 @@ def _spark_key(job: JobSpec) -> str:
 
 
 def _lazy_pyspark(job: JobSpec) -> dg.ResourceDefinition:
-    """`LazyPySparkResource` with the session settings of the job; it is imported when a run needs it, for it imports pyspark."""
+    """`LazyPySparkResource` with the session settings of the job; it is imported when a run needs it, for it imports
+    pyspark."""
 
     @dg.resource(
         description=f"LazyPySparkResource of dagster-pyspark: the session in which {job.name} is materialized."
@@ -108,7 +111,7 @@ def _lazy_pyspark(job: JobSpec) -> dg.ResourceDefinition:
                 f"materializing {job.name} needs Spark in the environment of the Dagster run: "
                 f"pip install 'stillstate[spark]' ({error})"
             ) from error
-        from state_runtime.session import session_conf
+        from state_runtime.spark.session import session_conf
 
         spark = spark_of(job)
         return library.LazyPySparkResource(
@@ -158,7 +161,8 @@ def _asset(job: JobSpec) -> dg.AssetsDefinition:
 
 @contextmanager
 def _session(lazy: Any) -> Iterator[Any]:
-    """The session of a `LazyPySparkResource`, stopped at the end; one that this process had before is left to its owner."""
+    """The session of a `LazyPySparkResource`, stopped at the end; one that this process had before is left to its
+    owner."""
     from pyspark.sql import SparkSession
 
     found = SparkSession.getActiveSession() is not None
@@ -193,7 +197,8 @@ def _check(job: JobSpec) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=materialized_key(name),
         name=CHECK_NAME,
-        description=f"Fails after {FAILURES_ALARMED} materializations in a row failed, by the driver or by Dagster. The job goes on; "
+        description=f"Fails after {FAILURES_ALARMED} materializations in a row failed, by the driver or by Dagster. "
+        "The job goes on; "
         "its log, and so a restart, grows until one succeeds.",
         required_resource_keys={STILLSTATE},
     )
@@ -228,7 +233,8 @@ def fold_evaluation(job: str, health: FoldHealth, failed_runs: int) -> dg.AssetC
         description=(
             f"{failed} failures in a row"
             if passed
-            else f"{failed} materializations in a row failed; the log grows until one succeeds. Look at the driver's log and at "
+            else f"{failed} materializations in a row failed; the log grows until one succeeds. "
+            "Look at the driver's log and at "
             f"the runs of materialize_{job.replace('-', '_')}"
         ),
         metadata={"failed_in_a_row": dg.IntMetadataValue(failed), "last_id": dg.IntMetadataValue(health.last_id)},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from orchestration.config.spec import JobSpec, Spec
 from orchestration.launchers.local import LocalLauncher
 from orchestration.launchers.port import Launched, Launcher, LaunchFailed, Stopped, StopTimedOut
-from orchestration.spec import JobSpec, Spec
 
 __all__ = [
     "LaunchFailed",

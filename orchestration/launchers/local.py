@@ -21,13 +21,12 @@ from typing import IO, Final
 
 import psutil
 
-from orchestration.beginning import NEWEST, BeginAt
-from orchestration.health import Liveness
-from orchestration.launchers.port import Launched, LaunchFailed, Stopped, StopTimedOut
-from orchestration.spec import CONFIG_ENV, JobSpec
-from state_runtime.clock import SYSTEM_CLOCK, Clock
-from state_runtime.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound, Unavailable
-from state_runtime.ids import SYSTEM_IDS, Ids
+from orchestration.config.begin_at import NEWEST, BeginAt
+from orchestration.config.spec import CONFIG_ENV, JobSpec
+from orchestration.launchers.port import Launched, LaunchFailed, Liveness, Stopped, StopTimedOut
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound, Unavailable
+from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.terms import RunState, RunStatus

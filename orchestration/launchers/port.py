@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from orchestration.beginning import NEWEST, BeginAt
-from orchestration.health import Liveness
-from state_runtime.errors import StillstateError, Unavailable
+from orchestration.config.begin_at import NEWEST, BeginAt
+from state_runtime.base.errors import StillstateError, Unavailable
 from state_runtime.snapshot.terms import RunState, RunStatus
 
-__all__ = ["LaunchFailed", "Launched", "Launcher", "StopTimedOut", "Stopped"]
+__all__ = ["LaunchFailed", "Launched", "Launcher", "Liveness", "StopTimedOut", "Stopped"]
+
+Liveness = Literal["alive", "dead", "unknown"]
+"""What the operating system says about a driver's process; unknown on any host but its own."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Launcher(Protocol):
         """Start a driver and wait until it runs.
 
         Args:
-            begin: at which snapshot. What is copied from elsewhere counts against the time that a start may take; a start that is
-                ended for it is gone on with by the next.
+            begin: at which snapshot. What is copied from elsewhere counts against the time that a start may take; a
+                start that is ended for it is gone on with by the next.
 
         Raises:
             JobAlreadyRunning: a live driver holds the job, and `takeover` was not asked for.

@@ -1,4 +1,5 @@
-"""Three sensors for all jobs: one publishes what they achieved, one brings lost drivers back, one has their changelog folded."""
+"""Three sensors for all jobs: one publishes what they achieved, one brings lost drivers back, one has their changelog
+folded."""
 
 from orchestration.sensors.materialize import build_materialization_sensor
 from orchestration.sensors.progress import build_progress_sensor

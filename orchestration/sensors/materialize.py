@@ -13,14 +13,14 @@ import dagster as dg
 
 from assets.metadata import DATA_VERSION_TAG, fold_materialization
 from assets.specs import materialized_key
-from orchestration.fold_plan import FoldRun, failed_in_a_row, fold_run_key, plan_fold
-from orchestration.folds import FoldHealth, fold_health, log_bytes_left, new_records, why_due
-from orchestration.jobs.fold_runs import past_folds
+from orchestration.config.spec import JobSpec
+from orchestration.folding.health import FoldHealth, fold_health, log_bytes_left, new_records, why_due
+from orchestration.folding.plan import FoldRun, failed_in_a_row, fold_run_key, plan_fold
 from orchestration.jobs.materialize import fold_evaluation
+from orchestration.jobs.past_runs import past_folds
 from orchestration.jobs.tags import ACTION_TAG, AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
 from orchestration.resources import StillstateResource
-from orchestration.spec import JobSpec
-from state_runtime.errors import JobNotFound, StillstateError
+from state_runtime.base.errors import JobNotFound, StillstateError
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import record_ids
 from state_runtime.snapshot.catalog import Catalog
@@ -71,7 +71,8 @@ def build_materialization_sensor(jobs: Sequence[str], fold_jobs: Mapping[str, An
 
     @dg.sensor(
         name="stillstate_materialization",
-        description="Starts a materialization where a log has grown and Dagster is to fold it; shows every materialization.",
+        description="Starts a materialization where a log has grown and Dagster is to fold it; "
+        "shows every materialization.",
         minimum_interval_seconds=10,
         default_status=dg.DefaultSensorStatus.RUNNING,
         jobs=[fold_jobs[name] for name in jobs],

@@ -13,7 +13,7 @@ import dagster as dg
 
 from assets.metadata import checkpoint_materialization, run_materialization
 from orchestration.resources import StillstateResource
-from state_runtime.errors import CorruptData, JobNotFound, MissingSnapshot, StillstateError, UnsupportedFormat
+from state_runtime.base.errors import CorruptData, JobNotFound, MissingSnapshot, StillstateError, UnsupportedFormat
 from state_runtime.snapshot.catalog import Catalog
 
 __all__ = ["CURSOR_VERSION", "JobCursor", "ProgressTick", "build_progress_sensor", "read_cursor", "read_progress"]

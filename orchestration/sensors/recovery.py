@@ -10,6 +10,7 @@ from typing import Final
 
 import dagster as dg
 
+from orchestration.config.spec import Spec
 from orchestration.jobs.tags import (
     ACTION_TAG,
     ATTEMPT_TAG,
@@ -20,11 +21,10 @@ from orchestration.jobs.tags import (
     recovery_run_key,
     recovery_run_tags,
 )
-from orchestration.observe import progress_marker
-from orchestration.recovery import PastRun, RunPhase, plan_recovery
+from orchestration.recovery.observe import progress_marker
+from orchestration.recovery.plan import PastRun, RunPhase, plan_recovery
 from orchestration.resources import StillstateResource
-from orchestration.spec import Spec
-from state_runtime.errors import StillstateError
+from state_runtime.base.errors import StillstateError
 
 __all__ = ["build_recovery_sensor", "past_runs"]
 

@@ -1,7 +1,8 @@
-"""Folding the changes of several epochs before they are written once: of a row that changed in each, one change is left; pure.
+"""Folding the changes of several epochs before they are written once: of a row that changed in each, one change is
+left; pure.
 
-With a checkpoint interval this is where repeated updates of a key cost nothing on the primary store. Changes that a task
-uploaded itself are written already; they keep their place in the order of age, and are never folded across.
+With a checkpoint interval this is where repeated updates of a key cost nothing on the primary store. Changes that a
+task uploaded itself are written already; they keep their place in the order of age, and are never folded across.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from state_runtime.base.limits import MIB
 from state_runtime.changelog.segment import (
     Compression,
     PartEntry,
@@ -19,7 +21,6 @@ from state_runtime.changelog.segment import (
     sha256,
 )
 from state_runtime.changelog.writer import TaskChanges
-from state_runtime.limits import MIB
 from state_runtime.state.table import StateSchema, fold
 
 __all__ = ["fold_changes"]
@@ -34,7 +35,8 @@ _Run = list[tuple[PartEntry, bytes]]
 def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4") -> list[TaskChanges]:
     """The same changes, with consecutive inline parts of one operator, state and shard folded to one.
 
-    Tombstones and clear markers stay: they hide what is older than all of these. A part that is alone is passed on as it is.
+    Tombstones and clear markers stay: they hide what is older than all of these. A part that is alone is passed on as
+        it is.
 
     Args:
         changes: in order of age, of one run (shards do not change within it).

@@ -5,31 +5,24 @@ A shard of any parallelism is one hash range, so a restore after a rescale is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Collection
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from state_runtime.base.errors import CorruptSegment, MissingFile
+from state_runtime.base.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
 from state_runtime.changelog.segment import PartEntry, SegmentIndex, decode_index, decode_lines, decode_part, sha256
-from state_runtime.changelog.versions import StateVersions, check_dropped
-from state_runtime.errors import CorruptManifest, CorruptSegment, MissingFile
-from state_runtime.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
-from state_runtime.restore.shard_files import Bottom, direct, read_listing
-from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, SegmentEntry, TableEntry
-from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range
+from state_runtime.snapshot.manifest import FileEntry, Manifest, SegmentEntry, TableEntry
+from state_runtime.state.table import StateSchema
 from state_runtime.store import Store
 
 __all__ = [
     "check_index",
-    "count_live",
     "fetch_part",
     "index_range",
     "read_index",
     "read_source_log",
-    "read_states",
     "read_table",
 ]
 
@@ -72,93 +65,11 @@ def check_index(segment: SegmentEntry, tail: bytes, job_uids: Collection[str]) -
     return index
 
 
-def read_states(
-    root: Store,
-    manifest: Manifest,
-    operator: str | OperatorEntry,
-    schemas: Mapping[str, StateSchema],
-    low: int,
-    high: int,
-) -> dict[str, pa.RecordBatch]:
-    """The states of one operator in one hash range, as of a snapshot.
-
-    Segments, layers and files of shards are read newest first and folded, so the newest row of an identity wins; tombstones, clear markers
-    and rows whose TTL has run out are gone. What is older than its operator or state (`since`), or of a state that was
-    dropped since, is passed over; rows of older columns are brought to the newest.
-
-    Args:
-        operator: uid, to read by the manifest's own description; or the description to read by (of a restart with changed
-            states: what `reconcile` returned).
-        schemas: the newest columns of its states.
-        low, high: closed range of unsigned key hashes.
-
-    Returns:
-        Per state one sorted batch, each identity once.
-
-    Raises:
-        MissingFile, CorruptSegment: primary data is damaged: the message names the file. Nothing is guessed.
-        CorruptManifest: it does not describe the operator. StoreUnavailable: try again.
-    """
-    entry = operator if isinstance(operator, OperatorEntry) else _described(manifest, operator)
-    versions = {s.name: StateVersions(entry, s, schemas[s.name]) for s in entry.states if s.name in schemas}
-    newest_first: dict[str, list[pa.RecordBatch]] = {state: [] for state in schemas}
-
-    def add(state: str, snapshot_id: int, path: str, load: Callable[[], pa.RecordBatch]) -> None:
-        if state not in versions:
-            check_dropped(entry, state, snapshot_id, path)
-        elif snapshot_id >= versions[state].since:
-            batch = slice_hash_range(load(), low, high)
-            newest_first[state].append(versions[state].read(batch, snapshot_id, path))
-
-    for segment in reversed(manifest.state_segments):
-        if segment.snapshot_id < entry.since:
-            continue
-        # Several epochs may be in one segment: its later parts are younger.
-        for part in reversed(read_index(root, segment, manifest.job_uids).parts):
-            if part.kind == "state" and part.operator == entry.uid and part.hash_high >= low and part.hash_low <= high:
-                load = partial(fetch_part, root, segment.path, part)
-                add(part.state, segment.snapshot_id, part.path or segment.path, load)
-    for layer in reversed(manifest.layers):
-        for table in layer.tables:
-            newest = layer.newest_in(table)
-            if (
-                table.operator == entry.uid
-                and newest >= entry.since
-                and table.hash_low <= high
-                and table.hash_high >= low
-            ):
-                add(table.state, newest, table.path, partial(read_table, root, table))
-    objects = direct(root)
-    listing = read_listing(objects, manifest)
-    if listing is not None:
-        bottom = Bottom(objects, listing, entry)
-        bottom.check(versions)
-        for state, version in versions.items():
-            newest_first[state] += [
-                concat(list(source), schemas[state].arrow) for source in bottom.sources(state, version, low, high)
-            ]
-    now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
-    states = {state: schema.empty() for state, schema in schemas.items()}
-    for state, batches in newest_first.items():
-        if batches:
-            states[state] = versions[state].fold(batches, drop_deleted=True, now_ms=now_ms)
-    return states
-
-
-def _described(manifest: Manifest, uid: str) -> OperatorEntry:
-    entry = next((o for o in manifest.operators if o.uid == uid), None)
-    if entry is None:
-        raise CorruptManifest(
-            f"snapshot {manifest.snapshot_id} does not describe operator {uid!r}, whose state it should hold"
-        )
-    return entry
-
-
 def fetch_part(root: Store, segment_path: str, part: PartEntry) -> pa.RecordBatch:
     """One part of a segment: a range read, checked by digest, sorted as it must be, in the columns of its time.
 
     Raises:
-        MissingFile, CorruptSegment: see `read_states`.
+        MissingFile, CorruptSegment: the file is not what the manifest says.
     """
     path = part.path or segment_path
     batch = decode_part(_range(root, path, part.offset, part.length), part, path)
@@ -169,7 +80,7 @@ def read_table(root: Store, table: TableEntry) -> pa.RecordBatch:
     """A state table file, checked against its manifest entry and sorted as it must be.
 
     Raises:
-        MissingFile, CorruptSegment: see `read_states`.
+        MissingFile, CorruptSegment: the file is not what the manifest says.
     """
     data = _whole(root, FileEntry(table.path, table.bytes, table.digest))
     try:
@@ -214,12 +125,6 @@ def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
                 path = part.path or segment.path
                 lines.extend(decode_lines(_range(root, path, part.offset, part.length), part, path))
     return lines
-
-
-def count_live(batch: pa.RecordBatch) -> int:
-    """Rows that are not tombstones."""
-    gone: Any = pc.sum(batch.column(batch.schema.get_field_index(DELETED))).as_py()
-    return int(batch.num_rows - (gone or 0))
 
 
 def _range(root: Store, path: str, offset: int, length: int) -> bytes:

@@ -1,8 +1,8 @@
 """The changelog segment: one immutable object with the state changes of one epoch; the format, pure.
 
     magic "STSEG001"
-    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; zstd'd lines of a source's log
-    index                         zstd'd JSON, see `SegmentIndex`
+    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; zstd'd lines of a
+    source's log index                         zstd'd JSON, see `SegmentIndex`
     footer: index bytes (u64, big endian), SHA-256 of the index as stored, magic
 
 A *part* is what one attempt of one task changed in one state: sorted by key hash, each key once, tombstones included.
@@ -23,16 +23,16 @@ from typing import Literal
 
 import pyarrow as pa
 
-from state_runtime.errors import CorruptSegment
-from state_runtime.limits import (
+from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.limits import (
     KIB,
     PART_BYTES_MAX,
     SEGMENT_INDEX_BYTES_MAX,
     SEGMENT_PARTS_MAX,
     SOURCE_LOG_BYTES_MAX,
 )
-from state_runtime.snapshot.paths import check_relative_path
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
+from state_runtime.store.paths import check_relative_path
 
 __all__ = [
     "FOOTER_BYTES",
@@ -86,7 +86,8 @@ class PartEntry:
 class SegmentIndex:
     """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log.
 
-    `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and overlapping range
+    `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and
+        overlapping range
     are in it, the later hides the earlier.
     """
 
@@ -135,8 +136,8 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
 def _decoded_bytes(data: bytes | pa.Buffer) -> int:
     """What the buffers of an Arrow IPC stream say that they decompress to: known before memory is taken for it.
 
-    Arrow believes the size in front of each compressed buffer, and pyarrow does not tell it, so the buffers are looked up in
-    the message's flatbuffer (Arrow's format specification: Message.fbs).
+    Arrow believes the size in front of each compressed buffer, and pyarrow does not tell it, so the buffers are looked
+    up in the message's flatbuffer (Arrow's format specification: Message.fbs).
 
     Raises:
         ValueError, struct.error, pa.ArrowException: not such a stream.

@@ -1,18 +1,22 @@
 """Uploads that do not wait for one slow request: hedged attempts, first success wins, bytes in flight bounded.
 
-One request in a thousand to an object store takes seconds, and a checkpoint waits for all of its own; so an attempt that has
-taken longer than its timeout is not given up, it gets a rival (Dean and Barroso, "The Tail at Scale", hedged requests; Flink's
-RetryingExecutor, FLIP-158). The rules:
+One request in a thousand to an object store takes seconds, and a checkpoint waits for all of its own; so an attempt
+that has taken longer than its timeout is not given up, it gets a rival (Dean and Barroso, "The Tail at Scale", hedged
+requests; Flink's RetryingExecutor, FLIP-158). The rules:
 
-- Every attempt writes an object of a name of its own. The first to succeed is the upload; its name is what the changelog names.
-- An attempt that fails in a way that may pass starts the next one at once; one that the store refused fails the upload at once.
-- An attempt that ends after the upload was decided deletes its own object. What a crash leaves is garbage that nothing names.
-- `attempts_max × timeout` starts them all; the upload as a whole fails at its deadline, which is never shorter than that.
-- The bytes of all uploads of a process are bounded, hanging attempts included: whoever would exceed the bound waits, the time
-  is counted, and after the deadline the wait ends with an error that says so.
+- Every attempt writes an object of a name of its own. The first to succeed is the upload; its name is what the
+changelog names.
+- An attempt that fails in a way that may pass starts the next one at once; one that the store refused fails the upload
+at once.
+- An attempt that ends after the upload was decided deletes its own object. What a crash leaves is garbage that nothing
+names.
+- `attempts_max × timeout` starts them all; the upload as a whole fails at its deadline, which is never shorter than
+that.
+- The bytes of all uploads of a process are bounded, hanging attempts included: whoever would exceed the bound waits,
+  the time is counted, and after the deadline the wait ends with an error that says so.
 
-The logic only reacts to events (an attempt ended, a timer rang); what runs them is an `Attempts`: threads here, virtual time in
-the tests, which so replay every schedule from its seed.
+The logic only reacts to events (an attempt ended, a timer rang); what runs them is an `Attempts`: threads here, virtual
+time in the tests, which so replay every schedule from its seed.
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from state_runtime.clock import Clock
-from state_runtime.errors import StillstateError, StoreRefused, StoreUnavailable
-from state_runtime.limits import MIB
-from state_runtime.settings import JobSettings
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import StillstateError, StoreRefused, StoreUnavailable
+from state_runtime.base.limits import MIB
+from state_runtime.base.settings import JobSettings
 from state_runtime.store import Store
 
 __all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "UploadTotals", "Uploader"]
@@ -42,8 +46,8 @@ class UploadPolicy:
         timeout_s: of one attempt, for a small object.
         bytes_per_s: what an attempt may take beside that for its size.
         attempts_max: of one object.
-        deadline_s: after it (or after `attempts_max` timeouts, if that is longer) the upload has failed. Also how long one waits
-            for room below `in_flight_bytes_max`.
+        deadline_s: after it (or after `attempts_max` timeouts, if that is longer) the upload has failed. Also how long
+            one waits for room below `in_flight_bytes_max`.
         in_flight_bytes_max: of all uploads of the process; an object that is larger alone goes when nothing else does.
     """
 
@@ -121,7 +125,8 @@ class Attempts(Protocol):
 
 
 class ThreadedAttempts:
-    """Each attempt and each timer has a thread. They are daemons: a request that hangs must not keep a process alive."""
+    """Each attempt and each timer has a thread. They are daemons: a request that hangs must not keep a process
+    alive."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
@@ -188,7 +193,8 @@ class Uploader:
         with self.run.lock:
             if not room() and not self.run.wait(room, self.policy.upload_s(size)):
                 raise StoreUnavailable(
-                    f"no room for an upload of {size:,} bytes to {root.url}: uploads of {self._in_flight:,} bytes do not end. "
+                    f"no room for an upload of {size:,} bytes to {root.url}: uploads of {self._in_flight:,} bytes do "
+                    "not end. "
                     "Check the network; raise upload_in_flight_bytes_max if the store is only slow"
                 )
             self._in_flight += size

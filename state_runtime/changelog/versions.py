@@ -1,7 +1,7 @@
 """One state over the versions of its columns: what of the stored is its, and how old rows become rows of today; pure.
 
-A batch is as old as the newest snapshot that it holds (a segment's, or a layer's last). It has the columns of that time,
-which the manifest still knows, and passes through every later version in turn.
+A batch is as old as the newest snapshot that it holds (a segment's, or a layer's last). It has the columns of that
+time, which the manifest still knows, and passes through every later version in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.errors import CorruptManifest, CorruptSegment
+from state_runtime.base.errors import CorruptManifest, CorruptSegment
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.ddl import DdlColumn, parse_ddl
 from state_runtime.state.table import DELETED, StateSchema, Time, adapt, expired, fold
@@ -143,7 +143,8 @@ class StateVersions:
     def fold(
         self, newest_first: Sequence[pa.RecordBatch], *, drop_deleted: bool, now_ms: int | None = None
     ) -> pa.RecordBatch:
-        """`fold` of batches that `read` returned. Nested types that are only spelled differently become those of the newest."""
+        """`fold` of batches that `read` returned. Nested types that are only spelled differently become those of the
+        newest."""
         batches = [b for b in newest_first if b.num_rows] or list(newest_first[:1])
         if not batches:
             return self.declared.empty()
@@ -174,7 +175,8 @@ class StateVersions:
         stored = StateSchema.of(batch.schema)
         if (stored.entries is None) != (self.entries is None) or stored.time != version.time:
             raise CorruptSegment(
-                f"{where}: {self.name} has the columns {_fields(batch.schema)}, which is another layout than the manifest's"
+                f"{where}: {self.name} has the columns {_fields(batch.schema)}, which is another layout than the "
+                "manifest's"
             )
         for declared, fields in (
             (self.keys, stored.keys),
@@ -224,7 +226,8 @@ def _with_ttl(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_ttl(batch: pa.RecordBatch, ended_ms: int) -> pa.RecordBatch:
-    """Rows whose TTL had run out when the state lost it become tombstones, which hide what is older; the others stay."""
+    """Rows whose TTL had run out when the state lost it become tombstones, which hide what is older; the others
+    stay."""
     schema = StateSchema.of(batch.schema)
     gone = expired(schema.times_of(batch), ended_ms)
     columns = list(batch.columns[:-1])

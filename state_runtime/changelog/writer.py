@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from state_runtime.base.ids import Ids
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.segment import (
     Compression,
     PartEntry,
@@ -17,8 +19,6 @@ from state_runtime.changelog.segment import (
     sha256,
 )
 from state_runtime.changelog.upload import Upload, Uploader, UploadTotals
-from state_runtime.ids import Ids
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import SegmentEntry
 from state_runtime.snapshot.paths import segment_path
 from state_runtime.store import Store
@@ -29,7 +29,6 @@ __all__ = [
     "begin_task_changes",
     "source_log_changes",
     "write_segment",
-    "write_task_changes",
 ]
 
 
@@ -98,7 +97,8 @@ def begin_task_changes(
 
     Args:
         root: opens the job root; only called for an upload.
-        changes: per state one sorted batch, each identity once: an update that a later one of the epoch hides is not written.
+        changes: per state one sorted batch, each identity once: an update that a later one of the epoch hides is not
+            written.
         settings: `inline_bytes_max` and `compression`.
 
     Raises:
@@ -109,32 +109,6 @@ def begin_task_changes(
         return PendingChanges(parts, bodies)
     upload = uploader.begin(root(), lambda: _direct_path(term, operator, ids), b"".join(bodies))
     return PendingChanges(parts, tuple(b"" for _ in parts), upload)
-
-
-def write_task_changes(
-    root: Store,
-    *,
-    term: int,
-    operator: str,
-    hash_range: tuple[int, int],
-    changes: Mapping[str, pa.RecordBatch],
-    inline_bytes_max: int,
-    ids: Ids,
-) -> TaskChanges:
-    """What `begin_task_changes` does, in one step and with one attempt.
-
-    An object's name is unique to the attempt, so a late or repeated attempt overwrites nothing; without a manifest that
-    leads to it, it is garbage.
-
-    Raises:
-        StoreUnavailable: the upload failed; the epoch fails and is run again.
-    """
-    parts, bodies = _encode(operator, hash_range, changes, "lz4")
-    if sum(map(len, bodies)) <= inline_bytes_max:
-        return TaskChanges(parts, bodies)
-    path = _direct_path(term, operator, ids)
-    root.put(path, b"".join(bodies))
-    return TaskChanges(tuple(replace(part, path=path) for part in parts), tuple(b"" for _ in parts))
 
 
 def _direct_path(term: int, operator: str, ids: Ids) -> str:

@@ -72,7 +72,8 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
 
 
 def kind_of(path: str) -> ObjectKind | None:
-    """What an object below a job root is, by its name; None if no part of ours gives such names. Savepoints' folders are roots of their own."""
+    """What an object below a job root is, by its name; None if no part of ours gives such names. Savepoints' folders
+    are roots of their own."""
     return next((kind for kind, pattern in _PATTERNS if pattern.match(path)), None)
 
 

@@ -2,10 +2,10 @@
 
 The order of reads carries the safety (docs/design/0017-deletion.md):
 
-1. which snapshots there are, and the boundary. What a running job commits later goes on from the newest of them, so it names
-   nothing that was unnamed before and is older.
-2. pins and materializations, after the boundary. A pin counts only if it was placed before its snapshot was announced; so whoever
-   sees the announcement sees the pin.
+1. which snapshots there are, and the boundary. What a running job commits later goes on from the newest of them, so it
+   names nothing that was unnamed before and is older.
+2. pins and materializations, after the boundary. A pin counts only if it was placed before its snapshot was announced;
+   so whoever sees the announcement sees the pin.
 3. the manifests of everything that is a snapshot, or going, or pinned.
 
 Any listing or file that cannot be read ends it with an error: what is not known is not garbage.
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from state_runtime.clock import Clock
-from state_runtime.errors import (
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
     CorruptData,
     CorruptManifest,
     JobNotFound,
@@ -29,15 +29,16 @@ from state_runtime.errors import (
     Unavailable,
     UnsupportedFormat,
 )
-from state_runtime.limits import CLAIM_ATTEMPTS_MAX
+from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX
 from state_runtime.materialize.records import Protected, Record, protected
+from state_runtime.reading.references import Memo, references, sink_references
 from state_runtime.snapshot.boundary import Boundary, read_boundary
-from state_runtime.snapshot.catalog import Catalog, JobInfo, read_job_info
+from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import OUTPUTS_DIR, SNAPSHOTS_DIR, manifest_path, snapshot_id_of
 from state_runtime.snapshot.pins import SnapshotPin, read_pins
-from state_runtime.snapshot.references import Memo, references, sink_references
 from state_runtime.store import Store
 
 __all__ = [
@@ -73,13 +74,15 @@ class Existing:
 
 
 def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
-    """All snapshots, not trusting the listing alone: ids are given one by one, so a listing that was cut short has gaps.
+    """All snapshots, not trusting the listing alone: ids are given one by one, so a listing that was cut short has
+    gaps.
 
     Args:
         without: may be damaged, and are not looked for.
 
     Raises:
-        StoreUnavailable: the listing lacks what is there. CorruptManifest: a snapshot that the boundary keeps is not there.
+        StoreUnavailable: the listing lacks what is there. CorruptManifest: a snapshot that the boundary keeps is not
+            there.
     """
     listed = {i for i in map(snapshot_id_of, root.list_names(SNAPSHOTS_DIR)) if i is not None}
     boundary = read_boundary(root)
@@ -87,14 +90,16 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
     for snapshot_id in _gaps(found, boundary, root):
         if root.exists(manifest_path(snapshot_id)):
             raise StoreUnavailable(
-                f"the listing of snapshots in {root.url} lacks snapshot {snapshot_id}, which exists: it is cut short or stale. "
+                f"the listing of snapshots in {root.url} lacks snapshot {snapshot_id}, which exists: it is cut short "
+                "or stale. "
                 "Nothing was deleted; try again"
             )
         if snapshot_id in without:
             continue
         if snapshot_id in boundary.kept and read_boundary(root).keeps(snapshot_id):
             raise CorruptManifest(
-                f"snapshot {snapshot_id} in {root.url} was never given up, and it has no manifest. Nothing was deleted; restore "
+                f"snapshot {snapshot_id} in {root.url} was never given up, and it has no manifest. Nothing was "
+                "deleted; restore "
                 f"{manifest_path(snapshot_id)} from a copy, or give the snapshot up with `stillstate delete --damaged`"
             )
     # Behind the newest a listing that was cut short looks like an older one; and a running job commits meanwhile.
@@ -108,7 +113,8 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
 
 
 def _gaps(found: Collection[int], boundary: Boundary, root: Store) -> list[int]:
-    """Ids that should be there, by the boundary or between two that are. A root that others were copied to one by one has gaps."""
+    """Ids that should be there, by the boundary or between two that are. A root that others were copied to one by one
+    has gaps."""
     above = sorted(i for i in found if i > boundary.snapshot_id)
     first = boundary.snapshot_id + 1 if boundary.sequence else above[0] if above else 0
     between = (i for i in range(first, above[-1] if above else first) if i not in found)
@@ -117,7 +123,8 @@ def _gaps(found: Collection[int], boundary: Boundary, root: Store) -> list[int]:
         gaps.append(first - 1)  # nothing was given up yet, so below the first there is nothing
     if len(gaps) > _GAP_MAX:
         raise StoreUnavailable(
-            f"the listing of snapshots in {root.url} lacks more than {_GAP_MAX:,} of them; nothing was deleted, try again"
+            f"the listing of snapshots in {root.url} lacks more than {_GAP_MAX:,} of them; nothing was deleted, try "
+            "again"
         )
     return gaps
 
@@ -161,7 +168,8 @@ class Marks:
 
     Attributes:
         needed: size by path; of an object whose size is not recorded, minus what it has at least.
-        optional: is kept if it is there: output that is staged below the root, and what a snapshot needs that is gone and pinned.
+        optional: is kept if it is there: output that is staged below the root, and what a snapshot needs that is gone
+            and pinned.
         snapshot_ids: whose needs these are.
     """
 
@@ -181,7 +189,8 @@ def size_fits(wanted: int, found: int) -> bool:
 
 
 class Marker:
-    """Knows what snapshots need. Manifests are immutable, so what was read once stays known: for whoever asks again and again.
+    """Knows what snapshots need. Manifests are immutable, so what was read once stays known: for whoever asks again and
+    again.
 
     Attributes:
         memo, records: what was read of segments and of materializations.
@@ -294,7 +303,8 @@ def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, 
     """Everything that is needed now, in the order of reads above.
 
     Raises:
-        CorruptData, UnsupportedFormat: a snapshot cannot be read, so what it needs is not known; nothing may be deleted.
+        CorruptData, UnsupportedFormat: a snapshot cannot be read, so what it needs is not known; nothing may be
+            deleted.
         JobRootMismatch: the same, because it is another job's. JobNotFound: the job was deleted meanwhile.
         StoreUnavailable, Unavailable: try again.
     """
@@ -311,7 +321,8 @@ def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, 
 def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, Marks] | None:
     """None if the newest snapshot of the listing was given up before it was read.
 
-    What later ones share with older ones is known through it alone: they are not in the listing, so it must be read anew.
+    What later ones share with older ones is known through it alone: they are not in the listing, so it must be read
+        anew.
     """
     existing = read_existing(root)
     holders, needed = read_holders(root, clock, marker.records)

@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from state_runtime.clock import Clock
-from state_runtime.errors import CorruptData, UnsupportedFormat
-from state_runtime.ids import Ids
-from state_runtime.limits import MIB
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import CorruptData, UnsupportedFormat
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MIB
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize.plan import due
 from state_runtime.materialize.priority import give_way
 from state_runtime.materialize.records import (
@@ -26,7 +27,6 @@ from state_runtime.materialize.records import (
     record_ids,
 )
 from state_runtime.materialize.run import materialize
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store
 
@@ -46,8 +46,8 @@ class BackgroundMaterializer:
     """Looks for records to adopt and folds when it is time, one thing at a time, in a thread of its own.
 
     Life cycle: idle → working (a thread) → done (a record waits for the next commit) → idle. The driver calls `look`
-    once, `start_if_due` after a commit, `take` before one and `settled` after it; all but `look` return at once, and none raises. Failures are logged and counted,
-    and tried again after a pause that doubles.
+    once, `start_if_due` after a commit, `take` before one and `settled` after it; all but `look` return at once, and
+    none raises. Failures are logged and counted, and tried again after a pause that doubles.
 
     Args:
         fold: folds a snapshot elsewhere; in the thread itself if None, and after it failed twice in a row.
@@ -81,7 +81,8 @@ class BackgroundMaterializer:
         self.completed = 0
 
     def look(self, manifest: Manifest) -> None:
-        """Look for a record now, in the caller's thread: at a run's start, so that its first checkpoint adopts what waits."""
+        """Look for a record now, in the caller's thread: at a run's start, so that its first checkpoint adopts what
+        waits."""
         self._polled_s = self._clock.monotonic_s()
         try:
             record = adoptable(self._root, manifest, self._clock, refused=self._refused)
@@ -190,8 +191,8 @@ def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int
     """The newest record that fits a manifest and whose files are all there.
 
     Args:
-        refused: ids that are not looked at; those that are looked at in vain are added. (A record that does not fit a manifest
-            does not fit its successors either.)
+        refused: ids that are not looked at; those that are looked at in vain are added. (A record that does not fit a
+            manifest does not fit its successors either.)
 
     Raises:
         StoreUnavailable: nothing is known then.
@@ -219,7 +220,8 @@ def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int
 
 
 def other_at_work(root: Store, clock: Clock) -> Pin | None:
-    """A materialization of the job that lives: two would fold the same, and one of them for nothing. A damaged pin is nobody's.
+    """A materialization of the job that lives: two would fold the same, and one of them for nothing. A damaged pin is
+    nobody's.
 
     Raises:
         StoreUnavailable: nothing is known then.

@@ -1,9 +1,10 @@
 """How state tables are encoded: what reads fast of columns that are all values of one width.
 
-Numbers are stored byte by byte (Parquet's BYTE_STREAM_SPLIT: all first bytes of a page, then all second bytes, …), because the high
-bytes of a column's values are nearly all alike, and LZ4 then packs them as well as ZSTD packs whole values, and is read four times
-as fast. Everything else, texts above all, is stored as it is and packed by ZSTD. Every file says its encodings, so readers need
-not know this. Source: Apache Parquet format, Encodings.md, "Byte Stream Split".
+Numbers are stored byte by byte (Parquet's BYTE_STREAM_SPLIT: all first bytes of a page, then all second bytes, …),
+because the high bytes of a column's values are nearly all alike, and LZ4 then packs them as well as ZSTD packs whole
+values, and is read four times as fast. Everything else, texts above all, is stored as it is and packed by ZSTD. Every
+file says its encodings, so readers need not know this. Source: Apache Parquet format, Encodings.md, "Byte Stream
+Split".
 """
 
 from __future__ import annotations

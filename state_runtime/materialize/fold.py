@@ -1,7 +1,7 @@
 """Folding: read what a plan names, write new tables under names of their own. Nothing that exists is changed.
 
-The same function runs in the driver's background thread and in the tasks of a Spark job. A crash at any point leaves files that
-nothing names, never damage.
+The same function runs in the driver's background thread and in the tasks of a Spark job. A crash at any point leaves
+files that nothing names, never damage.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from state_runtime import faults
+from state_runtime.base import faults
+from state_runtime.base.errors import MissingFile
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import KIB, MIB
 from state_runtime.changelog.reader import read_index, read_source_log, read_table
 from state_runtime.changelog.segment import decode_part, sha256
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import MissingFile
-from state_runtime.ids import Ids
-from state_runtime.limits import KIB, MIB
 from state_runtime.materialize.encoding import encode_table
 from state_runtime.materialize.plan import Cell, FoldPlan, FoldSizes, LogPart, StoredTable, Unit
-from state_runtime.restore.shard_files import Bottom, direct, read_listing
+from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, TableEntry
 from state_runtime.snapshot.paths import safe_name
 from state_runtime.state.table import StateSchema, concat, slice_hash_range
@@ -95,7 +95,8 @@ class Folded:
 
 
 def table_name(snapshot_id: int, writer: str, unique: str) -> str:
-    """File name of a table: the snapshot that it folds, whose it is (what garbage collection looks at), and a name of its own."""
+    """File name of a table: the snapshot that it folds, whose it is (what garbage collection looks at), and a name of
+    its own."""
     return f"{snapshot_id:020d}-{writer}-{unique}.parquet"
 
 
@@ -127,15 +128,18 @@ def fold_unit(
 ) -> Folded:
     """Fold one unit cell by cell. In memory: the unit's log, folded where it is large, and one cell's tables.
 
-    A new base leaves out what nobody can see any more: tombstones, clear markers, and rows whose TTL has run out by the snapshot's
+    A new base leaves out what nobody can see any more: tombstones, clear markers, and rows whose TTL has run out by the
+        snapshot's
     batch time. A delta keeps them, because they hide rows below. Rows of older columns are brought to the newest.
 
     Args:
-        bottom: reads what lies below all tables (files of shards), if there is such a thing: (operator, state, low, high).
+        bottom: reads what lies below all tables (files of shards), if there is such a thing: (operator, state, low,
+            high).
         into: where the tables are written; None is the root itself. They have the same paths there.
 
     Raises:
-        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is garbage.
+        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is
+            garbage.
     """
     operator = next(o for o in context.operators if o.uid == unit.operator)
     state = next(s for s in operator.states if s.name == unit.state)
@@ -181,8 +185,8 @@ class _Work:
     def log(self) -> list[pa.RecordBatch]:
         """The unit's log, newest first.
 
-        Its batches are folded together with the tables, so that a row is moved once. Of a log that is too large for that an
-        identity is kept once; folding is associative.
+        Its batches are folded together with the tables, so that a row is moved once. Of a log that is too large for
+        that an identity is kept once; folding is associative.
         """
         log: list[pa.RecordBatch] = []
         unfolded = self.context.sizes.unfolded_bytes
@@ -231,8 +235,9 @@ class _Work:
             return self._major(cell, log)
         if not rows:
             return Folded()
-        # A delta that is not larger than what comes on top of it is taken in: so few deltas lie above one another, and a row
-        # is rewritten about log2(deltas) times before a major fold takes it (the binary counter of log-structured merging).
+        # A delta that is not larger than what comes on top of it is taken in: so few deltas lie above one another, and
+        # a row is rewritten about log2(deltas) times before a major fold takes it (the binary counter of log-structured
+        # merging).
         size = rows * self._row_bytes(cell)
         taken = 0
         while taken < len(cell.deltas) and cell.deltas[taken].table.bytes <= size:

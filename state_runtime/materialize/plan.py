@@ -1,17 +1,18 @@
 """When to fold, and what: cells of the hash range, triggers, thresholds; pure.
 
-A state's tables lie on a grid of *cells*: closed ranges of key hashes whose width is a power of two (dyadic), so that two cells are
-disjoint or one holds the other. A cell has at most one base table, and deltas above it that do not reach beyond it. So each cell is
-folded by itself: those that changed much get a new base table (*major*), those that changed little a delta (*minor*), and the
-tables of all others are shared between snapshots as they are.
+A state's tables lie on a grid of *cells*: closed ranges of key hashes whose width is a power of two (dyadic), so that
+two cells are disjoint or one holds the other. A cell has at most one base table, and deltas above it that do not reach
+beyond it. So each cell is folded by itself: those that changed much get a new base table (*major*), those that changed
+little a delta (*minor*), and the tables of all others are shared between snapshots as they are.
 
 Costs, with r = `materialize_ratio` (docs/design/0009-materialization.md derives and measures them):
 
-- space: live bytes × (1 + r/2 + r/4) on average: deltas grow to r × base before a major fold, the log to r/2 × base before any;
+- space: live bytes × (1 + r/2 + r/4) on average: deltas grow to r × base before a major fold, the log to r/2 × base
+before any;
 - writing: a byte of log is written once as log, about once as delta, and (1 + r)/r times at most by major folds.
 
-Thresholds are jittered by the base table's name, so that cells that filled up alike do not all become due at once; the name is
-new with each major fold, so the order changes too.
+Thresholds are jittered by the base table's name, so that cells that filled up alike do not all become due at once; the
+name is new with each major fold, so the order changes too.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from state_runtime.base.limits import KIB, MIB
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.segment import PartEntry
 from state_runtime.changelog.versions import check_dropped
-from state_runtime.limits import KIB, MIB
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TableEntry
 from state_runtime.state.table import HASH_MAX
 
@@ -62,7 +63,8 @@ class FoldSizes:
         small_bytes: a base table up to this size is rewritten with every change: cheaper than another file.
         unit_bytes: log, base and deltas that are folded as one piece of work; the log of one is in memory at once.
         deltas_max: above one cell.
-        unfolded_bytes: decoded, of a log whose batches are folded together with the tables; a longer one is folded first.
+        unfolded_bytes: decoded, of a log whose batches are folded together with the tables; a longer one is folded
+            first.
         sampled_rows: of a cell's log, to learn how many rows folding leaves of it.
     """
 
@@ -190,7 +192,8 @@ def due(
 
 
 def threshold(path: str, ratio: float) -> float:
-    """The share of a base table's bytes that its deltas may reach: 3/4 to 5/4 of the ratio, drawn from the table's name."""
+    """The share of a base table's bytes that its deltas may reach: 3/4 to 5/4 of the ratio, drawn from the table's
+    name."""
     draw = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") / HASH_MAX
     return ratio * (0.75 + 0.5 * draw)
 
@@ -207,7 +210,8 @@ def make_plan(
 
     Args:
         log: all state parts of its segments, newest first.
-        mode: "minor" writes deltas only (where there is a base), "major" writes every base anew, "auto" decides for each cell.
+        mode: "minor" writes deltas only (where there is a base), "major" writes every base anew, "auto" decides for
+            each cell.
 
     Raises:
         CorruptSegment: the log or a table holds a state that its operator does not have and did not drop.
@@ -262,7 +266,8 @@ def _since(operator: OperatorEntry, state: StateEntry) -> int:
 
 
 def _check_dropped(manifest: Manifest, key: tuple[str, str], snapshot_id: int, path: str) -> None:
-    """Operators that the manifest does not describe were given up; a state that its operator does not have must have been."""
+    """Operators that the manifest does not describe were given up; a state that its operator does not have must have
+    been."""
     operator = next((o for o in manifest.operators if o.uid == key[0]), None)
     if operator is not None:
         check_dropped(operator, key[1], snapshot_id, path)
@@ -280,8 +285,8 @@ def grid(
 ) -> tuple[list[Range], set[Range]]:
     """The cells of one state, in order: together they are all hashes. And those whose tables must be written anew.
 
-    The grid is that of the base tables, with the gaps between them filled; neighbours that have become small are joined, and what
-    has grown too large is split. Tables of older formats that lie on no grid are all written anew.
+    The grid is that of the base tables, with the gaps between them filled; neighbours that have become small are
+    joined, and what has grown too large is split. Tables of older formats that lie on no grid are all written anew.
     """
     cells = _filled([t.range for t in bases])
     if cells is None or not all(any(low <= t.range[0] and t.range[1] <= high for low, high in cells) for t in deltas):
@@ -327,7 +332,8 @@ class _Weights:
 
 
 def _filled(ranges: Sequence[Range]) -> list[Range] | None:
-    """The ranges with the gaps between them filled by the widest cells that fit; None if they are not disjoint cells."""
+    """The ranges with the gaps between them filled by the widest cells that fit; None if they are not disjoint
+    cells."""
     cells: list[Range] = []
     at = 0
     for low, high in sorted(ranges):

@@ -1,15 +1,16 @@
-"""Folding in a process beside the driver, so that an epoch never waits for the interpreter or for memory that a fold uses.
+"""Folding in a process beside the driver, so that an epoch never waits for the interpreter or for memory that a fold
+uses.
 
-The driver's interpreter runs one thread at a time: a fold in a thread of the driver holds it while a checkpoint is being written,
-and a fold of low priority holds it for long. So the driver starts `python -m state_runtime.materialize.process` with its first
-fold, and talks to it by lines of JSON:
+The driver's interpreter runs one thread at a time: a fold in a thread of the driver holds it while a checkpoint is
+being written, and a fold of low priority holds it for long. So the driver starts `python -m
+state_runtime.materialize.process` with its first fold, and talks to it by lines of JSON:
 
     → {"store": …, "options": {…}, "settings": {…}}      once; by the pipe, because options may hold secrets
     → {"snapshot_id": 7}                                 one at a time
     ← {"record_id": 12}   or   {"error": "StoreUnavailable", "message": …}
 
-The process ends when the pipe closes, also in the middle of a fold: whoever reads the pipe is a thread of its own. What it leaves then
-is what any fold leaves that is killed: files that nothing names.
+The process ends when the pipe closes, also in the middle of a fold: whoever reads the pipe is a thread of its own. What
+it leaves then is what any fold leaves that is killed: files that nothing names.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from state_runtime import errors
-from state_runtime.allocator import KEEPS_FREED_MEMORY
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import StillstateError, Unavailable
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.limits import MIB
+from state_runtime.base import errors
+from state_runtime.base.allocator import KEEPS_FREED_MEMORY
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import StillstateError, Unavailable
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.limits import MIB
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize.priority import give_way
 from state_runtime.materialize.records import Record, read_record
 from state_runtime.materialize.run import materialize
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store, open_store
@@ -70,7 +71,8 @@ class FoldProcess:
         """Fold a snapshot's log; see `materialize`.
 
         Raises:
-            StillstateError: what the child met, by its type. Unavailable: the child could not be started, or was killed.
+            StillstateError: what the child met, by its type. Unavailable: the child could not be started, or was
+                killed.
         """
         child = self._running()
         try:

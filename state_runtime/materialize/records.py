@@ -1,16 +1,17 @@
-"""What a materialization leaves in the store: a pin while it works, a record when it is done; and how the driver adopts a record.
+"""What a materialization leaves in the store: a pin while it works, a record when it is done; and how the driver adopts
+a record.
 
-    materializations/<20-digit id>.started.json   the pin: which snapshot is read, who reads it, when it was last heard of
-    materializations/<20-digit id>.json           the record: what was folded into which new tables
+    materializations/<20-digit id>.started.json   the pin: which snapshot is read, who reads it, when it was last heard
+    of materializations/<20-digit id>.json           the record: what was folded into which new tables
 
-Whoever claims the next id by creating its pin may work; the record is created once and never changed. Neither touches a manifest:
-the driver takes the record into its next one, if the snapshot that it goes on from still has exactly the files that were folded.
-So no lock is needed between a materialization and a running driver, a restarting one, or another materialization: of two that
-folded the same, the first is adopted and the second fits no more.
+Whoever claims the next id by creating its pin may work; the record is created once and never changed. Neither touches a
+manifest: the driver takes the record into its next one, if the snapshot that it goes on from still has exactly the
+files that were folded. So no lock is needed between a materialization and a running driver, a restarting one, or
+another materialization: of two that folded the same, the first is adopted and the second fits no more.
 
-Garbage collection must keep what `protected` says. A pin protects the snapshot that is read and every file whose name holds its
-writer; a record protects its new files until long after it is too old to be adopted. The pin comes first and the snapshot is
-looked at again after it: a collector that lists pins after it has chosen what to delete cannot miss it.
+Garbage collection must keep what `protected` says. A pin protects the snapshot that is read and every file whose name
+holds its writer; a record protects its new files until long after it is too old to be adopted. The pin comes first and
+the snapshot is looked at again after it: a collector that lists pins after it has chosen what to delete cannot miss it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from state_runtime.clock import Clock
-from state_runtime.errors import CorruptData, CorruptManifest, Unavailable
-from state_runtime.ids import Ids
-from state_runtime.limits import CLAIM_ATTEMPTS_MAX, MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import CorruptData, CorruptManifest, Unavailable
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest, TableEntry
-from state_runtime.snapshot.paths import MATERIALIZATIONS_DIR, check_relative_path, manifest_path, materialization_path
+from state_runtime.snapshot.paths import MATERIALIZATIONS_DIR, manifest_path, materialization_path
 from state_runtime.store import Created, Store
+from state_runtime.store.paths import check_relative_path
 
 __all__ = [
     "ADOPTED_FOR_MS",
@@ -147,7 +149,8 @@ class Record:
 
 
 def view_of(manifest: Manifest, snapshot_id: int) -> str:
-    """A digest of what a materialization of `snapshot_id` folds, as a manifest shows it: layers, segments up to it, files of shards.
+    """A digest of what a materialization of `snapshot_id` folds, as a manifest shows it: layers, segments up to it,
+    files of shards.
 
     Names of files are unique, so equal digests mean the same files in the same order.
     """
@@ -173,14 +176,16 @@ def fits(draft: Manifest, record: Record) -> bool:
 
 
 def is_too_old(record: Record, now_ms: int) -> bool:
-    """Whether a record may not be adopted any more: garbage collection keeps its files only for so long (`RECORD_KEPT_MS`)."""
+    """Whether a record may not be adopted any more: garbage collection keeps its files only for so long
+    (`RECORD_KEPT_MS`)."""
     return now_ms - record.finished_at_ms >= ADOPTED_FOR_MS
 
 
 def apply(draft: Manifest, record: Record) -> Manifest:
     """The manifest with the record's tables in the place of what they fold; call it only if it `fits`.
 
-    Segments that were written while the materialization ran stay. The first layer stays the base: its new tables say themselves
+    Segments that were written while the materialization ran stay. The first layer stays the base: its new tables say
+        themselves
     which snapshot they hold, and so do its old ones from now on.
     """
     at = record.snapshot_id
@@ -307,7 +312,8 @@ def check_awake(pin: Pin, clock: Clock) -> None:
     silent_ms = clock.now_ms() - pin.heartbeat_ms
     if silent_ms >= PIN_KEPT_MS // 2:
         raise Unavailable(
-            f"materialization {pin.record_id} was not heard of for {silent_ms / 3_600_000:.0f} hours: what it wrote may be "
+            f"materialization {pin.record_id} was not heard of for {silent_ms / 3_600_000:.0f} hours: what it wrote "
+            "may be "
             "collected by now, so it is not recorded. Materialize again"
         )
 

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from state_runtime import faults
-from state_runtime.clock import Clock
-from state_runtime.errors import MissingSnapshot
-from state_runtime.ids import Ids
+from state_runtime.base import faults
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import MissingSnapshot
+from state_runtime.base.ids import Ids
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize.fold import FoldContext, Folded, fold_source_logs, fold_unit, read_log
 from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, make_plan
 from state_runtime.materialize.records import Pin, Record, beat, check_awake, claim, view_of, write_record
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store
 
@@ -140,7 +140,8 @@ def fold_snapshot(
         into: where tables are written, if not to the root itself; `fold` writes there too.
 
     Raises:
-        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is garbage.
+        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is
+            garbage.
     """
     plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)
     context = FoldContext.of(manifest, plan, pin.writer, sizes)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.errors import InvalidData
+from state_runtime.base.errors import InvalidData
 
 __all__ = ["fit_column", "from_python", "to_python"]
 
@@ -43,7 +43,8 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         position, culprit = _first_misfit(values, field.type)
         raise InvalidData(
-            f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of {len(values)} "
+            f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of "
+            f"{len(values)} "
             f"is a {type(culprit).__name__} that does not fit. Change the declared schema or convert the value"
         ) from None  # Arrow's own message holds the value
 
@@ -51,8 +52,9 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
 def fit_column(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -> pa.Array:
     """A column in the field's type, if every value keeps its meaning.
 
-    Numbers change their width where they fit, times their unit and zone, texts and binaries their offsets. What Arrow would
-    also do (parse a text, round to a decimal, overflow to infinity, make nulls of a struct with other fields) is refused.
+    Numbers change their width where they fit, times their unit and zone, texts and binaries their offsets. What Arrow
+    would also do (parse a text, round to a decimal, overflow to infinity, make nulls of a struct with other fields) is
+    refused.
 
     Args:
         describe: what the column is, for the message (operator, state or output).
@@ -72,7 +74,8 @@ def fit_column(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -
             raise ValueError("beyond the range")
     except (pa.ArrowException, ValueError):
         raise InvalidData(
-            f"{describe()}: column {field.name!r} is declared as {field.type} but holds {column.type} values that do not fit. "
+            f"{describe()}: column {field.name!r} is declared as {field.type} but holds {column.type} values that do "
+            "not fit. "
             "Change the declared schema or convert the column"
         ) from None  # Arrow's own message holds the value
     return fitted

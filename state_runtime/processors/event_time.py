@@ -1,7 +1,7 @@
 """Event time of rows: Spark's microseconds against watermarks in milliseconds; pure and vectorised.
 
-Spark compares `event time <= watermark · 1000` in microseconds. The milliseconds *rounded up* give the same answer against the
-watermark itself, so a `due` in milliseconds loses nothing.
+Spark compares `event time <= watermark · 1000` in microseconds. The milliseconds *rounded up* give the same answer
+against the watermark itself, so a `due` in milliseconds loses nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.errors import InvalidPipeline
+from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.grouping import GroupedRows, filter_rows
 from state_runtime.state.table import Mask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from state_runtime.errors import StillstateError, UserCodeError
+from state_runtime.base.errors import StillstateError, UserCodeError
 
 __all__ = ["guarded", "guarded_iterator", "user_error"]
 

@@ -24,8 +24,8 @@ class EpochClock:
 
     Attributes:
         batch_time_ms: processing time: Spark's batch timestamp.
-        watermark_ms: event time, for what is due: the highest event time of earlier epochs minus the allowed delay; never
-            falls; 0 before there is any.
+        watermark_ms: event time, for what is due: the highest event time of earlier epochs minus the allowed delay;
+            never falls; 0 before there is any.
         late_watermark_ms: event time, for what comes too late: the watermark of the epoch before. Rows that an operator
             emits because `watermark_ms` passed them are not late for the next operator.
         epoch: number of the epoch, growing over all runs; orders the elements of lists.
@@ -46,8 +46,8 @@ class ShardResult:
         changes: per state one sorted batch of what changed, each key once. Filled when `outputs` is drained.
         rows_added: live state rows gained minus lost; removals that were not looked up are not counted.
         late_rows: input rows dropped as too late.
-        due_taken: per state with an index by time the bound (ms, inclusive) up to which the operator took what was due. Every
-            such row was removed or given another time, else nobody would see it again.
+        due_taken: per state with an index by time the bound (ms, inclusive) up to which the operator took what was due.
+            Every such row was removed or given another time, else nobody would see it again.
     """
 
     outputs: Iterator[pa.RecordBatch]

@@ -4,11 +4,11 @@
     builder.write("legs", "seen", batches)              # in this process, or builder.add(…) of what tasks wrote
     manifest = builder.commit()
 
-The result is *canonical*: one layer of sorted Parquet tables, of any number of shards and any backend. A job starts from it as
-from any other snapshot.
+The result is *canonical*: one layer of sorted Parquet tables, of any number of shards and any backend. A job starts
+from it as from any other snapshot.
 
-Atomic: the manifest is created last, if it is absent. A crash before leaves `job.json` and tables that no manifest names; building
-again writes new ones. Two builders of one root: one gets the snapshot, the other is refused.
+Atomic: the manifest is created last, if it is absent. A crash before leaves `job.json` and tables that no manifest
+names; building again writes new ones. Two builders of one root: one gets the snapshot, the other is refused.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Literal
 
 import pyarrow as pa
 
-from state_runtime.clock import Clock
-from state_runtime.errors import InvalidConfiguration, check
-from state_runtime.ids import Ids
-from state_runtime.limits import MIB
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import InvalidConfiguration, check
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MIB
 from state_runtime.reading.sorting import sorted_rows
 from state_runtime.reading.tables import TableWriter, WrittenTables
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import (
     FileEntry,
     LayerEntry,
@@ -160,8 +161,8 @@ class SnapshotBuilder:
 
         Args:
             batches: live rows in the state's columns (docs/format.md, "State batches").
-            in_order: whether they are sorted by hash (and entry); else they are, with files of this host where they do not fit
-                into `bytes_max` of memory.
+            in_order: whether they are sorted by hash (and entry); else they are, with files of this host where they do
+                not fit into `bytes_max` of memory.
             bits: see `TableWriter`, and `cell_bits` for how many are good.
 
         Raises:
@@ -208,7 +209,8 @@ class SnapshotBuilder:
 
         Raises:
             InvalidConfiguration: somebody else built a snapshot here meanwhile; nothing of it was changed.
-            CorruptManifest: it would be too large. OutcomeUnknown, StoreUnavailable: not confirmed; look before building again.
+            CorruptManifest: it would be too large. OutcomeUnknown, StoreUnavailable: not confirmed; look before
+                building again.
         """
         check(not self._done, "a snapshot is built once")
         due = dict(self._written.next_due_ms)
@@ -258,7 +260,8 @@ def _refuse_snapshots(root: Store) -> None:
     existing = Catalog.of_root(root).latest()
     if existing is not None:
         raise InvalidConfiguration(
-            f"{root.url} has snapshots already (the newest is {existing.snapshot_id}); a snapshot is built in a place of its own. "
+            f"{root.url} has snapshots already (the newest is {existing.snapshot_id}); a snapshot is built in a place "
+            "of its own. "
             "Give another place, or delete that job"
         )
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from state_runtime.errors import MissingSnapshot
+from state_runtime.base.errors import MissingSnapshot
 from state_runtime.reading.reader import SnapshotReader
+from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import Place, open_place
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.references import references
 from state_runtime.store import Store, open_store
 
 __all__ = ["RELATIONS", "relation_rows"]
@@ -68,15 +68,16 @@ RELATIONS: dict[str, T.StructType] = {
     # Nothing is kept in flight yet: snapshots are made between epochs, when no row is on its way.
     "inflight": _schema(operator=_TEXT, shard=T.IntegerType(), sequence=_LONG, row=T.BinaryType()),
 }
-"""The relations beside the states, with their columns. `inflight` has no rows: no snapshot of this version holds data in flight."""
+"""The relations beside the states, with their columns. `inflight` has no rows: no snapshot of this version holds data
+in flight."""
 
 
 def relation_rows(what: str, place: str, storage_options: Mapping[str, Any]) -> Iterator[list[Row]]:
     """The rows of one of `RELATIONS`, some at a time.
 
     Raises:
-        JobNotFound, MissingSnapshot, CorruptManifest, CorruptSegment, MissingFile, UnsupportedFormat, StoreUnavailable: as reading
-            the snapshot does.
+        JobNotFound, MissingSnapshot, CorruptManifest, CorruptSegment, MissingFile, UnsupportedFormat, StoreUnavailable:
+            as reading the snapshot does.
     """
     rows: list[Row] = []
     for row in _MAKERS[what](place, storage_options):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from state_runtime.errors import InvalidConfiguration, InvalidData
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.reading.snapshot import ReadableState
 from state_runtime.state.table import HASH_MAX, hashes_of
 
@@ -48,7 +48,8 @@ def export_state(
         on_progress: called with the share that was read.
 
     Raises:
-        InvalidConfiguration: another suffix, the file is there, there is no such folder or column, or CSV cannot hold a column.
+        InvalidConfiguration: another suffix, the file is there, there is no such folder or column, or CSV cannot hold a
+            column.
         MissingFile, CorruptSegment, SnapshotExpired, StoreUnavailable: see `SnapshotReader`; no file is left.
     """
     if target.suffix not in FORMATS:

@@ -1,12 +1,14 @@
-"""What tells whether two sets of rows are the same, whatever order, cuts, format or backend they come in; pure and vectorised.
+"""What tells whether two sets of rows are the same, whatever order, cuts, format or backend they come in; pure and
+vectorised.
 
-The digest of a row goes through all its columns: whether a value is there, then XXH64 of it as `state/keyhash.py` hashes it, chained.
-Two such hashes with different seeds are 128 bits. The digest of many rows is the sum of theirs (modulo 2^64 each), so it does not
-depend on their order, and those of disjoint sets add up. A row that is there twice counts twice.
+The digest of a row goes through all its columns: whether a value is there, then XXH64 of it as `state/keyhash.py`
+hashes it, chained. Two such hashes with different seeds are 128 bits. The digest of many rows is the sum of theirs
+(modulo 2^64 each), so it does not depend on their order, and those of disjoint sets add up. A row that is there twice
+counts twice.
 
-Equal are values that Spark's grouping takes for equal: 0.0 is -0.0, and NaN is NaN. Maps are equal whatever order their entries
-have. It finds accidents (a lost row, a changed value, two states mixed up); it is no protection against somebody who
-wants to deceive: there are digests of files for that.
+Equal are values that Spark's grouping takes for equal: 0.0 is -0.0, and NaN is NaN. Maps are equal whatever order their
+entries have. It finds accidents (a lost row, a changed value, two states mixed up); it is no protection against
+somebody who wants to deceive: there are digests of files for that.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_runtime.errors import InvalidData
+from state_runtime.base.errors import InvalidData
 from state_runtime.state.keyhash import chain_rows
 from state_runtime.state.table import DELETED
 
@@ -56,7 +58,8 @@ class Fingerprint:
 
     @staticmethod
     def of(batch: pa.RecordBatch) -> Fingerprint:
-        """Of a batch: of all columns in their order, but not of their names. `deleted` is left out: live rows are meant.
+        """Of a batch: of all columns in their order, but not of their names. `deleted` is left out: live rows are
+        meant.
 
         Raises:
             InvalidData: a column's type has no hash here.
@@ -80,7 +83,8 @@ def fingerprint(batches: Iterable[pa.RecordBatch]) -> Fingerprint:
 
 
 def _chained(column: pa.Array, hashes: _Hashes) -> _Hashes:
-    """The rows' hashes after one more column: unlike those of keys, they tell null from nothing, and lists from their elements."""
+    """The rows' hashes after one more column: unlike those of keys, they tell null from nothing, and lists from their
+    elements."""
     kind = column.type
     if pa.types.is_null(kind):
         return chain_rows(pa.array(np.zeros(len(column), dtype=np.bool_)), hashes)

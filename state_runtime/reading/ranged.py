@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from state_runtime.errors import CorruptData, CorruptSegment, MissingFile
-from state_runtime.limits import KIB, MIB
+from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile
+from state_runtime.base.limits import KIB, MIB
 from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange
-from state_runtime.restore.shard_files import Still
+from state_runtime.restore.uploaded_files import Still
 from state_runtime.store import Store
 
 __all__ = ["RangedObjects"]

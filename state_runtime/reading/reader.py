@@ -2,12 +2,13 @@
 
     SnapshotReader(root, manifest).read("legs", "seen", (0, (1 << 62) - 1), columns=["n"])
 
-Which row of a key counts is decided where a restore decides it (`restore/sources.py`, `restore/stream.py`): newest wins, tombstones
-and clear markers hide, rows of older columns are brought to the newest, and what had expired by the snapshot's batch time is gone.
+Which row of a key counts is decided where a restore decides it (`restore/sources.py`, `restore/stream.py`): newest
+wins, tombstones and clear markers hide, rows of older columns are brought to the newest, and what had expired by the
+snapshot's batch time is gone.
 
-What is fetched is what the rows need: manifest, the segments' indexes, the parts, row groups and column chunks that meet the hash
-range, and files of shards that meet it. Nothing is locked and nothing is written to the store; the changelog's tail of the range
-is laid down in unlinked temporary files of this host if it is longer than 32 MiB.
+What is fetched is what the rows need: manifest, the segments' indexes, the parts, row groups and column chunks that
+meet the hash range, and files of shards that meet it. Nothing is locked and nothing is written to the store; the
+changelog's tail of the range is laid down in unlinked temporary files of this host if it is longer than 32 MiB.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from state_runtime.base.errors import CorruptSegment, InvalidConfiguration, MissingFile, SnapshotExpired
+from state_runtime.base.limits import MAX_PARALLELISM, MIB
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import CorruptSegment, InvalidConfiguration, MissingFile, SnapshotExpired
-from state_runtime.limits import MAX_PARALLELISM, MIB
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.reading.ranged import RangedObjects
-from state_runtime.restore.shard_files import Bottom, read_listing
 from state_runtime.restore.sources import PrimaryStates
+from state_runtime.restore.uploaded_files import Bottom, read_listing
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.shard_files import ShardListing
@@ -121,8 +122,8 @@ class SnapshotReader:
             columns: names of the value columns that are wanted; None is all. Keys, map keys and times are always there.
 
         Yields:
-            Batches in ascending order of hash (and entry), none empty, `deleted` false everywhere, all of one schema. All rows of
-            one hash are in one batch. Without rows there is no batch.
+            Batches in ascending order of hash (and entry), none empty, `deleted` false everywhere, all of one schema.
+            All rows of one hash are in one batch. Without rows there is no batch.
 
         Raises:
             InvalidConfiguration: see `find`; or a column that the state does not have.
@@ -155,7 +156,8 @@ class SnapshotReader:
         except MissingFile as error:
             if not read_boundary(self.root).keeps(self.manifest.snapshot_id):
                 raise SnapshotExpired(
-                    f"snapshot {self.manifest.snapshot_id} in {self.root.url} was given up while it was read; choose a newer "
+                    f"snapshot {self.manifest.snapshot_id} in {self.root.url} was given up while it was read; choose a "
+                    "newer "
                     "one, and pin it before reading"
                 ) from error
             raise
@@ -190,7 +192,8 @@ class SnapshotReader:
         return found
 
     def stored_bytes(self, operator: str, state: str) -> int:
-        """About how much of the store a full read of a state reads: its tables, and the log and files that it shares with others."""
+        """About how much of the store a full read of a state reads: its tables, and the log and files that it shares
+        with others."""
         self.find(operator, state)
         tables = sum(
             t.bytes

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import InvalidConfiguration, InvalidData
 from state_runtime.reading.shown import ShownColumns
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.keyhash import hash_rows
@@ -56,7 +56,8 @@ class RowLayout:
         """Names of the columns that a row has; `expires` may be left out, and is never then."""
         if self.state.kind == "rows":
             raise InvalidConfiguration(
-                f"{self.versions.name} holds {self.operator.kind} rows, whose form is the operator's own; they cannot be written "
+                f"{self.versions.name} holds {self.operator.kind} rows, whose form is the operator's own; they cannot "
+                "be written "
                 "from a table. Start from a snapshot of the job instead"
             )
         return self.shown.names
@@ -83,7 +84,8 @@ class RowLayout:
             hashes: of the keys, if whoever calls knows better: Spark, of strings with a collation.
 
         Raises:
-            InvalidConfiguration: see `check`. InvalidData: values that do not fit their column, or no time or place where one is needed.
+            InvalidConfiguration: see `check`. InvalidData: values that do not fit their column, or no time or place
+                where one is needed.
         """
         self.check(table.schema.names)
         schema = self.versions.declared
@@ -126,7 +128,8 @@ class RowLayout:
             pc.any(pc.or_(pc.less(places, 0), pc.greater_equal(places, (1 << _EPOCH_SHIFT) - 1))).as_py()
         ):
             raise InvalidData(
-                f"{self.versions.name}: column {name!r} must be the place of each element in its list, from 0 to 2^28 - 2"
+                f"{self.versions.name}: column {name!r} must be the place of each element in its list, from 0 to 2^28 "
+                "- 2"
             )
         listed: Hashes = int64_values(places).astype(np.uint64) + np.uint64((self.epoch << _EPOCH_SHIFT) + 1)
         return listed

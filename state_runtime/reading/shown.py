@@ -30,9 +30,12 @@ _WINDOWED = ("windows", "sessions")  # kinds of operators
 class ShownColumns:
     """The columns of one state.
 
-    They have their own names: keys, then of a map its key, of a list the `position` (from 0), of windows and sessions the
-    `window.start`, then values, and last `expires` (states with a TTL; null is never) or `due` (timers, windows, buffered rows), as
-    times in UTC. Names that would be there twice get a prefix: `key.`, `entry.` (map keys), `value.`, or `state.` (all others).
+    They have their own names: keys, then of a map its key, of a list the `position` (from 0), of windows and sessions
+        the
+    `window.start`, then values, and last `expires` (states with a TTL; null is never) or `due` (timers, windows,
+    buffered rows), as
+    times in UTC. Names that would be there twice get a prefix: `key.`, `entry.` (map keys), `value.`, or `state.` (all
+        others).
 
     Attributes:
         operator_kind: of the operator whose state it is.
@@ -87,7 +90,8 @@ class ShownColumns:
         """Live rows as stored, with all rows of each key in the batch, in the columns that people see.
 
         Args:
-            columns: which, in this order; None is all. Value columns that are not asked for may be missing in the batch.
+            columns: which, in this order; None is all. Value columns that are not asked for may be missing in the
+                batch.
         """
         wanted = self.names if columns is None else tuple(columns)
         schema = StateSchema.of(batch.schema)
@@ -112,7 +116,8 @@ class ShownColumns:
 
 
 def _positions(batch: pa.RecordBatch, schema: StateSchema) -> tuple[pa.Array, Positions | None]:
-    """The place of each row among those of its key, and the order that brings keys of one hash apart (None: they are)."""
+    """The place of each row among those of its key, and the order that brings keys of one hash apart (None: they
+    are)."""
     order, starts = first_of_groups(hashes_of(batch), schema.keys_of(batch))
     rows = np.arange(batch.num_rows)
     positions = rows - np.maximum.accumulate(np.where(starts, rows, 0))

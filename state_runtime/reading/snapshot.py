@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import InvalidConfiguration
-from state_runtime.query import StateView
 from state_runtime.reading.fingerprint import Fingerprint
+from state_runtime.reading.query import StateView
 from state_runtime.reading.reader import ALL_HASHES, SnapshotReader
 from state_runtime.reading.shown import ShownColumns
-from state_runtime.snapshot.catalog import JobInfo
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.locate import Place, open_place
 from state_runtime.snapshot.manifest import Manifest, StateKind
 from state_runtime.store import Store
@@ -120,11 +120,13 @@ class ReadableState:
 
         Args:
             columns: which, in this order; None is all. Value columns that are not asked for are not read.
-            keys: only these, each with a value for every key column; of each only the parts and tables that can hold it are read.
+            keys: only these, each with a value for every key column; of each only the parts and tables that can hold it
+                are read.
             hash_range: only keys whose unsigned hash lies in this closed range.
 
         Raises:
-            InvalidConfiguration: an unknown column, or keys and a range at once. InvalidData: a key that does not fit its column.
+            InvalidConfiguration: an unknown column, or keys and a range at once. InvalidData: a key that does not fit
+                its column.
         """
         wanted = self.wanted(columns)
         if keys is None:
@@ -182,7 +184,8 @@ class ReadableState:
         for name in columns or ():
             if name not in self.columns:
                 raise InvalidConfiguration(
-                    f"operator {self.operator!r}, state {self.name!r} has no column {name!r}; it has: {', '.join(self.columns)}"
+                    f"operator {self.operator!r}, state {self.name!r} has no column {name!r}; it has: "
+                    f"{', '.join(self.columns)}"
                 )
         return list(self.columns if columns is None else columns)
 

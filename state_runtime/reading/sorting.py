@@ -1,4 +1,5 @@
-"""Rows in the order that tables need, in bounded memory: what does not fit is spilled to files of this host by leading bits of the hash."""
+"""Rows in the order that tables need, in bounded memory: what does not fit is spilled to files of this host by leading
+bits of the hash."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.limits import MIB
+from state_runtime.base.limits import MIB
 from state_runtime.state.table import StateSchema, concat, entries_of, hashes_of
 
 __all__ = ["sorted_rows"]

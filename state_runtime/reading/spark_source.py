@@ -8,16 +8,18 @@
 | `place` (or the path of `load`) | `<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint |
 | `what` | `state` (default if `state` is given), `operators` (default), `snapshots`, `manifest`, `inflight` |
 | `operator`, `state` | which state; its columns have their real types |
-| `columns` | of a state, with commas: only these are read. Spark's Python data sources are not told which columns a query needs; `.schema("a long, b string")` does the same |
+| `columns` | of a state, with commas: only these are read. Spark's Python data sources are not told which columns a
+query needs; `.schema("a long, b string")` does the same |
 | `hash_range` | of a state, `LOW:HIGH`: only keys whose unsigned hash lies in there |
 | `partitions` | of a state: hash ranges that are read side by side; by default one for 64 MiB |
 
 Conditions that name every key column by `=`, `<=>`, `in` or `is null` are answered by looking those keys up, where
-filters are pushed down (`register` sets `spark.sql.python.filterPushdown.enabled`; or set it and the option `pushdown`).
+filters are pushed down (`register` sets `spark.sql.python.filterPushdown.enabled`; or set it and the option
+`pushdown`).
 
-The snapshot is fixed when the DataFrame is made, so all its actions see the same rows. Credentials come from the executors'
-environment, or from `register(spark, storage_options=…)`, which hands them to the tasks without showing them in any plan; they are
-refused as options of a read, which Spark may show.
+The snapshot is fixed when the DataFrame is made, so all its actions see the same rows. Credentials come from the
+executors' environment, or from `register(spark, storage_options=…)`, which hands them to the tasks without showing them
+in any plan; they are refused as options of a read, which Spark may show.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from state_runtime.errors import InvalidConfiguration, InvalidData, StillstateError
-from state_runtime.limits import MIB
+from state_runtime.base.errors import InvalidConfiguration, InvalidData, StillstateError
+from state_runtime.base.limits import MIB
 from state_runtime.reading.catalogs import RELATIONS, relation_rows
 from state_runtime.reading.reader import ALL_HASHES, hash_ranges
 from state_runtime.reading.snapshot import ReadableSnapshot, ReadableState, open_snapshot_for_reading
@@ -64,8 +66,10 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, Any] | None =
     """Make the format known to a session.
 
     Args:
-        storage_options: for the stores that are read, as fsspec has them; they travel to the tasks, and are shown nowhere.
-        pushdown: also let conditions on keys narrow what is read: sets Spark's `spark.sql.python.filterPushdown.enabled`.
+        storage_options: for the stores that are read, as fsspec has them; they travel to the tasks, and are shown
+            nowhere.
+        pushdown: also let conditions on keys narrow what is read: sets Spark's
+            `spark.sql.python.filterPushdown.enabled`.
     """
     # A class of its own: Spark makes instances from nothing but the options of a read, which its plans show.
     known = {"_storage_options": dict(storage_options or {}), "_pushdown": pushdown}
@@ -99,7 +103,8 @@ class StillstateDataSource(DataSource):
         for field in schema:
             if pa.types.is_null(field.type):
                 raise InvalidConfiguration(
-                    f"column {field.name!r} of {state.operator}/{state.name} is {state.shown.by_name[field.name].type_text}, which "
+                    f"column {field.name!r} of {state.operator}/{state.name} is "
+                    f"{state.shown.by_name[field.name].type_text}, which "
                     "cannot be shown without the job; leave it out with the option `columns`"
                 )
         return from_arrow_schema(schema, prefer_timestamp_ntz=True)
@@ -133,7 +138,8 @@ class StillstateDataSource(DataSource):
             InvalidConfiguration: always.
         """
         raise InvalidConfiguration(
-            "a snapshot is written from one DataFrame per state: state_runtime.reading.bootstrap.bootstrap(spark, place, job, frames)"
+            "a snapshot is written from one DataFrame per state: state_runtime.importing.bootstrap.bootstrap(spark, "
+            "place, job, frames)"
         )
 
     # --- options -------------------------------------------------------------------------------------------------
@@ -143,7 +149,8 @@ class StillstateDataSource(DataSource):
         if unknown:
             # Never its value: it may be a credential.
             raise InvalidConfiguration(
-                f"option {unknown[0]!r} is not known; there are: {', '.join(_OPTIONS)}. Credentials go into the environment, or to "
+                f"option {unknown[0]!r} is not known; there are: {', '.join(_OPTIONS)}. Credentials go into the "
+                "environment, or to "
                 "register(spark, storage_options=…)"
             )
         what = self.options.get("what") or ("state" if self.options.get("state") else "operators")
@@ -340,7 +347,8 @@ class _PushingReader(_StateReader):
 
 
 def _values_of(condition: Filter) -> tuple[Any, ...] | None:
-    """The values that a condition allows; None if it is no list of values. Each once, as grouping takes them for equal."""
+    """The values that a condition allows; None if it is no list of values. Each once, as grouping takes them for
+    equal."""
     if isinstance(condition, EqualTo):
         return None if condition.value is None else (condition.value,)
     if isinstance(condition, EqualNullSafe):

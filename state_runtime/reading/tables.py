@@ -1,4 +1,5 @@
-"""Writing sorted live rows as the state tables of a canonical snapshot; used by one process and by the tasks of a Spark job alike.
+"""Writing sorted live rows as the state tables of a canonical snapshot; used by one process and by the tasks of a Spark
+job alike.
 
 Tables are files under names that nobody else uses. A crash at any point leaves files that nothing names.
 """
@@ -16,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from state_runtime.base.errors import CorruptSegment, InvalidData, check
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MIB
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import CorruptSegment, InvalidData, check
-from state_runtime.ids import Ids
-from state_runtime.limits import MIB
 from state_runtime.materialize.fold import table_name
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.restore.stream import merge_sorted
@@ -88,7 +89,8 @@ class TableWriter:
     Args:
         snapshot_id, writer: part of the files' names: the snapshot that they are for, and who wrote them.
         bits: the hashes are cut into 2^bits cells, with a table for each that has rows.
-        scratch: a folder of this host for the table that is being written; None is the system's own for temporary files.
+        scratch: a folder of this host for the table that is being written; None is the system's own for temporary
+            files.
         schema: the state's columns, exactly; None takes them from the description.
     """
 
@@ -123,11 +125,12 @@ class TableWriter:
         """Write live rows as tables; no two calls may be given rows of one cell.
 
         Args:
-            batches: sorted by hash (and entry), in the columns that the state's description says. Held in memory: one row group.
+            batches: sorted by hash (and entry), in the columns that the state's description says. Held in memory: one
+                row group.
 
         Raises:
-            InvalidData: a key or an entry twice, a hash that is not that of its key, a row out of order, other columns, or a
-                tombstone. What was written by then is named by nothing.
+            InvalidData: a key or an entry twice, a hash that is not that of its key, a row out of order, other columns,
+                or a tombstone. What was written by then is named by nothing.
             StoreUnavailable: as before; try again.
         """
         total = WrittenTables()
@@ -188,7 +191,8 @@ class TableWriter:
         if not bool(starts.all()):
             what = "key" if schema.entries is None else "entry of a key"
             raise InvalidData(
-                f"{self._name}: {int((~starts).sum()):,} rows have a {what} that another row has; each may be there once"
+                f"{self._name}: {int((~starts).sum()):,} rows have a {what} that another row has; each may be there "
+                "once"
             )
         return batch
 

@@ -2,8 +2,8 @@
 
     <local dir>/state/<root id>-<job uid>/<operator>/<parallelism>-<shard>/…
 
-A shard that moved to another host leaves a copy behind; so does every earlier parallelism. They are worth keeping (a shard that
-comes back needs only the changelog since), as long as there is room.
+A shard that moved to another host leaves a copy behind; so does every earlier parallelism. They are worth keeping (a
+shard that comes back needs only the changelog since), as long as there is room.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from state_runtime.clock import Clock
-from state_runtime.limits import KEY_GROUP_BITS, MAX_PARALLELISM
+from state_runtime.base.clock import Clock
+from state_runtime.base.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 from state_runtime.state.table import hash_range_of_shard
 
 __all__ = ["LocalDisk", "remove_outdated", "shard_folders"]
@@ -80,7 +80,8 @@ class LocalDisk:
     _bytes: int = 0
 
     def has_room(self, bytes_max: int, own: Path) -> bool:
-        """Whether another version may be written. Removes what may be out of use first, the longest unused before others.
+        """Whether another version may be written. Removes what may be out of use first, the longest unused before
+        others.
 
         Between two measurements a worker may write a little too much.
 

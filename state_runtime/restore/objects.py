@@ -1,16 +1,16 @@
 """Objects of the primary store on this host, fetched once for all its tasks while shards are restored.
 
     <local dir>/objects/<root id>-<job uid>/
-        <SHA-256 of the path>.obj         the object, complete; or several small ones (SHA-256 of all paths), one after the other
-        <SHA-256 of the path>.lock        held by whoever fetches it
+        <SHA-256 of the path>.obj         the object, complete; or several small ones (SHA-256 of all paths), one after
+        the other <SHA-256 of the path>.lock        held by whoever fetches it
         <SHA-256 of the path>.part-…      being fetched
 
-A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would fetch
-them again. Small neighbours are one file, because making files takes longer than reading them. What is fetched is mapped, so it
-is in no task's private memory. Objects never change, so a file under its final name is good for ever; it is removed by whoever
-visits a shard a minute after its last use, and so is what crashes left. Manifests are the exception: their names are not unique,
-and where a root was replaced by an older copy of it, another lies under the same one. So they are shared within a checkpoint
-only (`WantedObject.of`).
+A segment holds the changes of all shards, and after a rescale a table those of several: without this every task would
+fetch them again. Small neighbours are one file, because making files takes longer than reading them. What is fetched is
+mapped, so it is in no task's private memory. Objects never change, so a file under its final name is good for ever; it
+is removed by whoever visits a shard a minute after its last use, and so is what crashes left. Manifests are the
+exception: their names are not unique, and where a root was replaced by an older copy of it, another lies under the same
+one. So they are shared within a checkpoint only (`WantedObject.of`).
 
 Everything here is a convenience: where the disk is full, read-only or not ours, the object is read directly.
 """
@@ -32,9 +32,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from state_runtime.clock import Clock
-from state_runtime.errors import CorruptData, CorruptSegment, MissingFile, StoreUnavailable
-from state_runtime.limits import KIB, SEGMENT_BYTES_MAX
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile, StoreUnavailable
+from state_runtime.base.limits import KIB, SEGMENT_BYTES_MAX
 from state_runtime.store import Store
 
 __all__ = ["HostObjects", "WantedObject", "WantedRange", "small_neighbours"]
@@ -111,7 +111,8 @@ class HostObjects:
         self.bytes_read = 0
 
     def discard(self) -> bool:
-        """Something read was damaged: remove the host's files that it came from, and read everything directly from now on.
+        """Something read was damaged: remove the host's files that it came from, and read everything directly from now
+        on.
 
         Returns:
             Whether there were such files: if not, the primary itself is damaged.
@@ -160,7 +161,8 @@ class HostObjects:
         """The object, mapped if possible.
 
         Raises:
-            MissingFile: a manifest names it, and it is not there. CorruptSegment: it is another. StoreUnavailable: try again.
+            MissingFile: a manifest names it, and it is not there. CorruptSegment: it is another. StoreUnavailable: try
+                again.
         """
         if wanted.path in self._together:
             return self._together[wanted.path]
@@ -189,7 +191,8 @@ class HostObjects:
         return pa.py_buffer(data)
 
     def expect(self, ranges: Sequence[WantedRange], *, keep: bool = False) -> None:
-        """These ranges are read next. Whole objects are fetched here anyway; whoever reads by range fetches them together."""
+        """These ranges are read next. Whole objects are fetched here anyway; whoever reads by range fetches them
+        together."""
 
     def read_range(self, wanted: WantedRange) -> pa.Buffer:
         """A range of an object; of the object itself, so its digest is checked.
@@ -235,8 +238,8 @@ class HostObjects:
                     return None
             return final
         except (OSError, StoreUnavailable):
-            # Disk full, read-only, another user's: silent on purpose (invariant 5), the caller reads directly. What the store
-            # itself has to say, it says then.
+            # Disk full, read-only, another user's: silent on purpose (invariant 5), the caller reads directly. What the
+            # store itself has to say, it says then.
             return None
 
     def _make(self, final: Path, size: int, fetch: Callable[[Path], bool]) -> bool:

@@ -1,8 +1,8 @@
 """Where each hash range of a shard's state is restored from; pure.
 
-The order is: a local copy of the snapshot itself, an older local copy and the changelog since (the *tail*), the primary store.
-It is chosen per state and hash range, so that after a rescale, or where a base table is younger than a copy, parts of several
-copies and of the primary are put together.
+The order is: a local copy of the snapshot itself, an older local copy and the changelog since (the *tail*), the primary
+store. It is chosen per state and hash range, so that after a rescale, or where a base table is younger than a copy,
+parts of several copies and of the primary are put together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from state_runtime.errors import check
+from state_runtime.base.errors import check
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.state.table import hash_range_of_shard
 
@@ -54,8 +54,8 @@ class RangePlan:
 def proves(manifest: Manifest, operator: str, copy: LocalCopy, restored_from: str) -> bool:
     """Whether a manifest shows that a version is the state of its shard as of that manifest's snapshot.
 
-    Either the manifest names the version, or the version was restored from that very manifest (by its commit id). Whatever else
-    lies on the disk was written by an attempt that nobody committed.
+    Either the manifest names the version, or the version was restored from that very manifest (by its commit id).
+    Whatever else lies on the disk was written by an attempt that nobody committed.
     """
     if manifest.snapshot_id != copy.snapshot_id:
         return False
@@ -69,10 +69,11 @@ def proves(manifest: Manifest, operator: str, copy: LocalCopy, restored_from: st
 def oldest_usable(manifest: Manifest, operator: OperatorEntry, state: str, low: int, high: int) -> int:
     """The oldest snapshot whose state of a hash range the manifest's log still leads on from.
 
-    That is what its base holds there: the log since then is in deltas and segments. A delta may begin earlier than the copy;
-    applying what the copy has already changes nothing, because a delta holds the last change of each row, and a row whose last
-    change the copy has is as that change left it. Where a state (or its operator) began later, or had other columns, older
-    copies do not serve.
+    That is what its base holds there: the log since then is in deltas and segments. A delta may begin earlier than the
+        copy;
+    applying what the copy has already changes nothing, because a delta holds the last change of each row, and a row
+    whose last change the copy has is as that change left it. Where a state (or its operator) began later, or had other
+    columns, older copies do not serve.
     """
     entry = operator.state(state)
     begun = operator.since
@@ -107,8 +108,8 @@ def plan_restore(
 
     Args:
         copies: proven ones; any ranges, any order.
-        alike: all states must come from the same copies, because they lie in one file (RocksDB). Then one copy at most is used,
-            because tables of two databases cannot be put into one.
+        alike: all states must come from the same copies, because they lie in one file (RocksDB). Then one copy at most
+            is used, because tables of two databases cannot be put into one.
 
     Returns:
         Per state its ranges in order; together they are `low … high`, without gaps or overlaps.
@@ -147,7 +148,8 @@ def _ranges(
             c
             for c in copies
             if oldest <= c.snapshot_id <= manifest.snapshot_id
-            # A history that was given up: its snapshots may still be there and prove the copy, but the log leads on from another.
+            # A history that was given up: its snapshots may still be there and prove the copy, but the log leads on
+            # from another.
             and not manifest.abandons(c.snapshot_id)
             and c.hash_range[0] <= start
             and end <= c.hash_range[1]

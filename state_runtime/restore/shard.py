@@ -21,15 +21,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from state_runtime import faults
+from state_runtime.base import faults
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import CorruptData, MissingSnapshot, StillstateError, StoreUnavailable, UnsupportedFormat
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.clock import Clock
-from state_runtime.errors import CorruptData, MissingSnapshot, StillstateError, StoreUnavailable, UnsupportedFormat
 from state_runtime.restore.disk import shard_folders
 from state_runtime.restore.objects import HostObjects, WantedObject
 from state_runtime.restore.plan import LocalCopy, RangePlan, plan_restore, proves
-from state_runtime.restore.shard_files import Bottom, install_shard
 from state_runtime.restore.sources import BaseRange, PrimaryStates
+from state_runtime.restore.uploaded_files import Bottom, install_shard
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
 from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
@@ -50,8 +50,8 @@ class Restored:
 
     Attributes:
         reader: the state before the epoch.
-        kind: "primary"; "stale" if local copies gave a part of it, with the changelog since or the primary for the rest; "" if
-            there is no state anywhere, which is no restore.
+        kind: "primary"; "stale" if local copies gave a part of it, with the changelog since or the primary for the
+            rest; "" if there is no state anywhere, which is no restore.
         version: the local version that holds it now; "" if it could not be written, and is in memory only.
         local_failed: a copy that should serve did not, or the version could not be written.
     """
@@ -125,7 +125,8 @@ class ShardRestore:
             except LocalCopyUnusable:
                 failed = bool(proven)
                 used = {r.copy for ranges in plans.values() for r in ranges if r.copy is not None}
-                # Which one it was, the next attempt tells again; a copy that fails is rare, and the primary always serves.
+                # Which one it was, the next attempt tells again; a copy that fails is rare, and the primary always
+                # serves.
                 copies = {copy: folder for copy, folder in copies.items() if copy not in used}
                 continue
             except StillstateError:

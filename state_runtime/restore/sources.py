@@ -1,8 +1,9 @@
 """What the primary store holds of an operator's states, as sorted sources that are read a piece at a time.
 
-Reading order of a state, newest first: pending segments, segments, layers from last to first (docs/format.md). The parts of a
-segment that one shard wrote are small; neighbouring ones are folded together up to a bound, and each such group but the first
-is laid down in a mapped file, so that the tail is not in private memory however long it is. Tables are read by row group.
+Reading order of a state, newest first: pending segments, segments, layers from last to first (docs/format.md). The
+parts of a segment that one shard wrote are small; neighbouring ones are folded together up to a bound, and each such
+group but the first is laid down in a mapped file, so that the tail is not in private memory however long it is. Tables
+are read by row group.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from state_runtime.base.errors import CorruptSegment, StillstateError
+from state_runtime.base.limits import MIB
 from state_runtime.changelog.reader import check_index, index_range
 from state_runtime.changelog.segment import PartEntry, decode_part
 from state_runtime.changelog.versions import StateVersions, check_dropped
-from state_runtime.errors import CorruptSegment, StillstateError
-from state_runtime.limits import MIB
 from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange, small_neighbours
-from state_runtime.restore.shard_files import Bottom
 from state_runtime.restore.stream import merge_sorted, whole_hashes, windows
+from state_runtime.restore.uploaded_files import Bottom
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, TableEntry
 from state_runtime.state.table import StateSchema, concat, hashes_of, slice_hash_range
 
@@ -75,8 +76,8 @@ class PrimaryStates:
         versions: per state.
         scratch: a private folder of this host for groups of parts; None keeps them in memory.
         bottom: what lies below all segments and tables: files of shards.
-        strict: also check that values are what their types say and that hashes lie where the file is named for: for whoever hands
-            them to people and to other programs.
+        strict: also check that values are what their types say and that hashes lie where the file is named for: for
+            whoever hands them to people and to other programs.
     """
 
     def __init__(
@@ -141,8 +142,8 @@ class PrimaryStates:
         """The state in a closed range, sorted, folded, of bounded batches.
 
         Args:
-            since: -1 reads all of the state, and leaves out what is removed or has expired; else only what is newer than that
-                snapshot, with the tombstones that hide older rows.
+            since: -1 reads all of the state, and leaves out what is removed or has expired; else only what is newer
+                than that snapshot, with the tombstones that hide older rows.
 
         Raises:
             MissingFile, CorruptSegment: see `changelog.reader.read_states`.
@@ -165,9 +166,11 @@ class PrimaryStates:
         return merge_sorted(sources, fold)
 
     def base(self, state: str, low: int, high: int) -> list[BaseRange]:
-        """The tables of the base in a closed range, each to be read as it is: with `read(…, since)` on top they are the state.
+        """The tables of the base in a closed range, each to be read as it is: with `read(…, since)` on top they are the
+        state.
 
-        None where rows of a table may not count as they are: where the columns changed since, or files of shards lie below. What
+        None where rows of a table may not count as they are: where the columns changed since, or files of shards lie
+            below. What
         expired since the fold is among them; look-ups pass it over, as they do in every local version.
 
         Returns:
@@ -231,7 +234,8 @@ class PrimaryStates:
         return StateSchema.of(batch.schema).check_batch(batch, path)
 
     def _check(self, batch: pa.RecordBatch, low: int, high: int, where: str) -> None:
-        """Raises CorruptSegment if values are none of their type, or hashes lie outside of the range that they are stored under."""
+        """Raises CorruptSegment if values are none of their type, or hashes lie outside of the range that they are
+        stored under."""
         if not self._strict:
             return
         try:

@@ -1,8 +1,9 @@
 """Merging sorted sources of one state without holding any of them in memory; pure and vectorised.
 
-A source is an iterator of batches in order of key hash (and entry), as a table's row groups come. The merge takes from all of
-them what lies up to a hash that each has at hand, folds it, and goes on: so a few batches of each source are in memory at a
-time, however large the state is. Of one hash all rows are in one result, so that results can become pieces of a run.
+A source is an iterator of batches in order of key hash (and entry), as a table's row groups come. The merge takes from
+all of them what lies up to a hash that each has at hand, folds it, and goes on: so a few batches of each source are in
+memory at a time, however large the state is. Of one hash all rows are in one result, so that results can become pieces
+of a run.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """The boundary: which snapshots were given up; the one place where a snapshot ends to exist.
 
     boundary/<20-digit sequence>.json     create-if-absent; the newest counts, older ones are history
-    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; goes with the root, or when newer runs have taken over
+    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; goes with the root, or when newer runs
+                                          have taken over
 
-A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. Deleting a snapshot is writing
-the next boundary without it; what it leaves in the store is removed after that, in any order, as often as it takes. Readers pass
-over whatever else lies there: a manifest that is being removed, or one that a sleeper created anew under a collected name
-(a store forgets deleted names; RFC 0026 of SlateDB). A committer looks after its create: an id at or below the boundary is lost.
+A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. Deleting a
+snapshot is writing the next boundary without it; what it leaves in the store is removed after that, in any order, as
+often as it takes. Readers pass over whatever else lies there: a manifest that is being removed, or one that a sleeper
+created anew under a collected name (a store forgets deleted names; RFC 0026 of SlateDB). A committer looks after its
+create: an id at or below the boundary is lost.
 
 A snapshot is given up in two steps, because a pin may be placed at the same moment (snapshot/pins.py):
 
     kept ──announce──▶ going ──settle──▶ gone        pinned meanwhile: going ──settle──▶ kept
 
-One that is `going` is no snapshot any more, and all that it needs is still there; whoever settles it looks at the pins after it was
-announced. Nobody touches the data of one that is not gone, and nothing comes back that is. So two collectors may do any of this
-at once: they agree through create-if-absent of the next sequence, and the loser reads again and decides again.
+One that is `going` is no snapshot any more, and all that it needs is still there; whoever settles it looks at the pins
+after it was announced. Nobody touches the data of one that is not gone, and nothing comes back that is. So two
+collectors may do any of this at once: they agree through create-if-absent of the next sequence, and the loser reads
+again and decides again.
 
 A *tombstone* gives a whole root up: no id is kept, and none that a run still commits will be.
 """
@@ -24,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from state_runtime.clock import Clock
-from state_runtime.errors import Unavailable, check
-from state_runtime.ids import Ids
-from state_runtime.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import Unavailable, check
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import (
     BOUNDARY_DIR,
@@ -59,7 +62,8 @@ class Boundary:
 
     Attributes:
         sequence: its number; 0 is the boundary of a root where nothing was ever given up.
-        snapshot_id: up to here only `kept` ones are snapshots. Never falls; reaches the newest snapshot only as a tombstone.
+        snapshot_id: up to here only `kept` ones are snapshots. Never falls; reaches the newest snapshot only as a
+            tombstone.
         kept: ascending.
         uid: drawn by the writer, so that it recognises its own.
         going: announced and not settled, ascending.
@@ -103,7 +107,8 @@ class Boundary:
         return replace(self, snapshot_id=last, kept=tuple(sorted(kept)), going=tuple(sorted(going)))
 
     def settling(self, announced: Collection[int], pinned: Collection[int]) -> Boundary | None:
-        """The next one, in which announced ones are gone, or back if somebody needs them; None if others have settled all of them."""
+        """The next one, in which announced ones are gone, or back if somebody needs them; None if others have settled
+        all of them."""
         mine = set(self.going) & set(announced)
         if not mine:
             return None
@@ -134,7 +139,8 @@ def boundary_for_run(root: Store, run: Term) -> int | None:
 def leave_mark(root: Store, run: Term) -> None:
     """Leave a run's mark, for `boundary_for_run`.
 
-    A mark that all runs of a job shared would not do: one that starts while the root is removed writes it anew, and an older run,
+    A mark that all runs of a job shared would not do: one that starts while the root is removed writes it anew, and an
+        older run,
     which slept through the removal, believes that nothing has happened.
     """
     root.put(run_mark_path(run.term, run.run_uid), run.run_uid.encode())
@@ -188,8 +194,8 @@ def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None],
     """Write the next boundary.
 
     Args:
-        decide: from the newest boundary the next one (its sequence, time and uid are filled in here); None if nothing is to
-            change. Called again when another collector was quicker.
+        decide: from the newest boundary the next one (its sequence, time and uid are filled in here); None if nothing
+            is to change. Called again when another collector was quicker.
 
     Returns:
         The boundary that counts now.
@@ -210,8 +216,8 @@ def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None],
             uid=ids.uid(),
         )
         created = root.create(boundary_path(following.sequence), encode_document("boundary", following))
-        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It does not count, and is
-        # told from one that does by what is the newest after the create.
+        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It does not count,
+        # and is told from one that does by what is the newest after the create.
         if created is Created.MINE and newest_boundary_sequence(root) == following.sequence:
             return following
         now = read_boundary(root)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from state_runtime.clock import SYSTEM_CLOCK, Clock
-from state_runtime.errors import CorruptManifest, JobNotFound, MissingSnapshot, SnapshotExpired
-from state_runtime.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
-from state_runtime.progress import Progress
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import CorruptManifest, JobNotFound, MissingSnapshot, SnapshotExpired
+from state_runtime.base.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
     JOB_FILE,
@@ -22,49 +20,12 @@ from state_runtime.snapshot.paths import (
 from state_runtime.snapshot.terms import RunStatus, read_status
 from state_runtime.store import Store
 
-__all__ = ["Catalog", "ClaimMode", "JobInfo", "StartedFrom", "read_job_info"]
-
-ClaimMode = Literal["NO_CLAIM", "CLAIM"]
-
-
-@dataclass(frozen=True)
-class StartedFrom:
-    """The snapshot that a job begins with: everybody who starts the job for the first time must begin with the same one.
-
-    Attributes:
-        place: URL of the root that it is read from, without credentials.
-        job, job_uid, snapshot_id, commit_id: which one.
-    """
-
-    place: str
-    job: str
-    job_uid: str
-    snapshot_id: int
-    commit_id: str
-    mode: ClaimMode
-
-    def __str__(self) -> str:
-        return f"{self.place}@{self.snapshot_id} ({self.mode})"
-
-
-@dataclass(frozen=True)
-class JobInfo:
-    """`job.json`: written once by the first run.
-
-    Attributes:
-        started_from: None if the job began empty.
-    """
-
-    uid: str
-    name: str
-    max_parallelism: int
-    format_version: int
-    created_at_ms: int
-    started_from: StartedFrom | None = None
+__all__ = ["Catalog", "read_job_info"]
 
 
 def read_job_info(root: Store) -> JobInfo | None:
-    """The job's identity, or None if the root does not exist yet. Its name is the one it was created with: folders may be renamed.
+    """The job's identity, or None if the root does not exist yet. Its name is the one it was created with: folders may
+    be renamed.
 
     Raises:
         CorruptManifest, UnsupportedFormat: see `decode_document`.
@@ -118,8 +79,8 @@ class Catalog:
         return info
 
     def snapshot_ids(self, after: int = 0) -> list[int]:
-        """Ids of the snapshots above `after`, ascending, without those that were given up. The newest one may still be on its way
-        (no manifest yet)."""
+        """Ids of the snapshots above `after`, ascending, without those that were given up. The newest one may still be
+        on its way (no manifest yet)."""
         # The listing first: what is given up after it is only found gone when it is read.
         found = [snapshot_id_of(name) for name in self.root.list_names(SNAPSHOTS_DIR)]
         boundary = read_boundary(self.root)

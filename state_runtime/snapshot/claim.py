@@ -2,10 +2,11 @@
 
     claim.json      in a job root or a savepoint's folder
 
-From then on nobody runs the job of a claimed root, and nobody else starts from it: the claimer removes the root as soon as it has a
-checkpoint of its own (maintenance/claimed.py). A claim is placed by creating the file and *then* fencing the root (a term and a fencing
-snapshot, snapshot/commit.py); a run claims its term and *then* looks for the file. So a run that did not see the claim is fenced by it,
-and what the claimer reads after its fencing snapshot is final.
+From then on nobody runs the job of a claimed root, and nobody else starts from it: the claimer removes the root as soon
+as it has a checkpoint of its own (maintenance/delete/claimed.py). A claim is placed by creating the file and *then*
+fencing the root (a term and a fencing snapshot, snapshot/commit.py); a run claims its term and *then* looks for the
+file. So a run that did not see the claim is fenced by it, and what the claimer reads after its fencing snapshot is
+final.
 
 A claim that is not wanted any more is taken back by removing the file, as long as the claimer has no snapshot.
 """
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from state_runtime.errors import SnapshotInUse
-from state_runtime.limits import SMALL_JSON_BYTES_MAX
+from state_runtime.base.errors import SnapshotInUse
+from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import CLAIM_FILE
 from state_runtime.store import Created, Store
@@ -76,7 +77,9 @@ def refuse_if_claimed(root: Store, *, by: str = "") -> None:
     claim = read_claim(root)
     if claim is not None and claim.job_uid != by:
         raise SnapshotInUse(
-            f"{root.url} was claimed by {claim}, which goes on with its state and removes it; nobody else runs it or starts from it. "
-            f"Go on with that job. If it never came to a snapshot of its own and is not wanted, or if this is a copy that was made "
+            f"{root.url} was claimed by {claim}, which goes on with its state and removes it; nobody else runs it or "
+            "starts from it. "
+            "Go on with that job. If it never came to a snapshot of its own and is not wanted, or if this is a copy "
+            "that was made "
             f"of a claimed root, remove {CLAIM_FILE} here"
         )

@@ -3,11 +3,13 @@
 Order, and what a crash between two steps leaves (design section 7):
 
 1. `open_run` claims a term, looks whether another job has claimed the root (snapshot/claim.py), and commits a *fencing
-   snapshot*: the newest content (or that of an older snapshot, which is gone back to) under the new term. From then on an
+   snapshot*: the newest content (or that of an older snapshot, which is gone back to) under the new term. From then on
+       an
    older run finds its next id taken. A crash before it leaves an unused term number; after it, one more snapshot.
 2. `commit` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
    done. It exists and is not mine: fenced.
-3. `commit` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was already collected once: a sleeper re-created an old
+3. `commit` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was
+   already collected once: a sleeper re-created an old
    name, and nobody will look at it: fenced.
 4. An unknown outcome is raised as such; nothing is cleaned up. The next run reads what is there.
 
@@ -23,15 +25,16 @@ from dataclasses import replace
 
 import psutil
 
-from state_runtime.clock import Clock
-from state_runtime.errors import Fenced, JobAlreadyRunning, Unavailable
-from state_runtime.ids import Ids
-from state_runtime.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import Fenced, JobAlreadyRunning, Unavailable
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
 from state_runtime.snapshot.boundary import Boundary, boundary_for_run, leave_mark, read_boundary, remove_older_marks
-from state_runtime.snapshot.catalog import Catalog, JobInfo, StartedFrom, read_job_info
+from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
 from state_runtime.snapshot.handover import refuse_if_handed_over
+from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.lineage import check_belongs, gone_back
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
@@ -55,7 +58,8 @@ def open_job_root(
 
     Args:
         uid: of a new job; drawn if empty.
-        started_from: what a new job begins with. The caller compares it with what is returned: another start may have been first.
+        started_from: what a new job begins with. The caller compares it with what is returned: another start may have
+            been first.
 
     Raises:
         UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved (snapshot/handover.py).
@@ -75,7 +79,8 @@ def open_job_root(
 
 
 def live_run(catalog: Catalog, clock: Clock) -> RunStatus | None:
-    """The newest run, if its heartbeat is fresh. Who must be sure does not ask here: a live run may be silent for a while."""
+    """The newest run, if its heartbeat is fresh. Who must be sure does not ask here: a live run may be silent for a
+    while."""
     status = catalog.status()
     if status is None:
         return None
@@ -157,7 +162,8 @@ class Committer:
         if not _create(self._root, manifest):
             self._fenced = (
                 f"snapshot {manifest.snapshot_id} was committed by another run "
-                f"(newest term {newest_term(self._root)}, this is term {self.term.term}); this run stops and publishes nothing"
+                f"(newest term {newest_term(self._root)}, this is term {self.term.term}); this run stops and publishes "
+                "nothing"
             )
             raise Fenced(self._fenced)
         try:
@@ -208,7 +214,8 @@ def open_run(
     term = claim_term(
         catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
     )
-    # Only after the term: a mover writes its file before it claims one, so either we see the file, or its term is the newer one.
+    # Only after the term: a mover writes its file before it claims one, so either we see the file, or its term is the
+    # newer one.
     refuse_if_handed_over(catalog.root, mover=mover)
     # After the term: whoever claims the root fences it after that (snapshot/claim.py).
     refuse_if_claimed(catalog.root, by=claimed_by)
@@ -219,7 +226,8 @@ def open_run(
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
         if latest is not None:
-            # Also one that came since: a run that slept while this root was removed leaves a snapshot of the job that was here before.
+            # Also one that came since: a run that slept while this root was removed leaves a snapshot of the job that
+            # was here before.
             check_belongs(latest, info, catalog.root.url, own=True)
         last = latest or empty
         if last.term > term.term:
@@ -263,7 +271,8 @@ def _tidy_marks(root: Store, run: Term) -> None:
 
 def _check_boundary(root: Store, manifest: Manifest, run: Term, known: Boundary | None) -> Boundary:
     # Only after the create: garbage collection advances the boundary before it deletes, so either it sees our
-    # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is this run's mark.
+    # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is this run's
+    # mark.
     boundary, snapshot_id = known, manifest.snapshot_id
     sequence = boundary_for_run(root, run)
     if sequence is not None and (boundary is None or sequence != boundary.sequence):
@@ -272,17 +281,20 @@ def _check_boundary(root: Store, manifest: Manifest, run: Term, known: Boundary 
             sequence = None  # boundaries only advance, so the root was removed between the listing and the reading
     if sequence is None or boundary is None:
         raise Fenced(
-            f"{root.url} was removed, or newer runs have taken it over, while this run slept before snapshot {snapshot_id} was "
+            f"{root.url} was removed, or newer runs have taken it over, while this run slept before snapshot "
+            f"{snapshot_id} was "
             "confirmed; it stops and publishes nothing"
         )
     if boundary.is_tombstone:
         raise Fenced(
-            f"{root.url} was deleted as a whole: snapshot {snapshot_id} will never be read; this run stops and publishes nothing. "
+            f"{root.url} was deleted as a whole: snapshot {snapshot_id} will never be read; this run stops and "
+            "publishes nothing. "
             "Let `stillstate delete --root` end, then start the job anew"
         )
     if snapshot_id <= boundary.snapshot_id:
         raise Fenced(
-            f"snapshot {snapshot_id} lies at or below the collected boundary {boundary.snapshot_id}: this run slept while others went "
+            f"snapshot {snapshot_id} lies at or below the collected boundary {boundary.snapshot_id}: this run slept "
+            "while others went "
             "on, and its snapshot will never be read; it stops and publishes nothing"
         )
     return boundary

@@ -1,9 +1,11 @@
-"""Requests to a running job, as files: any process with access to the store can ask, the driver looks at each heartbeat.
+"""Requests to a running job, as files: any process with access to the store can ask, the driver looks at each
+heartbeat.
 
     control/<20-digit term>-<action>-<request id>.json           create-if-absent, by whoever asks
     control/<20-digit term>-<action>-<request id>.answer.json    create-if-absent, by the run, or by a later one
 
-A request is to one run. When that run has ended without an answer, the request is void: what was asked for does not happen later.
+A request is to one run. When that run has ended without an answer, the request is void: what was asked for does not
+happen later.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from state_runtime.clock import Clock
-from state_runtime.errors import CorruptManifest, UnsupportedFormat
-from state_runtime.ids import Ids
-from state_runtime.limits import SMALL_JSON_BYTES_MAX
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name, term_of
 from state_runtime.snapshot.savepoint import SavepointThen, SavepointTrigger, check_tags
@@ -75,7 +77,8 @@ class ControlAnswer:
     """What became of a request.
 
     Attributes:
-        answer: of a savepoint "accepted" says that its snapshot is made and pinned, and that the copy begins; its record knows the rest.
+        answer: of a savepoint "accepted" says that its snapshot is made and pinned, and that the copy begins; its
+            record knows the rest.
         message: why not.
     """
 
@@ -133,7 +136,8 @@ def read_answer(root: Store, request: ControlRequest) -> ControlAnswer | None:
 
 
 def new_requests(root: Store, term: int, seen: Collection[str]) -> dict[str, ControlRequest | None]:
-    """Requests to `term` without an answer, by file name, oldest first, but for those that were seen. None: it cannot be read."""
+    """Requests to `term` without an answer, by file name, oldest first, but for those that were seen. None: it cannot
+    be read."""
     names = root.list_names(CONTROL_DIR)
     answered = {name.removesuffix(_ANSWER) for name in names if name.endswith(_ANSWER)}
     prefix = f"{term:020d}-"

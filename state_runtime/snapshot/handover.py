@@ -1,13 +1,15 @@
 """A root that is copied or moved: who may still use it. Documents at both ends, and what a starting run makes of them.
 
-    moving.json     at the target of every copy and move, from before the first byte until after the last; and at the source of the
-                    move of a whole job root, from before its copy until the root is gone
-    moved.json      at the target: how it was decided. One create-if-absent, so that finishing and aborting cannot both win
+    moving.json     at the target of every copy and move, from before the first byte until after the last; and at the
+                    source of the move of a whole job root, from before its copy until the root is gone
+    moved.json      at the target: how it was decided. One create-if-absent, so that finishing and aborting cannot both
+                    win
 
-A run and a mover cannot both have the root. The mover writes `moving.json`, then claims a term, then commits a fencing snapshot;
-a run claims its term, then looks for `moving.json`, then commits its fencing snapshot. A run that looked too early has the
-older term, and the mover's fencing snapshot ends it as that of any newer run; what it committed by then is moved too. A run
-that looked later finds the file and gives way. So nothing is ever committed to the source that the target does not get.
+A run and a mover cannot both have the root. The mover writes `moving.json`, then claims a term, then commits a fencing
+snapshot; a run claims its term, then looks for `moving.json`, then commits its fencing snapshot. A run that looked too
+early has the older term, and the mover's fencing snapshot ends it as that of any newer run; what it committed by then
+is moved too. A run that looked later finds the file and gives way. So nothing is ever committed to the source that the
+target does not get.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from state_runtime.errors import SnapshotInUse
-from state_runtime.limits import SMALL_JSON_BYTES_MAX
+from state_runtime.base.errors import SnapshotInUse
+from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, MOVED_FILE, MOVING_FILE, SNAPSHOTS_DIR
 from state_runtime.store import Store
@@ -100,7 +102,8 @@ def read_outcome(root: Store) -> MoveOutcome | None:
 def refuse_if_handed_over(root: Store, *, mover: str = "") -> None:
     """Keep everybody but its mover from changing a root that is going elsewhere, or has not wholly arrived.
 
-    Call it after the first thing that a mover would see (a term, a savepoint's record), and before anything that would be lost.
+    Call it after the first thing that a mover would see (a term, a savepoint's record), and before anything that would
+    be lost.
 
     Args:
         mover: uid of the move whose own this call is.
@@ -110,7 +113,8 @@ def refuse_if_handed_over(root: Store, *, mover: str = "") -> None:
     """
     if root.exists(CONVERSION_FILE) and not root.list_names(SNAPSHOTS_DIR):
         raise SnapshotInUse(
-            f"{root.url} is not complete: the conversion that fills it has not ended. Repeat `stillstate convert`: it goes on where it "
+            f"{root.url} is not complete: the conversion that fills it has not ended. Repeat `stillstate convert`: it "
+            "goes on where it "
             "stopped; or remove the folder"
         )
     moving = read_moving(root)
@@ -118,8 +122,10 @@ def refuse_if_handed_over(root: Store, *, mover: str = "") -> None:
         return
     if moving.role == "source":
         raise SnapshotInUse(
-            f"{root.url} is being moved to {moving.other_url} (by process {moving.pid} on {moving.host}): use it there. "
-            f"If the move was cut, finish it with `stillstate move {root.url} {moving.other_url}`, or take it back with --abort"
+            f"{root.url} is being moved to {moving.other_url} (by process {moving.pid} on {moving.host}): use it "
+            "there. "
+            f"If the move was cut, finish it with `stillstate move {root.url} {moving.other_url}`, or take it back "
+            "with --abort"
         )
     outcome = read_outcome(root)
     if outcome is None or outcome.uid != moving.uid or outcome.outcome != "complete" or not root.exists(JOB_FILE):

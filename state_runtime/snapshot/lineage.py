@@ -12,9 +12,9 @@ import hashlib
 import json
 from dataclasses import replace
 
-from state_runtime.errors import JobRootMismatch
-from state_runtime.snapshot.catalog import JobInfo, StartedFrom
+from state_runtime.base.errors import JobRootMismatch
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
 
@@ -24,8 +24,8 @@ __all__ = ["check_belongs", "gone_back", "pending_outputs", "taken_over"]
 def gone_back(target: Manifest, newest: Manifest) -> Manifest:
     """The content of an older snapshot, as what follows the newest one.
 
-    Epochs count on from the newest, so that output under an old number is never written with other rows. Output that was published
-    since then stays where it is.
+    Epochs count on from the newest, so that output under an old number is never written with other rows. Output that
+    was published since then stays where it is.
     """
     if target.snapshot_id == newest.snapshot_id:
         return newest
@@ -33,7 +33,8 @@ def gone_back(target: Manifest, newest: Manifest) -> Manifest:
         target,
         epoch=max(target.epoch, target.snapshot_id, newest.epoch, newest.snapshot_id),
         outputs=pending_outputs(target, newest),
-        # Those of the target lie before it; what it counted as abandoned is so from here too, and nothing else before it.
+        # Those of the target lie before it; what it counted as abandoned is so from here too, and nothing else before
+        # it.
         abandoned=(*target.abandoned, (target.snapshot_id + 1, newest.snapshot_id)),
     )
 
@@ -46,9 +47,11 @@ def pending_outputs(target: Manifest, newest: Manifest) -> tuple[StagedOutput, .
 def taken_over(
     manifest: Manifest, started: StartedFrom, info: JobInfo, outputs: tuple[StagedOutput, ...] = ()
 ) -> Manifest:
-    """A foreign snapshot as the first one of a job. The same arguments give the same bytes: a repeat finds its own manifest.
+    """A foreign snapshot as the first one of a job. The same arguments give the same bytes: a repeat finds its own
+    manifest.
 
-    It keeps its id and term (the names of its files hold them), and names no local version: those belong to the other job.
+    It keeps its id and term (the names of its files hold them), and names no local version: those belong to the other
+    job.
 
     Args:
         info: of the job that takes it over.
@@ -85,7 +88,8 @@ def _with_query_id(source: SourcePosition, uid: str) -> SourcePosition:
 
 
 def check_belongs(manifest: Manifest, info: JobInfo, where: str, *, own: bool) -> None:
-    """Compare a snapshot with the `job.json` that lies above it: the folder's name says nothing, it may have been renamed.
+    """Compare a snapshot with the `job.json` that lies above it: the folder's name says nothing, it may have been
+    renamed.
 
     Args:
         own: the job of that root is to go on from it; else it is only read, and may be of a job that its job came from.
@@ -96,7 +100,10 @@ def check_belongs(manifest: Manifest, info: JobInfo, where: str, *, own: bool) -
     if info.uid == manifest.job_uid or (not own and info.uid in manifest.job_uids):
         return
     raise JobRootMismatch(
-        f"snapshot {manifest.snapshot_id} in {where} is of job {manifest.job_uid}, but job.json there is of job {info.name!r} "
-        f"({info.uid}): files of two job roots were mixed. Nothing was changed. Restore the folder from a copy; or, if a job was "
-        f"deleted or moved from here before this one began and a run of it slept meanwhile, remove {manifest_path(manifest.snapshot_id)}"
+        f"snapshot {manifest.snapshot_id} in {where} is of job {manifest.job_uid}, but job.json there is of job "
+        f"{info.name!r} "
+        f"({info.uid}): files of two job roots were mixed. Nothing was changed. Restore the folder from a copy; or, if "
+        "a job was "
+        "deleted or moved from here before this one began and a run of it slept meanwhile, remove "
+        f"{manifest_path(manifest.snapshot_id)}"
     )

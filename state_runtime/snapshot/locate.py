@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state_runtime.clock import SYSTEM_CLOCK, Clock
-from state_runtime.errors import InvalidConfiguration, MissingSnapshot, SnapshotExpired
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, SnapshotExpired
 from state_runtime.snapshot.boundary import read_boundary
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store, open_store
@@ -87,7 +88,8 @@ def open_snapshot(root: Store, snapshot_id: int | None = None, clock: Clock = SY
     catalog = Catalog.of_root(root, clock)
     if snapshot_id is not None:
         manifest = catalog.manifest(snapshot_id)
-        # After it was read: what lies under a name that was given up is being removed, or a sleeper has created it anew.
+        # After it was read: what lies under a name that was given up is being removed, or a sleeper has created it
+        # anew.
         if not read_boundary(root).keeps(snapshot_id):
             raise SnapshotExpired(f"snapshot {snapshot_id} in {root.url} was given up; choose a newer one")
     else:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from state_runtime.errors import CorruptManifest, InvalidConfiguration
-from state_runtime.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
-from state_runtime.progress import Progress
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration
+from state_runtime.base.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot.document import decode_document, encode_document, header_format
-from state_runtime.snapshot.paths import check_relative_path, check_uid
+from state_runtime.snapshot.paths import check_uid
+from state_runtime.store.paths import check_relative_path
 
 __all__ = [
     "DUE_WHEN_REMOVED",
@@ -82,8 +83,8 @@ class StateEntry:
 
 
 DUE_WHEN_REMOVED = ", panes due when removed"
-"""Ends the modes of windows in append mode whose panes are due when they are removed. Earlier versions made them due at a window's
-close: those must not read the newer state, and the newer ones read theirs."""
+"""Ends the modes of windows in append mode whose panes are due when they are removed. Earlier versions made them due at
+a window's close: those must not read the newer state, and the newer ones read theirs."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,12 @@ class OperatorEntry:
     Attributes:
         key_schema: Spark's DDL of the key columns.
         modes: of a processor its time and output mode, which cannot change.
-        next_due_ms: lower bound of when a shard must be visited next (`Operator.wake_ms`), on the operator's clock; None: never.
+        next_due_ms: lower bound of when a shard must be visited next (`Operator.wake_ms`), on the operator's clock;
+            None: never.
         functions: of a built-in operator what its outputs are, by name: a name keeps its function over restarts.
         since: first snapshot of this operator; anything older of that uid is not read.
-        dropped: states that were dropped, and the first snapshot without them: what is older of them is passed over, and
-            the name in anything newer is damage. Kept as long as something older is stored.
+        dropped: states that were dropped, and the first snapshot without them: what is older of them is passed over,
+            and the name in anything newer is damage. Kept as long as something older is stored.
     """
 
     uid: str
@@ -171,8 +173,8 @@ class TableEntry:
     """A sorted Parquet file of one state, over one closed range of key hashes (unsigned).
 
     Attributes:
-        last_snapshot_id: newest snapshot that it holds; 0 is its layer's. A base table may be younger than its layer: ranges are
-            folded one by one, and what lies above a younger table in its range was removed from the deltas.
+        last_snapshot_id: newest snapshot that it holds; 0 is its layer's. A base table may be younger than its layer:
+            ranges are folded one by one, and what lies above a younger table in its range was removed from the deltas.
     """
 
     path: str
@@ -190,15 +192,16 @@ class TableEntry:
 class ShardFilesEntry:
     """With the changelog off: the object that lists the backend's files of all shards (snapshot/shard_files.py).
 
-    It is the bottom of the state. Tables lie above it in no manifest; segments that are newer do, after the changelog was switched
-    on. Segments that are not newer, and layers, hold only what sources have seen.
+    It is the bottom of the state. Tables lie above it in no manifest; segments that are newer do, after the changelog
+    was switched on. Segments that are not newer, and layers, hold only what sources have seen.
 
     Attributes:
         backend: whose files they are.
         parallelism: of the run that wrote them.
         snapshot_id: the checkpoint that they are the state of.
         total_bytes: of all files that it lists; one that several shards have counts once.
-        oldest_snapshot_id: the checkpoint that the oldest shard's files were written for: their rows have the columns of that time.
+        oldest_snapshot_id: the checkpoint that the oldest shard's files were written for: their rows have the columns
+            of that time.
     """
 
     path: str
@@ -300,14 +303,16 @@ class Manifest:
         progress: numbers of this epoch as far as they are known before the manifest is written: its times end there.
         previous: the complete numbers of the checkpoint before, from the same run.
         time: None before the first epoch.
-        epoch: number of the newest epoch. It counts on over all runs, is never below the snapshot's id, and orders list elements and
-            output; several epochs may end in one checkpoint. 0 in manifests of format 2 and older: there it is the id.
+        epoch: number of the newest epoch. It counts on over all runs, is never below the snapshot's id, and orders list
+            elements and output; several epochs may end in one checkpoint. 0 in manifests of format 2 and older: there
+            it is the id.
         shards: the state's bottom where the changelog is (or was) off.
         origins: where the job's state came from, oldest first; empty if it began empty.
-        abandoned: closed ranges of snapshot ids of this job that are not ancestors of this one, ascending: an older snapshot was
-            gone back to. Local copies of them do not serve.
-        drained: the job was told that no more input comes, so every window and event-time timer has fired: what would come after
-            it would find its window closed. Nothing goes on from here unless it is asked for. The watermark in `time` is that of the input.
+        abandoned: closed ranges of snapshot ids of this job that are not ancestors of this one, ascending: an older
+            snapshot was gone back to. Local copies of them do not serve.
+        drained: the job was told that no more input comes, so every window and event-time timer has fired: what would
+            come after it would find its window closed. Nothing goes on from here unless it is asked for. The watermark
+            in `time` is that of the input.
     """
 
     format_version: int
@@ -344,7 +349,8 @@ class Manifest:
 
     @property
     def snapshot_format(self) -> SnapshotFormat:
-        """`canonical`: one layer of sorted Parquet tables and nothing else. `incremental`: no changelog, but several layers or files of a
+        """`canonical`: one layer of sorted Parquet tables and nothing else. `incremental`: no changelog, but several
+        layers or files of a
         backend. `changelog`: anything with changelog segments."""
         if self.segments:
             return "changelog"
@@ -352,7 +358,8 @@ class Manifest:
 
     @property
     def state_segments(self) -> tuple[SegmentEntry, ...]:
-        """The segments that may hold state: those that are not newer than the files of shards only hold what sources have seen."""
+        """The segments that may hold state: those that are not newer than the files of shards only hold what sources
+        have seen."""
         if self.shards is None:
             return self.segments
         return tuple(s for s in self.segments if s.snapshot_id > self.shards.snapshot_id)

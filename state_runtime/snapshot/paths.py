@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from state_runtime.errors import CorruptData, InvalidConfiguration
-from state_runtime.limits import NAME_CHARS_MAX, PATH_CHARS_MAX
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.limits import NAME_CHARS_MAX
 
 __all__ = [
     "BOUNDARY_DIR",
@@ -24,7 +24,6 @@ __all__ = [
     "TERMS_DIR",
     "boundary_path",
     "check_job_name",
-    "check_relative_path",
     "check_uid",
     "heartbeat_path",
     "listing_path",
@@ -58,7 +57,6 @@ BOUNDARY_DIR = "boundary"
 PINS_DIR = "pins"
 SAVEPOINTS_DIR = "savepoints"
 
-_SEGMENT = re.compile(r"[A-Za-z0-9._=-]+\Z")
 _JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 _PIN = re.compile(r"([0-9]{20})-[0-9A-Za-z]+\.json\Z")
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
@@ -69,27 +67,12 @@ SNAPSHOT_ID_MAX = (1 << 64) - 1
 """No snapshot has it."""
 
 
-def check_relative_path(path: str) -> str:
-    """Return `path` if it is a plain relative path below the job root; anything else is hostile or damaged.
-
-    Raises:
-        CorruptData: absolute, with a scheme, with `.` or `..`, with empty parts, too long, or with characters that
-            we never write. Nothing is opened before this check.
-    """
-    parts = path.split("/")
-    if len(path) > PATH_CHARS_MAX or not path or any(p in ("", ".", "..") or not _SEGMENT.match(p) for p in parts):
-        raise CorruptData(
-            f"path {path[:120]!r} is not a plain relative path; it was not opened. "
-            "The file that names it was altered: restore it from a copy of the job root"
-        )
-    return path
-
-
 def check_job_name(name: str) -> str:
     """Return `name` if it can be a job's folder: lower-case ASCII, so that no two names meet on any store."""
     if len(name) > NAME_CHARS_MAX or not _JOB_NAME.match(name):
         raise InvalidConfiguration(
-            f"job name {name[:80]!r} must be 1 to {NAME_CHARS_MAX} of a-z, 0-9, _ and -, starting with a letter or digit"
+            f"job name {name[:80]!r} must be 1 to {NAME_CHARS_MAX} of a-z, 0-9, _ and -, starting with a letter or "
+            "digit"
         )
     return name
 
@@ -98,7 +81,8 @@ def check_uid(uid: str, what: str) -> str:
     """Return `uid` if it can name an operator, a state or a sink in a path."""
     if len(uid) > NAME_CHARS_MAX or not _UID.match(uid):
         raise InvalidConfiguration(
-            f"{what} {uid[:80]!r} must be 1 to {NAME_CHARS_MAX} letters, digits, _ and -, starting with a letter or digit"
+            f"{what} {uid[:80]!r} must be 1 to {NAME_CHARS_MAX} letters, digits, _ and -, starting with a letter or "
+            "digit"
         )
     return uid
 
@@ -131,7 +115,8 @@ def run_mark_path(term: int, run_uid: str) -> str:
 
 
 def run_mark_term(name: str) -> int | None:
-    """The term of the run that left a mark; 0 for one of earlier versions, which all runs of a job shared. None for other names."""
+    """The term of the run that left a mark; 0 for one of earlier versions, which all runs of a job shared. None for
+    other names."""
     found = _RUN_MARK.match(name)
     return int(found["term"] or 0) if found else None
 

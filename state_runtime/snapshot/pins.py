@@ -2,9 +2,9 @@
 
     pins/<20-digit snapshot id>-<uid>.json
 
-A pin is placed by creating its file and then looking at the boundary: if the snapshot was given up meanwhile, the pin is taken back
-and the caller told. A collector writes the boundary and then looks at the pins: if one appeared, it takes the snapshot back. So
-one of the two sees the other, whatever the order.
+A pin is placed by creating its file and then looking at the boundary: if the snapshot was given up meanwhile, the pin
+is taken back and the caller told. A collector writes the boundary and then looks at the pins: if one appeared, it takes
+the snapshot back. So one of the two sees the other, whatever the order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from state_runtime.clock import Clock
-from state_runtime.errors import InvalidConfiguration, SnapshotExpired
-from state_runtime.ids import Ids
-from state_runtime.limits import SMALL_JSON_BYTES_MAX
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import InvalidConfiguration, SnapshotExpired
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import PINS_DIR, pin_path, pinned_id_of

@@ -4,8 +4,8 @@
     savepoints/<name>/savepoint.json        the record of its first owner
     savepoints/<name>/savepoint-<n>.json    of its n-th owner; the record with the highest number counts
 
-The folder is created by its record (create-if-absent: a name belongs to one savepoint), the copied files follow, then the manifest,
-then the record says COMPLETED:
+The folder is created by its record (create-if-absent: a name belongs to one savepoint), the copied files follow, then
+the manifest, then the record says COMPLETED:
 
     REQUESTED ──▶ IN_PROGRESS ──▶ COMPLETED ──▶ DELETING ──▶ gone
         │           │  ▲
@@ -13,9 +13,9 @@ then the record says COMPLETED:
         ├───────▶ FAILED ────────────────────▶ DELETING
         └───────▶ ABANDONED ─────────────────▶ DELETING
 
-A record is rewritten by its owner only. Whoever takes over (a driver that died, a savepoint that is deleted) creates the record of the
-next number, and what the owner before still writes counts no more: no clock is trusted with it, a heartbeat only says when it is worth
-the while. Two that copy one savepoint write the same bytes to the same names.
+A record is rewritten by its owner only. Whoever takes over (a driver that died, a savepoint that is deleted) creates
+the record of the next number, and what the owner before still writes counts no more: no clock is trusted with it, a
+heartbeat only says when it is worth the while. Two that copy one savepoint write the same bytes to the same names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from state_runtime.clock import Clock
-from state_runtime.errors import (
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
     InvalidConfiguration,
     MissingSnapshot,
     SavepointExists,
@@ -33,7 +33,7 @@ from state_runtime.errors import (
     Unavailable,
     check,
 )
-from state_runtime.limits import (
+from state_runtime.base.limits import (
     CLAIM_ATTEMPTS_MAX,
     SAVEPOINT_NOTE_CHARS_MAX,
     SAVEPOINT_TAGS_MAX,
@@ -77,7 +77,8 @@ ALLOWED: dict[SavepointState, tuple[SavepointState, ...]] = {
 """What may follow each state; of REQUESTED, IN_PROGRESS and DELETING also itself: a heartbeat, or another owner."""
 
 HEARTBEAT_S = 5.0
-# An owner that was not heard of for so long may be relieved: a copy of one large object, a pause of the machine, and clocks that differ.
+# An owner that was not heard of for so long may be relieved: a copy of one large object, a pause of the machine, and
+# clocks that differ.
 STALE_MS = 60_000
 ATTEMPTS_MAX = 6
 _BACK_OFF_MS = (1_000, 60_000)  # after the first failed attempt, and at most; doubled in between
@@ -308,7 +309,8 @@ def take_over(
         folder.create(record_path(mine.number), encode_document("savepoint", mine)) is not Created.MINE
     ):
         raise SnapshotInUse(
-            f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it again"
+            f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it "
+            "again"
         )
     return mine
 

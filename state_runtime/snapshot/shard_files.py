@@ -2,9 +2,9 @@
 
     {"stillstate": "shard-files", …}        a document as any other (snapshot/document.py), one per checkpoint
 
-A *listing* names for every shard of every operator the version of its local state, in the backend's own words, and where on the
-primary store the version's files lie. Files are immutable and named by their content's digest where it matters: a file that
-two versions share, or that a shard of another parallelism took over, lies on the store once.
+A *listing* names for every shard of every operator the version of its local state, in the backend's own words, and
+where on the primary store the version's files lie. Files are immutable and named by their content's digest where it
+matters: a file that two versions share, or that a shard of another parallelism took over, lies on the store once.
 
 Which shards a listing does not name have no state.
 """
@@ -20,12 +20,13 @@ from typing import Literal
 
 import pyarrow as pa
 
-from state_runtime.errors import CorruptData, CorruptManifest, InvalidConfiguration, check
-from state_runtime.limits import SHARD_FILES_BYTES_MAX
+from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidConfiguration, check
+from state_runtime.base.limits import SHARD_FILES_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
-from state_runtime.snapshot.paths import check_relative_path, check_uid
+from state_runtime.snapshot.paths import check_uid
 from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.store.paths import check_relative_path
 
 __all__ = ["ShardFiles", "ShardListing", "StoredFile", "bottom_is_of_shape", "decode_schema", "encode_schema"]
 
@@ -53,7 +54,8 @@ class ShardFiles:
     """The state of one shard of one operator.
 
     Attributes:
-        backend: whose files they are. A shard whose local version could not be written is Arrow, whatever the job's backend is.
+        backend: whose files they are. A shard whose local version could not be written is Arrow, whatever the job's
+            backend is.
         version: its local version's id.
         snapshot_id: the checkpoint that the version was written for: its rows have the columns of that time.
         description: what the backend wrote of the version; opaque here.
@@ -202,7 +204,8 @@ def decode_schema(text: str, where: str) -> StateSchema:
 
 
 def bottom_is_of_shape(manifest: Manifest, parallelism: int) -> bool:
-    """Whether a snapshot's state is nothing but files of so many shards, so that a run without a changelog goes on from them.
+    """Whether a snapshot's state is nothing but files of so many shards, so that a run without a changelog goes on from
+    them.
 
     Segments that are not newer than the files hold no state (only what sources have seen).
     """

@@ -1,7 +1,8 @@
 """Strict parsing of JSON into dataclasses, for everything that is read from a store; pure.
 
-What a dataclass says is checked by pydantic. Two things it does not say are added: a whole number has 64 bits (a longer one would fail somewhere
-in arithmetic, long after the file that holds it), and a number is a number (JSON has no NaN, but parsers take it).
+What a dataclass says is checked by pydantic. Two things it does not say are added: a whole number has 64 bits (a longer
+one would fail somewhere in arithmetic, long after the file that holds it), and a number is a number (JSON has no NaN,
+but parsers take it).
 """
 
 from __future__ import annotations

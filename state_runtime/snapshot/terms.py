@@ -6,11 +6,11 @@ import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
-from state_runtime.clock import Clock
-from state_runtime.errors import Fenced, Unavailable
-from state_runtime.ids import Ids
-from state_runtime.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
-from state_runtime.progress import Progress
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import Fenced, Unavailable
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import TERMS_DIR, heartbeat_path, term_of, term_path
 from state_runtime.store import Created, Store
@@ -38,7 +38,8 @@ class RunStatus:
     Attributes:
         at_ms: wall clock of the driver's machine when it was written.
         message: one line for people: why it failed, who fenced it.
-        restored, restoring: while shards are brought back after a start: how many are, of how many; 0 and 0 at other times.
+        restored, restoring: while shards are brought back after a start: how many are, of how many; 0 and 0 at other
+            times.
         progress: complete numbers of the run's newest epoch.
     """
 
@@ -91,7 +92,8 @@ def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, abo
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """The newest run's heartbeat; a run that has claimed its term and not yet spoken is "starting". None if there is no run.
+    """The newest run's heartbeat; a run that has claimed its term and not yet spoken is "starting". None if there is no
+    run.
 
     Raises:
         Unavailable: terms came and went while they were read; try again.
@@ -103,7 +105,8 @@ def read_status(store: Store) -> RunStatus | None:
         with contextlib.suppress(FileNotFoundError):
             data = store.read(heartbeat_path(term), SMALL_JSON_BYTES_MAX)
             return decode_document("heartbeat", RunStatus, data, heartbeat_path(term))
-        # Without both: a newer run took over and this one's were collected, or the root was removed; the next listing tells.
+        # Without both: a newer run took over and this one's were collected, or the root was removed; the next listing
+        # tells.
         with contextlib.suppress(FileNotFoundError):
             return _starting(store, term)
     raise Unavailable(f"the newest term in {store.url} went {CLAIM_ATTEMPTS_MAX} times while it was read; try again")

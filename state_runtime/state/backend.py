@@ -32,7 +32,8 @@ class Stamp:
     """When a version is written; kept with it, so that later tasks can tell what it is.
 
     Attributes:
-        snapshot_id: that the epoch will end in. If that snapshot's manifest names the version, it is the state as of it.
+        snapshot_id: that the epoch will end in. If that snapshot's manifest names the version, it is the state as of
+            it.
         epoch: the driver's attempt at the epoch.
     """
 
@@ -85,7 +86,8 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class VersionFiles:
-    """A version as it can be stored elsewhere: what the backend says of it, and its files. `ShardStore.install` is the inverse."""
+    """A version as it can be stored elsewhere: what the backend says of it, and its files. `ShardStore.install` is the
+    inverse."""
 
     description: str
     files: tuple[LocalFile, ...]
@@ -94,9 +96,9 @@ class VersionFiles:
 class ShardStore(Protocol):
     """The local versions of one shard of one operator: a copy, which may be lost at any time.
 
-    A version is the state after one attempt of one task; it never changes, and its id (16 hex characters) is unique. Several
-    attempts, also of different drivers, may use one shard's folder at once. A crash leaves garbage, never a version that is
-    half there.
+    A version is the state after one attempt of one task; it never changes, and its id (16 hex characters) is unique.
+    Several attempts, also of different drivers, may use one shard's folder at once. A crash leaves garbage, never a
+    version that is half there.
     """
 
     def open(self, version: str, now_ms: int, *, verify: bool) -> StateReader:
@@ -142,8 +144,8 @@ class ShardStore(Protocol):
         Args:
             changes: per state one sorted batch, each identity once.
             now_ms: batch time: what expires by then need not be kept.
-            due_taken: per state with an index by time the bound (ms, inclusive) up to which the epoch handled what was due in
-                `base`; such rows are not looked at again. Rows of `changes` are not meant.
+            due_taken: per state with an index by time the bound (ms, inclusive) up to which the epoch handled what was
+                due in `base`; such rows are not looked at again. Rows of `changes` are not meant.
             runs_max: how many pieces of history a look-up may have to search, about.
 
         Raises:
@@ -165,12 +167,14 @@ class ShardStore(Protocol):
         """Write a version from states that were rebuilt, and open it. A few batches are in memory at a time.
 
         Args:
-            states: per state its rows in ascending order of hash, no hash in two batches. With `adopted` they lie on top of
-                what is taken over, and may hold tombstones there.
+            states: per state its rows in ascending order of hash, no hash in two batches. With `adopted` they lie on
+                top of what is taken over, and may hold tombstones there.
             adopted: files that are taken over as they are, as hard links; their digests are compared first.
-            below: per state what else `states` lies on top of: per hash range its lower end, and its rows in ascending order, no key
-                twice. The ranges meet neither each other nor those that are taken over. For the Arrow backend only.
-            snapshot_id, restored_from: see `StoredVersion`. Without a commit id the version is marked with the stamp, as any other.
+            below: per state what else `states` lies on top of: per hash range its lower end, and its rows in ascending
+                order, no key twice. The ranges meet neither each other nor those that are taken over. For the Arrow
+                backend only.
+            snapshot_id, restored_from: see `StoredVersion`. Without a commit id the version is marked with the stamp,
+                as any other.
 
         Raises:
             OSError: see `write`. LocalCopyUnusable: a version that was to be taken over cannot be; nothing was written.
@@ -203,13 +207,13 @@ class ShardStore(Protocol):
     def prune(self, keep: str, committed: str = "", *, epoch: str = "") -> None:
         """Remove versions that can no longer be a starting point: all but `keep` and those that follow from it.
 
-        Called when the next epoch begins from `keep`. A concurrent attempt of the same epoch also follows from `keep`, so its
-        files stay.
+        Called when the next epoch begins from `keep`. A concurrent attempt of the same epoch also follows from `keep`,
+        so its files stay.
 
         Args:
-            committed: the version of the newest checkpoint, from which a restart begins; it stays as well. It is older than
-                `keep` where several epochs end in one checkpoint.
-            epoch: if given, what follows from `keep` stays only if it was written in this attempt at an epoch: earlier ones were
-                given up, and no manifest will name what they wrote.
+            committed: the version of the newest checkpoint, from which a restart begins; it stays as well. It is older
+                than `keep` where several epochs end in one checkpoint.
+            epoch: if given, what follows from `keep` stays only if it was written in this attempt at an epoch: earlier
+                ones were given up, and no manifest will name what they wrote.
         """
         ...

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from state_runtime.clock import Clock
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.state.backend import NO_STAMP, ShardStore, Stamp
 from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema
@@ -43,8 +43,8 @@ def open_backend(
     """The local versions of one shard. Nothing is read or written yet.
 
     Args:
-        kind: "arrow" (state/local.py) or "rocksdb" (state/rocksdb.py). What one wrote, the other does not find: it begins with
-            a restore from the primary store, as after the loss of the host.
+        kind: "arrow" (state/local.py) or "rocksdb" (state/rocksdb.py). What one wrote, the other does not find: it
+            begins with a restore from the primary store, as after the loss of the host.
         folder: the shard's own; RocksDB uses a folder in it.
         stamp: what new versions are marked with.
         stored: they will be exported, after each epoch that changes them.

@@ -1,10 +1,12 @@
 """The part of Spark's DDL that manifests hold, read without Spark; pure.
 
-`pipeline.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. A type that is not
-understood (a user-defined one, an interval, a type of a later Spark) is no error: what is stored has its own schema.
+`pipeline.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. A type that is
+not understood (a user-defined one, an interval, a type of a later Spark) is no error: what is stored has its own
+schema.
 
-A value column may end in `DEFAULT <literal>`: what rows have that were stored before the column was added. Spark's parser
-has it only for tables; the user's way is the metadata of a StructField, as Spark itself keeps defaults (`default_clause`).
+A value column may end in `DEFAULT <literal>`: what rows have that were stored before the column was added. Spark's
+parser has it only for tables; the user's way is the metadata of a StructField, as Spark itself keeps defaults
+(`default_clause`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_runtime.limits import JSON_DEPTH_MAX
+from state_runtime.base.limits import JSON_DEPTH_MAX
 
 __all__ = ["DdlColumn", "default_clause", "parse_ddl", "parse_value"]
 
@@ -101,7 +103,8 @@ def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
 def default_clause(metadata: Mapping[str, Any], type_text: str) -> str:
     """The clause of a column whose StructField has a default in its metadata, as Spark keeps it; empty if it has none.
 
-    `EXISTS_DEFAULT` counts before `CURRENT_DEFAULT`; both hold a SQL literal as text: `0`, `'none'`, `DATE '2020-01-01'`.
+    `EXISTS_DEFAULT` counts before `CURRENT_DEFAULT`; both hold a SQL literal as text: `0`, `'none'`, `DATE
+    '2020-01-01'`.
 
     Raises:
         ValueError: not a literal, or none of the column's type. Expressions are not evaluated.

@@ -1,7 +1,7 @@
 """Spark's `xxhash64` of keys, in Python: finds a key's place in the state without a Spark session; pure.
 
-The hash of a key is a chain: each column's XXH64 takes the hash before it as its seed, the first one takes 42, and a null
-leaves the hash as it is. What is hashed of a value, little-endian where it is a number:
+The hash of a key is a chain: each column's XXH64 takes the hash before it as its seed, the first one takes 42, and a
+null leaves the hash as it is. What is hashed of a value, little-endian where it is a number:
 
     boolean                           4 bytes, 1 or 0
     tinyint, smallint, int, date      4 bytes, signed
@@ -12,9 +12,9 @@ leaves the hash as it is. What is hashed of a value, little-endian where it is a
     string, binary                    the bytes (UTF-8)
     struct, array                     nothing of its own: the chain goes through its fields or elements
 
-Spark has a function of its own for 4 and for 8 bytes; both equal XXH64 of those bytes. `hash_key` is for one key and plain
-enough to be believed: about 10 µs a column. `hash_rows` is the same for many keys at once: about 5 ns a number and 25 ns
-a short string. A map has no hash, in Spark neither.
+Spark has a function of its own for 4 and for 8 bytes; both equal XXH64 of those bytes. `hash_key` is for one key and
+plain enough to be believed: about 10 µs a column. `hash_rows` is the same for many keys at once: about 5 ns a number
+and 25 ns a short string. A map has no hash, in Spark neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_runtime.errors import InvalidData, check
+from state_runtime.base.errors import InvalidData, check
 
 __all__ = ["SEED", "chain_rows", "hash_key", "hash_rows", "xxh64"]
 
@@ -42,7 +42,8 @@ _PRIME_5 = 0x27D4EB2F165667C5
 _LONG_DIGITS = 18  # a decimal of up to so many digits fits a long
 # The numbers of so many rows at a time, a few times over, fit a core's cache.
 _BLOCK_ROWS = 1 << 14
-# A numpy call costs about as much as hashing 32 bytes in plain Python: below so many rows, a step of all of them is dearer.
+# A numpy call costs about as much as hashing 32 bytes in plain Python: below so many rows, a step of all of them is
+# dearer.
 _VECTOR_ROWS_MIN = 12
 
 _Hashes = npt.NDArray[np.uint64]
@@ -186,7 +187,8 @@ def _bytes_of(column: pa.Array) -> bytes:
 
 def _no_hash(kind: pa.DataType) -> InvalidData:
     return InvalidData(
-        f"a key column of type {kind} has no hash; keys are booleans, signed numbers, strings, binary, dates, timestamps "
+        f"a key column of type {kind} has no hash; keys are booleans, signed numbers, strings, binary, dates, "
+        "timestamps "
         "in microseconds, and structs and arrays of these"
     )
 
@@ -297,7 +299,8 @@ def _canonical_bits(
 
 
 def _big_integers(halves: npt.NDArray[np.uint64]) -> tuple[_Bytes, _Places, _Places]:
-    """128-bit numbers as Java's BigInteger writes them: the last bytes of the big-endian form, as many as are needed."""
+    """128-bit numbers as Java's BigInteger writes them: the last bytes of the big-endian form, as many as are
+    needed."""
     low, high = halves[:, 0], halves[:, 1]
     sign = (high.view(np.int64) >> 63).view(np.uint64)
     low, high = low ^ sign, high ^ sign

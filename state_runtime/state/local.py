@@ -5,8 +5,9 @@
         <version>-<n>.arrow   Arrow IPC files, sorted by key hash (and entry), memory-mapped
 
 A *version* is the state after one attempt of one task; its id is unique, and the driver learns it from the task's
-acknowledgement. Which version is the committed one is written in the manifest, so a re-executed task (retry, speculation,
-stage re-run, or a batch that is run again after a crash) starts from the right one, whatever lies beside it.
+acknowledgement. Which version is the committed one is written in the manifest, so a re-executed task (retry,
+speculation, stage re-run, or a batch that is run again after a crash) starts from the right one, whatever lies beside
+it.
 
 Local versions are a copy: losing, truncating or altering them costs time, never data. Reading problems are reported as
 `LocalCopyUnusable`, and the task restores from the primary store.
@@ -30,8 +31,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from state_runtime.clock import Clock
-from state_runtime.limits import MIB
+from state_runtime.base.clock import Clock
+from state_runtime.base.limits import MIB
 from state_runtime.state.backend import (
     NO_STAMP,
     Adopted,
@@ -109,7 +110,8 @@ class LocalShard:
         return self._open(version, now_ms, verify, lambda state, file: True)
 
     def _open(self, version: str, now_ms: int, verify: bool, is_wanted: Callable[[str, RunFile], bool]) -> OpenVersion:
-        """Map those files of a version that are wanted; nothing is known of the others, and they must not be looked at."""
+        """Map those files of a version that are wanted; nothing is known of the others, and they must not be looked
+        at."""
         try:
             self._check_folder()
             described = self._read_version(version)
@@ -201,7 +203,8 @@ class LocalShard:
         names: Iterator[str],
         now_ms: int,
     ) -> Layout:
-        """Take the merges under way further, newest first, reading about `budget` rows in all. What is written joins `mapped`."""
+        """Take the merges under way further, newest first, reading about `budget` rows in all. What is written joins
+        `mapped`."""
         for older in range(len(layout.merges) - 1, -1, -1):
             # Counted from the oldest, because finishing a newer merge removes it from the front.
             current = layout.merges[len(layout.merges) - 1 - older]
@@ -483,7 +486,8 @@ class LocalShard:
         return read_run(self._checked(run, content=verify), run, schema)
 
     def _checked(self, file: RunFile, *, content: bool = True) -> pa.Buffer:
-        """A file's bytes, mapped. Raises OSError or ValueError if they are not what was written, as far as that is looked at."""
+        """A file's bytes, mapped. Raises OSError or ValueError if they are not what was written, as far as that is
+        looked at."""
         path = self._folder / file.file
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
@@ -556,7 +560,8 @@ class _HashedFile:
 
 
 def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> tuple[tuple[LocalFile, ...], str]:
-    """The files and the description of a version that was never on a disk: per state one run (`encode_run`), and its rows."""
+    """The files and the description of a version that was never on a disk: per state one run (`encode_run`), and its
+    rows."""
     layouts: dict[str, Layout] = {}
     files = []
     for number, (state, (body, rows)) in enumerate(runs.items()):

@@ -1,8 +1,9 @@
 """What an operator sees of its state: a version of one shard, to be looked up many keys at once.
 
-Both backends implement it (`state/local.py`: Arrow runs; `state/rocksdb.py`), and so do states that exist only in memory.
-A reader is bound to a batch time: rows with a TTL that has run out by then are not there, whether or not they are still
-stored. Keys are always given as hashes, sorted, with the key columns beside them; equal hashes of different keys may occur.
+Both backends implement it (`state/local.py`: Arrow runs; `state/rocksdb.py`), and so do states that exist only in
+memory. A reader is bound to a batch time: rows with a TTL that has run out by then are not there, whether or not they
+are still stored. Keys are always given as hashes, sorted, with the key columns beside them; equal hashes of different
+keys may occur.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ __all__ = ["StateReader"]
 class StateReader(Protocol):
     """A version of a shard's states, read-only.
 
-    What is read stays valid after the version's files are gone. No method keeps more in private memory than what it returns
-    and a constant; nothing of the state is loaded that is not asked for.
+    What is read stays valid after the version's files are gone. No method keeps more in private memory than what it
+    returns and a constant; nothing of the state is loaded that is not asked for.
     """
 
     def whole(self, state: str) -> pa.RecordBatch:
-        """All live rows of a state, sorted, each identity once: in private memory, so only where there is no other way."""
+        """All live rows of a state, sorted, each identity once: in private memory, so only where there is no other
+        way."""
         ...
 
     def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
@@ -36,8 +38,8 @@ class StateReader(Protocol):
             keys: the wanted keys' columns.
 
         Returns:
-            Which keys have a live value, and the value columns (the time column last, if the state has one), one row per
-            wanted key, null where there is none.
+            Which keys have a live value, and the value columns (the time column last, if the state has one), one row
+            per wanted key, null where there is none.
         """
         ...
 
@@ -57,14 +59,16 @@ class StateReader(Protocol):
         ...
 
     def entry_bounds(self, state: str, hashes: Hashes) -> Positions:
-        """Entries layout: of each hash an upper bound of the stored rows. Cheap: nothing but hashes is read. 0 is certain."""
+        """Entries layout: of each hash an upper bound of the stored rows. Cheap: nothing but hashes is read. 0 is
+        certain."""
         ...
 
     def read_entries(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[pa.RecordBatch, Positions]:
         """Entries layout: all live entries of some keys, in memory.
 
         Returns:
-            A batch of the state's schema, key after key as given and in order of `entry` within one; and `len(keys) + 1`
+            A batch of the state's schema, key after key as given and in order of `entry` within one; and `len(keys) +
+            1`
             offsets: key number k has the rows from offsets[k] up to (without) offsets[k + 1].
         """
         ...
@@ -98,7 +102,7 @@ class StateReader(Protocol):
         """This state with changes on top, in memory.
 
         Args:
-            due_taken: per state the bound up to which the epoch has taken what was due here; `due` and `next_due` of the result
-                pass over it, but not over rows of `changes`.
+            due_taken: per state the bound up to which the epoch has taken what was due here; `due` and `next_due` of
+                the result pass over it, but not over rows of `changes`.
         """
         ...

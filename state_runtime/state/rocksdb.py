@@ -5,23 +5,23 @@
             version.json    the version's files with size and digest, its parent, its states
             db/             a RocksDB database: CURRENT, MANIFEST, *.sst
 
-For states that are much larger than what an epoch touches, and that do not fit the page cache: a look-up reads a few blocks,
-an epoch writes what it changed and a share of compaction. The Arrow backend (state/local.py) is quicker where most of the
-state is in memory. Both promise the same (state/backend.py) and exchange Arrow batches with the rest.
+For states that are much larger than what an epoch touches, and that do not fit the page cache: a look-up reads a few
+blocks, an epoch writes what it changed and a share of compaction. The Arrow backend (state/local.py) is quicker where
+most of the state is in memory. Both promise the same (state/backend.py) and exchange Arrow batches with the rest.
 
-A version never changes. The next one begins as hard links to its table files, which RocksDB never alters, and copies of the
-two small files that it does; it is opened, changed, flushed, compacted, closed, described and renamed to its final name. A
-crash leaves a folder under another name.
+A version never changes. The next one begins as hard links to its table files, which RocksDB never alters, and copies of
+the two small files that it does; it is opened, changed, flushed, compacted, closed, described and renamed to its final
+name. A crash leaves a folder under another name.
 
 Keys, big-endian, so that a scan is in order:
 
     rows     2·state, key hash (8), length of the key (4), key, and in the entries layout: entry (8), entry columns
     by time  2·state + 1, due (8, sign bit flipped), and the row's key from its hash on; no value
 
-Key and entry columns are rows of `RowCodec` in canonical form: equal keys have equal bytes, so keys whose hashes collide are
-told apart by RocksDB itself, and no key's rows begin with another key. A value is a row of the time, if the state has one,
-and the value columns. An entry of the index by time is only believed if the row says so too: a row that is overwritten or
-removed leaves its entry behind, until the time has come.
+Key and entry columns are rows of `RowCodec` in canonical form: equal keys have equal bytes, so keys whose hashes
+collide are told apart by RocksDB itself, and no key's rows begin with another key. A value is a row of the time, if the
+state has one, and the value columns. An entry of the index by time is only believed if the row says so too: a row that
+is overwritten or removed leaves its entry behind, until the time has come.
 
 Rows that have expired are hidden from readers, and removed by a sweep over a bounded number of rows per epoch.
 """
@@ -54,8 +54,8 @@ from rocksdict import (
     WriteOptions,
 )
 
-from state_runtime.clock import Clock
-from state_runtime.errors import check
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import check
 from state_runtime.state.backend import (
     NO_STAMP,
     Adopted,
@@ -97,8 +97,8 @@ _ID = re.compile(r"[0-9a-f]{16}\Z")
 _FOLDER = re.compile(r"([0-9a-f]{16})\.rocksdb\Z")
 _SCRATCH = re.compile(r"\.new-[0-9a-f]{16}(?:-[0-9]+)?\Z")
 _DB_FILE = re.compile(r"(?:CURRENT|MANIFEST-[0-9]{6,20}|[0-9]{6,20}\.sst)\Z")
-# rocksdict notes raw mode here, and writes the same again, in place, whenever a database is opened: another attempt may see
-# any beginning of it. Other text could change how keys are read.
+# rocksdict notes raw mode here, and writes the same again, in place, whenever a database is opened: another attempt may
+# see any beginning of it. Other text could change how keys are read.
 _CONFIG = "rocksdict-config.json"
 _DESCRIPTION = "version.json"
 _DESCRIPTION_BYTES_MAX = 1 << 22
@@ -159,7 +159,8 @@ class _Version:
 class RocksShard:
     """The versions of one shard of one operator: a `ShardStore`.
 
-    Several attempts of a task, also of different drivers, may use the folder at once: every version is written by one attempt
+    Several attempts of a task, also of different drivers, may use the folder at once: every version is written by one
+        attempt
     in a folder of its own, and `prune` only removes what is older, or what was abandoned an hour ago.
     """
 
@@ -240,7 +241,8 @@ class RocksShard:
     ) -> RocksReader:
         """A new database, or one that begins with another's tables: see `ShardStore.write_restored`.
 
-        At most one is taken over, with the same ranges of every state: two databases cannot be put into one. What it holds
+        At most one is taken over, with the same ranges of every state: two databases cannot be put into one. What it
+            holds
         outside of the ranges is removed, a range at a time. Without one, what is removed or has expired is not written.
         """
         check(not below, "a database has no runs to lay anything below")
@@ -516,7 +518,8 @@ class RocksReader:
         return batch.take(pa.array(order))
 
     def next_due(self, state: str, after_ms: int | None = None) -> int | None:
-        """See `StateReader.next_due`. Looks past rows that were removed since, but not past more than a few thousand."""
+        """See `StateReader.next_due`. Looks past rows that were removed since, but not past more than a few
+        thousand."""
         codec = self.codecs[state]
         looked_at, last = 0, None
         start = codec.due_prefix if after_ms is None else codec.due_bound(after_ms)
@@ -536,7 +539,8 @@ class RocksReader:
     def read_range(self, state: str, low: int, high: int, rows_max: int) -> Iterator[pa.RecordBatch]:
         """The rows in a closed range of hashes, sorted by (hash, entry), so many at a time; expired ones are left out.
 
-        Different keys of one hash are in order of their bytes, so their entries are sorted here: rows of one hash come together.
+        Different keys of one hash are in order of their bytes, so their entries are sorted here: rows of one hash come
+            together.
         """
         codec = self.codecs[state]
         start = codec.row_prefix + low.to_bytes(8, "big")
@@ -575,7 +579,8 @@ class RocksReader:
         return [], ""
 
     def _due_rows(self, codec: _StateCodec, entries: list[bytes]) -> tuple[pa.RecordBatch, Positions]:
-        """The rows that some entries of the index by time stand for, if they are still due then; and all the entries' times."""
+        """The rows that some entries of the index by time stand for, if they are still due then; and all the entries'
+        times."""
         with _reading(self.folder):
             index = pa.array(entries, pa.large_binary())
             due = (numbers_of_rows(index, 2, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
@@ -760,7 +765,8 @@ def _apply(db: Rdict, codec: _StateCodec, changes: pa.RecordBatch) -> None:
 def _keep_ranges(db: Rdict, codec: _StateCodec, ranges: Sequence[tuple[int, int]]) -> None:
     """Remove the rows outside of some closed ranges of hashes, which are in order.
 
-    The index by time is in no order of hashes; of a row that is gone its entry is not believed, and goes when its time has come.
+    The index by time is in no order of hashes; of a row that is gone its entry is not believed, and goes when its time
+    has come.
     """
     begin = codec.row_prefix
     for low, high in ranges:
@@ -790,7 +796,8 @@ def _settle(db: Rdict) -> None:
     """Write out what is in memory, and wait for the compaction that is under way.
 
     Closing a database cancels its compactions, so that one which takes longer than an epoch would never end. A manual
-    compaction is exclusive: it begins when those under way have ended, and none begins before it. That of a family which
+    compaction is exclusive: it begins when those under way have ended, and none begins before it. That of a family
+        which
     holds one key does nothing else.
     """
     db.flush()

@@ -3,8 +3,8 @@
 A row of some columns is
 
     nulls    one bit per column, 1 is null; a null's bytes below are zero
-    numbers  of each column its little-endian bytes if its type has a fixed width, else the length of its bytes (4 bytes)
-    bytes    of each column of no fixed width, one after the other
+    numbers  of each column its little-endian bytes if its type has a fixed width, else the length of its bytes (4
+    bytes) bytes    of each column of no fixed width, one after the other
 
     string, binary   the bytes themselves
     struct           a row of its fields
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.errors import InvalidData, check
+from state_runtime.base.errors import InvalidData, check
 
 __all__ = ["RowCodec", "binary_of_bytes", "bytes_of_rows", "join_binary", "numbers_of_rows", "pieces_of_rows"]
 
@@ -41,7 +41,8 @@ class RowCodec:
 
     Args:
         types: of the columns.
-        canonical: equal keys get equal bytes, under Spark's grouping equality: -0.0 becomes 0.0, and every NaN the same.
+        canonical: equal keys get equal bytes, under Spark's grouping equality: -0.0 becomes 0.0, and every NaN the
+            same.
 
     Raises:
         InvalidData: a type cannot be stored.
@@ -194,7 +195,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _elements_of(column: pa.Array) -> tuple[Places, list[pa.Array]]:
-    """Of lists and maps how many elements each has, and all elements: one column, of maps one of keys and one of values."""
+    """Of lists and maps how many elements each has, and all elements: one column, of maps one of keys and one of
+    values."""
     offset_type = np.int64 if pa.types.is_large_list(column.type) else np.int32
     ends = np.frombuffer(column.buffers()[1], dtype=offset_type) if len(column) else np.zeros(1, dtype=offset_type)
     places: Places = ends[column.offset : column.offset + len(column) + 1].astype(np.int64)

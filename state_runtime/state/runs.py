@@ -1,13 +1,13 @@
 """How the local runs of one state are laid out and merged a bounded piece at a time; pure.
 
 A *run* is sorted by key hash; newer runs hide older ones. It consists of one or more files (*pieces*) with ascending,
-disjoint hash ranges. A *merge* turns several neighbouring runs into one, over several epochs: each epoch takes the next hash
-range of all inputs, writes one more piece of the output, and raises the inputs' lower bound. So at any moment the output
-holds the hashes below the bound, the inputs those above it, a look-up needs no special case, and no epoch pays for a full
-rewrite, however large the state is.
+disjoint hash ranges. A *merge* turns several neighbouring runs into one, over several epochs: each epoch takes the next
+hash range of all inputs, writes one more piece of the output, and raises the inputs' lower bound. So at any moment the
+output holds the hashes below the bound, the inputs those above it, a look-up needs no special case, and no epoch pays
+for a full rewrite, however large the state is.
 
-Several merges may be under way, over different runs: the newest (smallest) is served first, so that small ones need not wait
-for a large one.
+Several merges may be under way, over different runs: the newest (smallest) is served first, so that small ones need not
+wait for a large one.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RunFile:
         digest: SHA-256 of its bytes, by which the primary store knows it; "" as long as nobody stores it there.
         low, high: only rows with a hash in this closed range count: a file that was taken over from a shard of another
             parallelism may hold others.
-        check: XXH3-128 of its bytes, compared several times as fast. It tells what a disk does to a file; whoever writes the
-            file could make it fit. "" in files of versions before this one, which have a digest.
+        check: XXH3-128 of its bytes, compared several times as fast. It tells what a disk does to a file; whoever
+            writes the file could make it fit. "" in files of versions before this one, which have a digest.
     """
 
     file: str
@@ -62,7 +62,8 @@ class Run:
     """Pieces in ascending hash order; rows with a hash below `low` have moved to the output of a merge.
 
     Attributes:
-        taken_ms: of a state with an index by time: rows due by then were handled by an earlier epoch; None is nothing yet.
+        taken_ms: of a state with an index by time: rows due by then were handled by an earlier epoch; None is nothing
+            yet.
     """
 
     pieces: tuple[RunFile, ...] = ()
@@ -121,7 +122,8 @@ def side_by_side(columns: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
         columns: per shard its runs, newest first; the shards in ascending order of their disjoint hash ranges.
 
     Returns:
-        Runs, newest first. Which of two shards is older does not matter, because no row of one hides a row of the other.
+        Runs, newest first. Which of two shards is older does not matter, because no row of one hides a row of the
+        other.
     """
     depth = max((len(column) for column in columns), default=0)
     runs = []
@@ -156,8 +158,10 @@ def start_merge(layout: Layout, runs_max: int) -> Layout:
 def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:
     """How many of the newest runs to merge into one (1: none).
 
-    Tiered: nothing while there are at most `runs_max` runs. Then the newer half is merged, and as long as the next older
-    run is not larger than twice what is merged already, it is taken along: so from 4 runs on each row is rewritten about
+    Tiered: nothing while there are at most `runs_max` runs. Then the newer half is merged, and as long as the next
+        older
+    run is not larger than twice what is merged already, it is taken along: so from 4 runs on each row is rewritten
+        about
     log2(state / epoch) times over its life (twice that at worst), and small states stay in one or two runs.
     """
     if len(rows_newest_first) <= runs_max:
@@ -173,7 +177,8 @@ def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:
 def budget_rows(layout: Layout, changed_rows: int, runs_max: int, rows_min: int = BUDGET_ROWS_MIN) -> int:
     """How many rows this epoch may read for merges."""
     total = sum(run.rows for run in layout.runs)
-    # Tiered merging rewrites a row about log2(state / epoch) times over its life, at most; half of it is the usual case.
+    # Tiered merging rewrites a row about log2(state / epoch) times over its life, at most; half of it is the usual
+    # case.
     rewrites = 2 + math.log2(1 + total / max(1, changed_rows)) / 2
     budget = max(rows_min, rewrites * changed_rows, total / _PIECES_PER_RUN_MAX)
     # Merges that fall behind are caught up with, rather than runs piling up without end.

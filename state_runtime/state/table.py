@@ -14,14 +14,16 @@ A batch of a state has the columns
 A state has `expires` or `due` or neither. There are two layouts:
 
 - *value*: one row per key.
-- *entries* (lists, maps, timers, windows, buffered rows): many rows per key, sorted by (key_hash, entry). The identity of a
-  row is its key, `entry` and the entry columns. `entry` orders the rows of a key: of a list it is the place (epoch in the
+- *entries* (lists, maps, timers, windows, buffered rows): many rows per key, sorted by (key_hash, entry). The identity
+  of a
+  row is its key, `entry` and the entry columns. `entry` orders the rows of a key: of a list it is the place (epoch in
+      the
   high bits, so that appending needs no look at what is there), of a map xxhash64 of the map key, of a timer its time
   (`entry_of_time`). `entry` 0 with `deleted` is a *clear marker*: it hides every row of its key in older batches, and
   nothing in its own batch, where it comes first. No other row has entry 0.
 
-A batch holds each identity once. Look-up is a binary search of sorted hashes, followed by a comparison of the real keys,
-because hashes collide. Equality is Spark's grouping equality: null equals null, NaN equals NaN, 0.0 equals -0.0.
+A batch holds each identity once. Look-up is a binary search of sorted hashes, followed by a comparison of the real
+keys, because hashes collide. Equality is Spark's grouping equality: null equals null, NaN equals NaN, 0.0 equals -0.0.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.errors import CorruptSegment, check
-from state_runtime.limits import KEY_GROUP_BITS, MAX_PARALLELISM
+from state_runtime.base.errors import CorruptSegment, check
+from state_runtime.base.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 
 __all__ = [
     "CLEAR_MARKER",
@@ -383,7 +385,8 @@ def lookup_entries(
         keys, entries, entry_columns: the rest of the wanted rows' identity.
 
     Returns:
-        One position per wanted row, -1 where the run does not have it; and whether the run has a clear marker of its key.
+        One position per wanted row, -1 where the run does not have it; and whether the run has a clear marker of its
+        key.
     """
     stored, stored_entries = hashes_of(run), entries_of(run)
     starts, wanted = _search_hashes(stored, hashes)
@@ -481,14 +484,14 @@ def fold(
 ) -> pa.RecordBatch:
     """Merge sorted batches; of each identity the newest row stays.
 
-    A clear marker hides its key's rows in older batches, and of several the newest stays, so that the result does to batches
-    older than all of these what they did.
+    A clear marker hides its key's rows in older batches, and of several the newest stays, so that the result does to
+    batches older than all of these what they did.
 
     Args:
         newest_first: batches of one state; the same identity in an earlier one wins.
         drop_deleted: also remove tombstones and clear markers: right only if nothing older lies below the result.
-        now_ms: with `drop_deleted`, also remove rows that have expired by this batch time. (Without it they must stay, for
-            they hide older ones.)
+        now_ms: with `drop_deleted`, also remove rows that have expired by this batch time. (Without it they must stay,
+            for they hide older ones.)
     """
     batches = [b for b in newest_first if b.num_rows]
     if not batches:
@@ -538,7 +541,8 @@ def _newest_values(merged: pa.RecordBatch, schema: StateSchema) -> Positions:
 
 
 def _newest_entries(merged: pa.RecordBatch, schema: StateSchema, counts: Sequence[int]) -> Positions:
-    """Of batches in the entries layout, oldest first, where each identity's newest row is that no clear marker hides, in order.
+    """Of batches in the entries layout, oldest first, where each identity's newest row is that no clear marker hides,
+    in order.
 
     Args:
         counts: rows of each batch.
@@ -564,7 +568,8 @@ def _newest_entries(merged: pa.RecordBatch, schema: StateSchema, counts: Sequenc
 
 
 def _entry_order(hashes: Hashes, entries: Hashes) -> tuple[Positions, Positions]:
-    """The stable permutation that sorts by (hash, entry), and the places in it after which the same pair comes again."""
+    """The stable permutation that sorts by (hash, entry), and the places in it after which the same pair comes
+    again."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     # Entries matter only where a hash comes again.
@@ -588,8 +593,8 @@ def _entry_order(hashes: Hashes, entries: Hashes) -> tuple[Positions, Positions]
 def _order_by_entry(hashes: Hashes, entries: Hashes) -> Positions:
     """The stable permutation that sorts rows by entry within those of one hash, which stand together already.
 
-    The hash's number and the entry are sorted as one number: ten times as fast as numpy's lexicographic sort. Of entries that are
-    hashes the low bits do not fit beside it; they are looked at only where the rest did not decide.
+    The hash's number and the entry are sorted as one number: ten times as fast as numpy's lexicographic sort. Of
+    entries that are hashes the low bits do not fit beside it; they are looked at only where the rest did not decide.
     """
     above_least = entries - entries.min()
     groups = np.concatenate(([0], np.cumsum(hashes[1:] != hashes[:-1])))
@@ -633,8 +638,8 @@ _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether every stored value of a type can be read as another: equal, a wider integer or decimal, float as double.
 
-    Of structs fields may come (null in what is stored), go and widen; what lists hold may widen, and the values of maps.
-    Whether something inside may be null is no difference.
+    Of structs fields may come (null in what is stored), go and widen; what lists hold may widen, and the values of
+    maps. Whether something inside may be null is no difference.
     """
     if old == new:
         return True
@@ -654,16 +659,19 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
 def adapt(
     batch: pa.RecordBatch, schema: StateSchema, defaults: Mapping[str, pa.Scalar] | None = None
 ) -> pa.RecordBatch:
-    """A batch that was stored with an older schema of the same state, in the schema of today; the same batch if they agree.
+    """A batch that was stored with an older schema of the same state, in the schema of today; the same batch if they
+    agree.
 
-    Value columns are matched by name: added ones are null or have their default, dropped ones are left out, the others are
+    Value columns are matched by name: added ones are null or have their default, dropped ones are left out, the others
+        are
     brought into order and widened (`widens`).
 
     Args:
         defaults: values of added columns, without prefix; tombstones stay null.
 
     Raises:
-        CorruptSegment: keys, entry columns, time or a value column are of other types, which is no evolution of this state.
+        CorruptSegment: keys, entry columns, time or a value column are of other types, which is no evolution of this
+            state.
         ValueError: a default is no value of its column.
     """
     if batch.schema.equals(schema.arrow):

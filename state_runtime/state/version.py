@@ -1,10 +1,10 @@
 """A version of a shard's states, open for reading: sorted runs, newest first, and what may lie below them.
 
-The runs are Arrow batches, most of them mapped files. Every method asks each run once for all keys, newest first; a row is
-hidden by a newer row of its identity, by a clear marker of its key in a newer run, and once it has expired.
+The runs are Arrow batches, most of them mapped files. Every method asks each run once for all keys, newest first; a row
+is hidden by a newer row of its identity, by a clear marker of its key in a newer run, and once it has expired.
 
-Below the runs there may be a *bottom*: any other `StateReader`, older than every run. So a backend that is not made of runs
-gets `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of(self, changes, schemas, now_ms)`.
+Below the runs there may be a *bottom*: any other `StateReader`, older than every run. So a backend that is not made of
+runs gets `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of(self, changes, schemas, now_ms)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.errors import check
+from state_runtime.base.errors import check
 from state_runtime.state.reader import StateReader
 from state_runtime.state.runs import Layout, Run, RunFile, add_run
 from state_runtime.state.table import (
@@ -113,8 +113,8 @@ class _Piece:
 
     Attributes:
         age: of the run; the newest has the lowest.
-        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on. (What lies behind it
-            belongs to another shard, see `RunFile`.)
+        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on. (What lies
+            behind it belongs to another shard, see `RunFile`.)
         taken_ms: rows due by then were handled by an earlier epoch.
     """
 
@@ -138,8 +138,8 @@ class _Piece:
         """Look rows up; there is at least one.
 
         Returns:
-            The position of each in the batch, -1 where it is not there; and whether the search for it is over, because it was
-            found or its key was cleared.
+            The position of each in the batch, -1 where it is not there; and whether the search for it is over, because
+            it was found or its key was cleared.
         """
         if wanted.entries is None:
             at = lookup(self.batch, schema, wanted.hashes, wanted.keys)
@@ -163,7 +163,8 @@ class _Piece:
 
 
 class OpenVersion:
-    """A version's runs, ready for look-up: a `StateReader`. Values of mapped batches stay valid after files are unlinked.
+    """A version's runs, ready for look-up: a `StateReader`. Values of mapped batches stay valid after files are
+    unlinked.
 
     Attributes:
         version: what it consists of; in memory only, the id may be any.
@@ -221,8 +222,8 @@ class OpenVersion:
     ) -> OpenVersion:
         """Changes in memory on top of any reader; see `StateReader.overlaid`.
 
-        Of `next_due` the bottom's bound is taken as it is, even where the changes remove that row; only what was taken is
-        passed over.
+        Of `next_due` the bottom's bound is taken as it is, even where the changes remove that row; only what was taken
+        is passed over.
         """
         above = OpenVersion(*_in_memory("", changes), schemas, now_ms, bottom)
         above._taken_below = due_taken or {}
@@ -247,7 +248,8 @@ class OpenVersion:
         return above
 
     def batches(self, state: str) -> list[pa.RecordBatch]:
-        """The batches of a state's runs, newest first; those of one run have disjoint hash ranges. Without the bottom."""
+        """The batches of a state's runs, newest first; those of one run have disjoint hash ranges. Without the
+        bottom."""
         return [piece.batch for piece in self._pieces_of(state)]
 
     def whole(self, state: str) -> pa.RecordBatch:
@@ -451,7 +453,8 @@ class OpenVersion:
         return int(due[order[place]]) if place < len(order) else None
 
     def _not_superseded(self, state: str, rows: pa.RecordBatch, age: int | None) -> pa.RecordBatch:
-        """Those rows of a run of some age (None is the bottom) that no newer run removes or replaces; sorted by hash."""
+        """Those rows of a run of some age (None is the bottom) that no newer run removes or replaces; sorted by
+        hash."""
         schema = self._schemas[state]
         newer = [piece for piece in self._pieces_of(state) if age is None or piece.age < age]
         if rows.num_rows == 0 or not newer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
 from state_runtime.store.options import StoreOptions
@@ -48,12 +48,12 @@ _CONDITIONAL = {
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
     """Open the folder at `url`: a path, `file:///path`, `memory://name`, or an object store's URL.
 
-    Opening asks no store. Credentials come from `storage_options` (`store/options.py` has their names) or the environment, never
-    from the URL. Of a local folder only `single_writer` counts.
+    Opening asks no store. Credentials come from `storage_options` (`store/options.py` has their names) or the
+    environment, never from the URL. Of a local folder only `single_writer` counts.
 
     Raises:
-        InvalidConfiguration: unknown scheme, credentials inside the URL, no bucket, wrong options, or the library of the scheme is not
-            installed.
+        InvalidConfiguration: unknown scheme, credentials inside the URL, no bucket, wrong options, or the library of
+            the scheme is not installed.
     """
     if "://" not in url:
         return LocalStore(Path(url).expanduser().absolute(), single_writer=_single_writer(storage_options))
@@ -105,9 +105,11 @@ def _file_system(scheme: str, options: StoreOptions, shown: str) -> Any:
 
 
 def shared_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """`open_store`, once per process and place: making a client of an object store takes a tenth of a second and megabytes.
+    """`open_store`, once per process and place: making a client of an object store takes a tenth of a second and
+    megabytes.
 
-    For tasks, of which a worker process runs thousands. A process that was forked makes its own: connections cannot be shared.
+    For tasks, of which a worker process runs thousands. A process that was forked makes its own: connections cannot be
+        shared.
 
     Raises:
         InvalidConfiguration: see `open_store`.

@@ -18,10 +18,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
-from state_runtime.limits import KIB, MIB, READ_BACK_ATTEMPTS_MAX
-from state_runtime.snapshot.paths import check_relative_path
+from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
+from state_runtime.base.limits import KIB, MIB, READ_BACK_ATTEMPTS_MAX
 from state_runtime.store.options import StoreOptions
+from state_runtime.store.paths import check_relative_path
 from state_runtime.store.port import Created, Store, StoredObject, probe_name, warn_single_writer
 
 __all__ = ["FsspecStore"]
@@ -74,7 +74,8 @@ class FsspecStore(Store):
     def create(self, path: str, body: bytes) -> Created:
         if not self._options.single_writer:
             return self._create(path, body)
-        # Without the store's help: look, write, look again. What another writer did before or after is seen; what it does in between is not.
+        # Without the store's help: look, write, look again. What another writer did before or after is seen; what it
+        # does in between is not.
         found = self._reads_as(path, body)
         if found is None:
             created = self._create(path, body)
@@ -137,13 +138,14 @@ class FsspecStore(Store):
         mode = {"mode": "create"} if conditional else {}
         try:
             with self._one_at_a_time():
-                self._fs.pipe_file(self._at(path), body, **mode, **self._limit(len(body)))
+                self._fs.pipe_file(self.at(path), body, **mode, **self._limit(len(body)))
         except OSError as error:
             if error.errno not in _NOT_IMPLEMENTED or not conditional:
                 raise
             if not self._options.single_writer:
                 raise StoreNotCapable(
-                    f"{self.url} refuses conditional writes ({self._options.redact(str(error))}); use a store that has them, or "
+                    f"{self.url} refuses conditional writes ({self._options.redact(str(error))}); use a store that has "
+                    "them, or "
                     "declare `single_writer: true` if nothing else ever writes to this job"
                 ) from self._shown_cause(error)
             self._write_once(path, body, conditional=False)
@@ -173,7 +175,7 @@ class FsspecStore(Store):
 
         def attempt() -> bool:
             try:
-                self._fs.pipe_file(self._at(name), b"second", mode="create", **self._limit(0))
+                self._fs.pipe_file(self.at(name), b"second", mode="create", **self._limit(0))
             except FileExistsError:
                 return True
             except OSError as error:
@@ -188,15 +190,15 @@ class FsspecStore(Store):
             self.delete(name)
 
     def put(self, path: str, body: bytes) -> None:
-        at, limit = self._at(path), self._limit(len(body))
+        at, limit = self.at(path), self._limit(len(body))
         self._retried("write", path, lambda: self._fs.pipe_file(at, body, **limit), missing_is_an_answer=False)
 
     def put_file(self, local: Path, path: str) -> None:
-        at = self._at(path)
+        at = self.at(path)
         self._retried("write", path, lambda: self._fs.put_file(str(local), at), missing_is_an_answer=not local.exists())
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        at = self._at(path)
+        at = self.at(path)
         if bytes_max <= _READ_AT_ONCE_MAX:
             # One request that asks for a byte too many, instead of one for the size and one for the bytes.
             body = self._read_at_most("read", path, bytes_max + 1)
@@ -214,7 +216,7 @@ class FsspecStore(Store):
 
     def _range(self, path: str, start: int, end: int) -> bytes:
         """What an object has of a range."""
-        at = self._at(path)
+        at = self.at(path)
         try:
             return bytes(self._fs.cat_file(at, start=start, end=end, **self._limit(end - start)))
         except Exception as error:
@@ -224,7 +226,7 @@ class FsspecStore(Store):
             return b""
 
     def get_file(self, path: str, local: Path) -> None:
-        self._retried("read", path, lambda: self._fs.get_file(self._at(path), str(local)))
+        self._retried("read", path, lambda: self._fs.get_file(self.at(path), str(local)))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         body = self._retried("read", path, lambda: self._range(path, offset, offset + length))
@@ -233,10 +235,10 @@ class FsspecStore(Store):
         return body
 
     def size(self, path: str) -> int:
-        return self._retried("look at", path, lambda: int(self._fs.info(self._at(path), **self._limit(0))["size"]))
+        return self._retried("look at", path, lambda: int(self._fs.info(self.at(path), **self._limit(0))["size"]))
 
     def list_names(self, path: str) -> list[str]:
-        at = self._at(path) if path else self._root
+        at = self.at(path) if path else self._root
         try:
             found = self._retried("list", path, lambda: self._fs.ls(at, detail=False))
         except FileNotFoundError:
@@ -245,7 +247,7 @@ class FsspecStore(Store):
 
     def list_objects(self, path: str) -> Iterator[StoredObject]:
         # One level at a time: a listing of everything at once would hold millions of entries.
-        folders = [self._at(path) if path else self._root]
+        folders = [self.at(path) if path else self._root]
         while folders:
             at = folders.pop()
             try:
@@ -268,9 +270,10 @@ class FsspecStore(Store):
         """`copy` from a store of the same system (`is_of_one_system_with`).
 
         Args:
-            size: of the object, if the caller has looked: a store that copies large objects in parts need not look again.
+            size: of the object, if the caller has looked: a store that copies large objects in parts need not look
+                again.
         """
-        self._retried("copy", source, lambda: self._fs.cp_file(other._at(source), self._at(target)))
+        self._retried("copy", source, lambda: self._fs.cp_file(other.at(source), self.at(target)))
 
     def is_of_one_system_with(self, other: FsspecStore) -> bool:
         """Whether the system behind both can copy from one to the other: same library, endpoint and account."""
@@ -287,12 +290,12 @@ class FsspecStore(Store):
 
     def delete(self, path: str) -> None:
         try:
-            self._retried("delete", path, lambda: self._fs.rm_file(self._at(path), **self._limit(0)))
+            self._retried("delete", path, lambda: self._fs.rm_file(self.at(path), **self._limit(0)))
         except FileNotFoundError:
             return
 
     def child(self, name: str) -> FsspecStore:
-        at = self._at(name)
+        at = self.at(name)
         return FsspecStore(
             self._fs,
             at,
@@ -304,7 +307,8 @@ class FsspecStore(Store):
     def uri(self, path: str) -> str:
         return f"{self._shown}/{path}" if path else self._shown
 
-    def _at(self, path: str) -> str:
+    def at(self, path: str) -> str:
+        """Where an object lies, as the file system names it."""
         return f"{self._root}/{check_relative_path(path)}"
 
     def _limit(self, size: int) -> dict[str, float]:
@@ -312,7 +316,8 @@ class FsspecStore(Store):
         return {"timeout": _CALL_S + size / _BYTES_PER_S} if self._is_async else {}
 
     def _retried(self, verb: str, path: str, call: Callable[[], T], *, missing_is_an_answer: bool = True) -> T:
-        """Bounded retries with jitter. A missing object is an answer, not a fault; of what cannot be missing it means the bucket."""
+        """Bounded retries with jitter. A missing object is an answer, not a fault; of what cannot be missing it means
+        the bucket."""
 
         def attempt() -> T:
             try:
@@ -345,7 +350,8 @@ class FsspecStore(Store):
         what = f"cannot {verb} {path or 'the root'} in {self.url}: {said}. "
         if type(error).__name__ in _NO_CREDENTIALS:
             return StoreRefused(
-                f"{what}No credentials were found: give storage_options `key` and `secret`, name a `storage_profile`, set "
+                f"{what}No credentials were found: give storage_options `key` and `secret`, name a `storage_profile`, "
+                "set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
             )
         if isinstance(error, FileNotFoundError):

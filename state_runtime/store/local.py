@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from state_runtime.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.limits import MIB
-from state_runtime.snapshot.paths import check_relative_path
+from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.limits import MIB
+from state_runtime.store.paths import check_relative_path
 from state_runtime.store.port import Created, Store, StoredObject, warn_single_writer
 
 __all__ = ["LocalStore"]
@@ -23,7 +23,8 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 # Nothing passes by waiting here.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR}
 _TEMPORARY = ".tmp-"
-# Large files go to the disk piece by piece: whoever syncs a small one meanwhile (a checkpoint beside a fold) waits for a piece.
+# Large files go to the disk piece by piece: whoever syncs a small one meanwhile (a checkpoint beside a fold) waits for
+# a piece.
 _SYNC_BYTES = MIB
 
 
@@ -31,7 +32,8 @@ class LocalStore(Store):
     """See `Store`. `root` need not exist; folders are made by the first write.
 
     Args:
-        single_writer: on a file system without hard links, look whether the name is free and then rename, instead of refusing it.
+        single_writer: on a file system without hard links, look whether the name is free and then rename, instead of
+            refusing it.
     """
 
     def __init__(self, root: Path, *, single_writer: bool = False) -> None:
@@ -59,8 +61,10 @@ class LocalStore(Store):
                     raise
                 if not self._single_writer:
                     raise StoreNotCapable(
-                        f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear there "
-                        "complete and only once. Use another file system or an object store, or declare `single_writer: true` "
+                        f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear "
+                        "there "
+                        "complete and only once. Use another file system or an object store, or declare "
+                        "`single_writer: true` "
                         "if nothing else ever writes to this job"
                     ) from error
                 self._no_links = True

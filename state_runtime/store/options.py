@@ -1,20 +1,24 @@
 """How a store is reached: storage options as people write them, checked once, and never shown.
 
-Options come as a mapping (`storage_options` of a job, a sink, a command), with the names that the store's library has. For S3 a
-few are added that every installation needs and s3fs hides in nested dictionaries:
+Options come as a mapping (`storage_options` of a job, a sink, a command), with the names that the store's library has.
+For S3 a few are added that every installation needs and s3fs hides in nested dictionaries:
 
-    profile                      a profile of the AWS configuration (credentials, region, endpoint); `storage_profile` in stillstate.yaml
+    profile                      a profile of the AWS configuration (credentials, region, endpoint); `storage_profile`
+                                 in stillstate.yaml
     endpoint_url                 another server than AWS
     region                       its region
-    path_style                   true: http://server/bucket/key; false: http://bucket.server/key; default: the first with an endpoint_url
+    path_style                   true: http://server/bucket/key; false: http://bucket.server/key; default: the first
+                                 with an endpoint_url
     connect_timeout_s, read_timeout_s, attempts_max, connections_max
 
 and for every store
 
-    single_writer                true: this job has one writer at a time, and somebody else sees to it (docs/design/0021-s3-and-fencing.md)
+    single_writer                true: this job has one writer at a time, and somebody else sees to it
+                                 (docs/design/0021-s3-and-fencing.md)
 
-What is not given comes from the environment, as botocore documents it: AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL_S3, roles
-of the machine. A name that the library does not know is refused: s3fs would pass over a misspelt `endpoint` and ask AWS.
+What is not given comes from the environment, as botocore documents it: AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION,
+AWS_ENDPOINT_URL_S3, roles of the machine. A name that the library does not know is refused: s3fs would pass over a
+misspelt `endpoint` and ask AWS.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 
 __all__ = ["StoreOptions"]
 
@@ -39,7 +43,8 @@ SECRET_CHARS_MIN: Final = 4  # shorter values (a region, "1") would blank out in
 _SHOWN: Final = frozenset(
     {"region", "path_style", "profile", "connect_timeout_s", "read_timeout_s", "attempts_max", "connections_max"}
     | {"endpoint_url"}  # with credentials inside it is refused
-    | {"single_writer", "anon", "use_ssl", "requester_pays", "max_concurrency", "fixed_upload_size", "local_expiry_check"}
+    | {"single_writer", "anon", "use_ssl", "requester_pays"}
+    | {"max_concurrency", "fixed_upload_size", "local_expiry_check"}
 )  # fmt: skip
 _OURS: Final[Mapping[str, type]] = {
     "region": str,
@@ -51,9 +56,9 @@ _OURS: Final[Mapping[str, type]] = {
     "profile": str,
 }
 
-# One request: a connection within 5 s, and no pause of more than 20 s in an answer. Throttling and 5xx are tried three times by
-# botocore, per request (so one part of a large upload is repeated, not all of it); s3fs's own five attempts on top are switched off, and
-# the store tries a whole operation five times (`FsspecStore`).
+# One request: a connection within 5 s, and no pause of more than 20 s in an answer. Throttling and 5xx are tried three
+# times by botocore, per request (so one part of a large upload is repeated, not all of it); s3fs's own five attempts on
+# top are switched off, and the store tries a whole operation five times (`FsspecStore`).
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 20.0
 ATTEMPTS_MAX: Final = 3
@@ -82,8 +87,8 @@ class StoreOptions:
         """Check options. No I/O but a look at the AWS configuration file if a profile is named.
 
         Raises:
-            InvalidConfiguration: an unknown name, a value of another type, half a pair of credentials, an unknown profile.
-                No message repeats a value that may be secret.
+            InvalidConfiguration: an unknown name, a value of another type, half a pair of credentials, an unknown
+                profile. No message repeats a value that may be secret.
         """
         given = dict(options or {})
         rest = dict(given)
@@ -92,7 +97,8 @@ class StoreOptions:
             rest = _s3(rest)
         elif "profile" in rest and scheme not in ("", "file", "memory"):
             raise InvalidConfiguration(
-                f"storage_profile (option `profile`) names a profile of the AWS configuration, and the store is {scheme}://. "
+                "storage_profile (option `profile`) names a profile of the AWS configuration, and the store is "
+                f"{scheme}://. "
                 "Leave it off, and give the options of the store's own library"
             )
         return StoreOptions(scheme, given, rest, single_writer)
@@ -163,7 +169,8 @@ def _check_credentials(options: Mapping[str, Any], ours: Mapping[str, Any]) -> N
         missing, there = ("secret", "key") if key else ("key", "secret")
         raise InvalidConfiguration(
             f"storage option {missing!r} is missing: {there!r} alone is no credential. "
-            f"Give both, or neither and let AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or the machine's role say it"
+            "Give both, or neither and let AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or the machine's "
+            "role say it"
         )
     if options.get("token") and not key:
         raise InvalidConfiguration("storage option 'token' needs 'key' and 'secret' beside it; give all three, or none")
@@ -191,7 +198,8 @@ def _check_profile(name: str) -> None:
     if name not in known:
         there = f"it has: {', '.join(sorted(known)[:20])}" if known else "it has none"
         raise InvalidConfiguration(
-            f"there is no profile {name[:80]!r} in the AWS configuration (AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE); {there}"
+            f"there is no profile {name[:80]!r} in the AWS configuration (AWS_CONFIG_FILE, "
+            f"AWS_SHARED_CREDENTIALS_FILE); {there}"
         )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from state_runtime.errors import StoreNotCapable
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.errors import StoreNotCapable
+from state_runtime.base.ids import SYSTEM_IDS
 
 __all__ = ["Created", "Store", "StoredObject", "probe_name", "warn_single_writer"]
 
@@ -47,8 +47,9 @@ class StoredObject:
 class Store(ABC):
     """A folder on a durable store.
 
-    Errors are `StoreUnavailable` for faults that may pass, its kind `StoreRefused` for those that do not by waiting, `FileNotFoundError` for a missing object (callers know what
-    it means for them), and `OutcomeUnknown` when a write could not be confirmed either way.
+    Errors are `StoreUnavailable` for faults that may pass, its kind `StoreRefused` for those that do not by waiting,
+    `FileNotFoundError` for a missing object (callers know what it means for them), and `OutcomeUnknown` when a write
+    could not be confirmed either way.
     """
 
     @property
@@ -85,7 +86,8 @@ class Store(ABC):
         """The whole object. `CorruptData` if it is larger than `bytes_max` (not a byte is kept)."""
 
     def get_file(self, path: str, local: Path) -> None:
-        """The whole object into a local file, which is there already and is overwritten; in one read, a block at a time."""
+        """The whole object into a local file, which is there already and is overwritten; in one read, a block at a
+        time."""
         local.write_bytes(self.read(path, self.size(path)))
 
     @abstractmethod
@@ -102,15 +104,18 @@ class Store(ABC):
 
     @abstractmethod
     def list_objects(self, path: str) -> Iterator[StoredObject]:
-        """All objects below a folder ("" is the root), in any order; none if there is no such folder. Page by page: no bound on their number.
+        """All objects below a folder ("" is the root), in any order; none if there is no such folder. Page by page: no
+        bound on their number.
 
         Raises:
-            StoreUnavailable: the listing is not complete, also in its middle: nothing may be concluded from what it gave.
+            StoreUnavailable: the listing is not complete, also in its middle: nothing may be concluded from what it
+                gave.
         """
 
     @abstractmethod
     def copy(self, source: str, target: str) -> None:
-        """Copy an object inside the store, without the bytes passing through here; readers of `target` see all of it or nothing.
+        """Copy an object inside the store, without the bytes passing through here; readers of `target` see all of it or
+        nothing.
 
         Idempotent. Only for immutable objects: where the file system can, both names share their bytes.
 
@@ -157,7 +162,8 @@ class Store(ABC):
     def probe(self) -> None:
         """Check that the store keeps its promises here and now; called once at a run's start. Leaves nothing.
 
-        A name is created twice: the second must be refused, and the first content stay. A listing must show it at once, and
+        A name is created twice: the second must be refused, and the first content stay. A listing must show it at once,
+            and
         say when it was written.
 
         Raises:
@@ -172,7 +178,8 @@ class Store(ABC):
             if not (kept and refused and self.read(name, 1024) == first):
                 raise StoreNotCapable(
                     f"{self.url} does not honour create-if-absent, so two runs could overwrite each other. "
-                    "Use a store with conditional writes (S3, GCS, Azure, a local file system), or declare `single_writer: true` "
+                    "Use a store with conditional writes (S3, GCS, Azure, a local file system), or declare "
+                    "`single_writer: true` "
                     "if nothing else ever writes to this job"
                 )
             self._check_listed(name)
@@ -183,12 +190,14 @@ class Store(ABC):
         listed = self._listed(name)
         if listed is None:
             raise StoreNotCapable(
-                f"a listing of {self.url} does not show an object that was just written there: the newest snapshot would be "
+                f"a listing of {self.url} does not show an object that was just written there: the newest snapshot "
+                "would be "
                 "overlooked. Use a store whose listings are consistent, and no cache in front of it"
             )
         if listed.modified_ms <= 0:
             raise StoreNotCapable(
-                f"listings of {self.url} do not say when an object was written: garbage collection could not tell new from old. "
+                f"listings of {self.url} do not say when an object was written: garbage collection could not tell new "
+                "from old. "
                 "Use another store"
             )
 
@@ -205,7 +214,9 @@ def probe_name() -> str:
 def warn_single_writer(url: str) -> None:
     """Say what a declared single writer is without, on a store that cannot refuse a second one."""
     _LOG.warning(
-        "%s does not honour create-if-absent, and single_writer is declared: names are looked up before they are written, so a run that "
-        "was replaced is found out, but two writers within the same moment are not. See that nothing else starts this job",
+        "%s does not honour create-if-absent, and single_writer is declared: names are looked up before they are "
+        "written, so a run that "
+        "was replaced is found out, but two writers within the same moment are not. See that nothing else starts this "
+        "job",
         url,
     )

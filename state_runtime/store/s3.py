@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from state_runtime.errors import StoreUnavailable
-from state_runtime.limits import MIB
+from state_runtime.base.errors import StoreUnavailable
+from state_runtime.base.limits import MIB
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.port import StoredObject
 
@@ -32,7 +32,7 @@ class S3Store(FsspecStore):
         part_bytes = max(_UPLOAD_PART_BYTES, -(-size // _PARTS_MAX))
         parts = {"chunksize": part_bytes, "max_concurrency": _UPLOAD_PARTS_AT_ONCE}
         try:
-            self._retried("write", path, lambda: self._fs.put_file(str(local), self._at(path), **parts))
+            self._retried("write", path, lambda: self._fs.put_file(str(local), self.at(path), **parts))
         except FileNotFoundError as error:
             # No bucket; or no such upload: it was completed, and the answer was lost.
             if not (self.exists(path) and self.size(path) == size):
@@ -53,7 +53,7 @@ class S3Store(FsspecStore):
             yield from _objects(page, root)
 
     def copy_from(self, other: FsspecStore, source: str, target: str, size: int | None = None) -> None:
-        there, here = other._at(source), self._at(target)
+        there, here = other.at(source), self.at(target)
         known = other.size(source) if size is None else size
         if known <= _COPY_WHOLE_MAX:
             self._retried("copy", source, lambda: self._copy_whole(there, here))
@@ -63,7 +63,7 @@ class S3Store(FsspecStore):
     def child(self, name: str) -> S3Store:
         return S3Store(
             self._fs,
-            self._at(name),
+            self.at(name),
             f"{self._shown}/{name}",
             options=self._options,
             retry_wait_max_s=self._retry_wait_max_s,
@@ -75,7 +75,7 @@ class S3Store(FsspecStore):
         return next((o for page in pages for o in _objects(page, self._prefix("")) if o.path == name), None)
 
     def _prefix(self, path: str) -> str:
-        key = (self._at(path) if path else self._root).partition("/")[2]
+        key = (self.at(path) if path else self._root).partition("/")[2]
         return f"{key}/" if key else ""
 
     def _pages(self, path: str, prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,8 @@ class S3Store(FsspecStore):
             token = page.get("NextContinuationToken")
             if not token or token == arguments.get("ContinuationToken"):
                 raise StoreUnavailable(
-                    f"the listing of {path or 'the root'} in {self.url} was cut off and does not say how it goes on; nothing is "
+                    f"the listing of {path or 'the root'} in {self.url} was cut off and does not say how it goes on; "
+                    "nothing is "
                     "concluded from it. Try again, and look for a proxy in front of the store"
                 )
             arguments["ContinuationToken"] = token
@@ -105,7 +106,8 @@ class S3Store(FsspecStore):
         self._call("copy_object", Bucket=bucket, Key=key, CopySource=_copy_source(source))
 
     def _copy_parts(self, source: str, target: str, size: int) -> None:
-        """Part by part, several at once. A failed copy leaves nothing; a killed one leaves parts that only a bucket rule removes."""
+        """Part by part, several at once. A failed copy leaves nothing; a killed one leaves parts that only a bucket
+        rule removes."""
         bucket, _, key = target.partition("/")
         part_bytes = max(_COPY_PART_BYTES, -(-size // _PARTS_MAX))
         upload = self._call("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"]
@@ -132,7 +134,8 @@ class S3Store(FsspecStore):
                 raise
 
     def _was_completed(self, place: dict[str, str], target: str, size: int) -> bool:
-        """Take the parts of a failed upload away; whether they are gone because the object is complete, and only the answer was lost."""
+        """Take the parts of a failed upload away; whether they are gone because the object is complete, and only the
+        answer was lost."""
         try:
             self._call("abort_multipart_upload", **place)
         except FileNotFoundError:

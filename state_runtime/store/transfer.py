@@ -1,4 +1,5 @@
-"""Copies of one object from a store to another: inside the store where both are of one, else through a local file, checked."""
+"""Copies of one object from a store to another: inside the store where both are of one, else through a local file,
+checked."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from state_runtime.errors import CorruptData
-from state_runtime.limits import MIB
+from state_runtime.base.errors import CorruptData
+from state_runtime.base.limits import MIB
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
 from state_runtime.store.port import Store
@@ -22,8 +23,8 @@ def transfer(source: Store, path: str, target: Store, to: str, *, bytes_expected
 
     Args:
         bytes_expected: -1 if it is not known.
-        digest: SHA-256 of the object, empty if it is not known. It is compared where the bytes pass through here; a copy inside
-            a store is compared by size (its bytes were never ours to spoil; `verify` reads them).
+        digest: SHA-256 of the object, empty if it is not known. It is compared where the bytes pass through here; a
+            copy inside a store is compared by size (its bytes were never ours to spoil; `verify` reads them).
 
     Returns:
         Bytes of the object.

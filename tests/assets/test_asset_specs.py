@@ -17,8 +17,8 @@ from assets import (
     job_asset_specs,
     run_materialization,
 )
-from orchestration.spec import load_spec
-from state_runtime.progress import Progress
+from orchestration.config.spec import load_spec
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
 
 SECRET = "s3cr3t-sentinel-7f1e"

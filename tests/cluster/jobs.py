@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Row
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob
-from state_runtime.copies import executor_id
+from state_runtime.spark.executor import executor_id
 
 from ..spark.jobs import SCHEMA, Steps
 

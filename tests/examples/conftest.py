@@ -107,7 +107,7 @@ def _grouped(batch: Flights) -> dict[str | None, Flights]:
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """A small session."""
-    from state_runtime.session import build_session
+    from state_runtime.spark.session import build_session
 
     session = build_session("tests-examples", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
     yield session

@@ -10,8 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "state_runtime"))
 
 from state_runtime import JobSettings
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
 from tests.faults.engine import InProcess, Run, without_spark
 
 

@@ -19,25 +19,27 @@ import pytest
 from model import empty_manifest
 from pyspark.sql import types as T
 
-from state_runtime import driver
-from state_runtime.aggregates import count
-from state_runtime.clock import Clock
-from state_runtime.driver import DriverContext, EpochDriver
-from state_runtime.errors import StillstateError
-from state_runtime.ids import Ids
-from state_runtime.pipeline import CompiledPipeline, Stage
-from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
-from state_runtime.progress import Progress
-from state_runtime.settings import JobSettings
-from state_runtime.sinks import ParquetSink
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import StillstateError
+from state_runtime.base.ids import Ids
+from state_runtime.base.progress import Progress
+from state_runtime.base.settings import JobSettings
+from state_runtime.driver import epochs as driver
+from state_runtime.driver.context import DriverContext
+from state_runtime.driver.epochs import EpochDriver
+from state_runtime.pipeline.compile import CompiledPipeline, Stage
+from state_runtime.pipeline.sinks import ParquetSink
+from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.declared.aggregates import count
 from state_runtime.snapshot import commit
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import SourcePosition
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import hash_range_of_shard
 from state_runtime.store import open_store
-from state_runtime.task import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE, StageTask
+from state_runtime.task.stage import StageTask
 
 JOB, SINK = "job", "out"
 KEYS = pa.schema([("k", pa.string())])

@@ -22,21 +22,25 @@ import pytest
 from model import CountingIds
 from tenacity import wait_none
 
-from state_runtime import Progress, driver, persist, shard_access, store, task
-from state_runtime.changelog.reader import fetch_part, read_index, read_source_log, read_states
+from state_runtime import Progress, store
+from state_runtime.base.errors import CorruptData, Fenced, StillstateError
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.reader import fetch_part, read_index, read_source_log
 from state_runtime.changelog.segment import sha256
 from state_runtime.changelog.upload import Uploader, UploadPolicy
-from state_runtime.errors import CorruptData, Fenced, StillstateError
+from state_runtime.driver import epochs as driver
 from state_runtime.materialize import BackgroundMaterializer, background
+from state_runtime.pipeline.sinks import ParquetSink
+from state_runtime.reading.references import references
 from state_runtime.restore import objects as host_objects
-from state_runtime.settings import JobSettings
-from state_runtime.sinks import ParquetSink
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.references import references
 from state_runtime.store import Store, fsspec_store
+from state_runtime.task import persist, shard_access
+from state_runtime.task import stage as task
 from tests.faults.engine import InProcess, Run, operator, without_spark
 from tests.faults.virtual import CALM, FaultPlan, FaultyFs, Killed, VirtualTime
+from tests.stored import read_states
 
 STORE, OUT = "memory://lake/state", "memory://lake/out"
 NAMES = [f"key-{n}" for n in range(12)]

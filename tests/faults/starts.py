@@ -13,18 +13,19 @@ import pyarrow.parquet as pq
 from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime import JobSettings
-from state_runtime.changelog.reader import read_source_log, read_states
-from state_runtime.maintenance.copying import CopyProgress, copy_snapshot
+from state_runtime.changelog.reader import read_source_log
+from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.materialize import materialize
+from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE
-from state_runtime.snapshot.references import references
 from state_runtime.snapshot.terms import RunStatus, write_status
-from state_runtime.start_from import Beginning, StartFrom
 from state_runtime.store import Store, open_store
 from tests.faults.engine import InProcess, Run, operator, without_spark
+from tests.stored import read_states
 
 Batches = Sequence[Sequence[str]]
 BATCHES: Batches = [[f"key-{(n * 7 + i * i) % 12}" for i in range(5)] for n in range(8)]

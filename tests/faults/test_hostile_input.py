@@ -20,10 +20,10 @@ from local_job import LocalJob
 from model import OPERATOR, CountingIds, DictStore, FakeClock, empty_manifest
 from test_restore import changes
 
+from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment
+from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
 from state_runtime.changelog.reader import read_table
 from state_runtime.changelog.segment import sha256
-from state_runtime.errors import CorruptData, CorruptManifest, CorruptSegment
-from state_runtime.limits import MANIFEST_BYTES_MAX, MIB
 from state_runtime.snapshot import commit
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION

@@ -11,7 +11,7 @@ import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime import JobSettings
-from state_runtime.maintenance.copying import copy_snapshot
+from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.control import pending_stop

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
-from state_runtime.errors import Fenced, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
+from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from model import SECRET, empty_manifest
 
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     Fenced,
     InvalidConfiguration,
     JobRootMismatch,
@@ -25,9 +25,10 @@ from state_runtime.errors import (
     SnapshotInUse,
     StoreRefused,
 )
-from state_runtime.maintenance.claimed import end_claim
-from state_runtime.maintenance.copying import CopyProgress
-from state_runtime.maintenance.delete_root import delete_root
+from state_runtime.driver.beginning import StartFrom
+from state_runtime.maintenance.copy.objects import CopyProgress
+from state_runtime.maintenance.delete.claimed import end_claim
+from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.snapshot import commit
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
@@ -36,7 +37,6 @@ from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, manifest_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
-from state_runtime.start_from import StartFrom
 from state_runtime.store import LocalStore, Store, open_store
 from tests.faults import engine
 from tests.faults.starts import BATCHES, Shop, World, expected_output, listing
@@ -439,7 +439,7 @@ def test_a_removal_that_was_killed_at_any_write_is_gone_on_with_by_the_next_run(
     grown(prepared, shop)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "state_runtime.maintenance.claimed.end_claim",
+            "state_runtime.maintenance.delete.claimed.end_claim",
             lambda *_, **__: (_ for _ in ()).throw(StoreRefused("not now")),
         )
         prepared.run("new", shop, 5, shop.start("old", "CLAIM"))

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import pytest
 from model import ALL_HASHES, ALL_KEYS, OPERATOR, STATE, CountingIds, DictStore, batch_of, rows_of, seeds
 
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import StoreRefused, StoreUnavailable
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.segment import decode_part
 from state_runtime.changelog.upload import Uploader, UploadPolicy, UploadTotals
 from state_runtime.changelog.writer import PendingChanges, begin_task_changes, write_segment
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import StoreRefused, StoreUnavailable
-from state_runtime.settings import JobSettings
 from tests.faults.virtual import FaultPlan, FaultyFs, VirtualTime, store_on
 
 POLICY = UploadPolicy(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=100)

@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 from model import ALL_HASHES, DictStore
 
-from state_runtime.changelog.reader import fetch_part, read_index, read_source_log, read_states, read_table
+from state_runtime.base.errors import StillstateError
+from state_runtime.changelog.reader import fetch_part, read_index, read_source_log, read_table
 from state_runtime.changelog.segment import (
     PartEntry,
     SegmentIndex,
@@ -30,22 +31,22 @@ from state_runtime.changelog.segment import (
     sha256,
 )
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import StillstateError
 from state_runtime.materialize.records import Record, protected
-from state_runtime.query import open_state
-from state_runtime.restore.shard_files import Bottom, direct, read_listing
+from state_runtime.reading.query import open_state
+from state_runtime.reading.references import references, sink_references
 from state_runtime.restore.sources import PrimaryStates
+from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import pending_stop
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.references import references, sink_references
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store
 from tests.fuzz.mutations import Choose, damaged_bytes, damaged_value, json_bytes
+from tests.stored import read_states
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "state_runtime" / "golden"

@@ -50,7 +50,7 @@ def test_what_is_fuzzed_is_read_when_it_is_whole(root: str) -> None:
 @pytest.mark.parametrize("kind", sorted(document_classes()))
 def test_a_made_up_document_of_each_kind_reaches_its_reader(kind: str) -> None:
     """New kinds are found in the code: their samples must be near enough to be damaged further."""
-    from state_runtime.errors import StillstateError
+    from state_runtime.base.errors import StillstateError
     from state_runtime.snapshot.document import decode_document
 
     data = enveloped(kind, json_bytes(sample_of(document_classes()[kind])))

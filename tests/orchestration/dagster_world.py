@@ -8,11 +8,11 @@ from typing import Any
 import dagster as dg
 from job_roots import FakeClock, JobRoot
 
+from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.definitions import build_definitions
 from orchestration.launchers import Launched, Launcher
 from orchestration.resources import StillstateResource
-from orchestration.spec import JobSpec, Spec, load_spec
-from state_runtime.clock import Clock
+from state_runtime.base.clock import Clock
 
 
 class FakeLauncher:

@@ -11,9 +11,9 @@ import threading
 
 from job_roots import empty_manifest
 
-from orchestration.spec import load_spec
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.ids import SYSTEM_IDS
+from orchestration.config.spec import load_spec
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root, open_run
 from state_runtime.snapshot.control import pending_stop

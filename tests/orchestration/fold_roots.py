@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from job_roots import JobRoot
 
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.materialize.records import Pin, Record, beat, claim, view_of, write_record
 
 

@@ -6,10 +6,11 @@ import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.progress import Progress
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.progress import Progress
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import (
     LayerEntry,
     Manifest,

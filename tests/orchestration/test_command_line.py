@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
 from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
-from state_runtime.errors import JobAlreadyRunning
+from state_runtime.base.errors import JobAlreadyRunning
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
 

@@ -14,8 +14,8 @@ import pytest
 from job_roots import SECRET
 from pydantic import ValidationError
 
-from orchestration.sections import SECTIONS, is_cron
-from orchestration.spec import (
+from orchestration.config.sections import SECTIONS, is_cron
+from orchestration.config.spec import (
     AvailableNow,
     JobSpec,
     ProcessingTime,
@@ -25,10 +25,9 @@ from orchestration.spec import (
     to_settings,
     to_trigger,
 )
-from orchestration.yaml_tree import FILE_BYTES_MAX
-from state_runtime.errors import InvalidConfiguration, JobNotFound
-from state_runtime.maintenance.retention import RetentionPolicy
-from state_runtime.settings import JobSettings
+from orchestration.config.yaml_tree import FILE_BYTES_MAX
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound
+from state_runtime.base.settings import JobSettings, RetentionPolicy
 
 MINIMAL = "version: 1\njobs:\n  flights:\n    entry_point: a.b:c\n    store: state\n"
 
@@ -283,8 +282,8 @@ def test_secrets_redact_the_longest_value_first() -> None:
 
 def test_reading_the_configuration_imports_neither_spark_nor_dagster() -> None:
     code = (
-        "import sys, orchestration.cli, orchestration.spec, orchestration.views, orchestration.launchers, "
-        "orchestration.observe, state_runtime.snapshot.catalog; "
+        "import sys, orchestration.cli, orchestration.config.spec, orchestration.show.views, orchestration.launchers, "
+        "orchestration.recovery.observe, state_runtime.snapshot.catalog; "
         "print([m for m in ('pyspark', 'dagster', 'pandas', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run(

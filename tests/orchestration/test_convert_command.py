@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
 from orchestration.commands.places import named_place
-from orchestration.phases import PhaseBar
-from state_runtime.maintenance import convert as convert_module
+from orchestration.show.phases import PhaseBar
+from state_runtime.maintenance.convert import snapshot as convert_module
 from state_runtime.snapshot.locate import open_place
 
 GOLDEN = Path(__file__).parents[1] / "state_runtime" / "golden" / "format-2"
@@ -123,7 +123,7 @@ def test_without_a_configuration_places_are_what_they_are(tmp_path: Path, monkey
 def test_an_import_that_cannot_be_is_refused_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
-    from state_runtime import session
+    from state_runtime.spark import session
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "build_session", lambda *_: pytest.fail("it was started"))

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from job_roots import SECRET
 
+from orchestration.config.spec import load_spec
 from orchestration.definitions import build_definitions
 from orchestration.launchers import Launched, Stopped
 from orchestration.resources import StillstateResource
-from orchestration.spec import load_spec
-from state_runtime.errors import JobAlreadyRunning
+from state_runtime.base.errors import JobAlreadyRunning
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -15,11 +15,11 @@ from dagster_world import World
 from fold_roots import begin, fail, finish
 from job_roots import SECRET, FakeClock, JobRoot
 
+from orchestration.config.spec import load_spec
 from orchestration.definitions import build_definitions
-from orchestration.fold_plan import BACK_OFF_MAX_S, BACK_OFF_S, PAUSE_S, FoldRun, failed_in_a_row, plan_fold
-from orchestration.folds import FoldHealth, fold_health
+from orchestration.folding.health import FoldHealth, fold_health
+from orchestration.folding.plan import BACK_OFF_MAX_S, BACK_OFF_S, PAUSE_S, FoldRun, failed_in_a_row, plan_fold
 from orchestration.sensors.materialize import RECORDS_PER_TICK_MAX, read_fold_cursor
-from orchestration.spec import load_spec
 from state_runtime.materialize.records import PIN_LIVE_MS
 
 SENSOR = "stillstate_materialization"

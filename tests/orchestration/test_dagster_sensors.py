@@ -22,7 +22,7 @@ from orchestration.sensors.progress import (
     read_progress,
 )
 from orchestration.sensors.recovery import past_runs
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.terms import RunState
 

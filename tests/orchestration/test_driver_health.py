@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.health import BACKOFF_MAX_S, HealthPolicy, Liveness, Verdict, decide, recovery_wait_s
-from orchestration.recovery import SETTLED_S, PastRun, plan_recovery
+from orchestration.launchers.port import Liveness
+from orchestration.recovery.health import BACKOFF_MAX_S, HealthPolicy, Verdict, decide, recovery_wait_s
+from orchestration.recovery.plan import SETTLED_S, PastRun, plan_recovery
 from state_runtime.snapshot.terms import RunState, RunStatus
 
 NOW_MS = 1_700_000_000_000

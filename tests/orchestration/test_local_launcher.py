@@ -14,10 +14,10 @@ import psutil
 import pytest
 from job_roots import SECRET, JobRoot
 
+from orchestration.config.spec import load_spec
 from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
 from orchestration.launchers.local import LOGS_KEPT, process_of
-from orchestration.spec import load_spec
-from state_runtime.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
+from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
 from state_runtime.snapshot.control import pending_stop
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")

@@ -16,12 +16,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from orchestration.cli import app
+from orchestration.config.entry_point import load_entry_point
+from orchestration.config.spec import load_spec, to_context, to_trigger
 from orchestration.definitions import build_definitions
-from orchestration.entry_point import load_entry_point
-from orchestration.folds import fold_numbers
-from orchestration.materialize import FoldBar, FoldLines, fold_view
-from orchestration.spec import load_spec, to_context, to_trigger
-from state_runtime.materialize.job import MaterializationResult
+from orchestration.folding.health import fold_numbers
+from orchestration.folding.session import FoldBar, FoldLines, fold_view
+from state_runtime.materialize.spark_job import MaterializationResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JOB = """
-from state_runtime import ParquetSink, aggregates
+from state_runtime import ParquetSink
+from state_runtime import aggregates
 
 def build(context):
     job = context.job()
@@ -66,7 +67,7 @@ def config(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch)
         def stop(self) -> None:
             """It is not theirs."""
 
-    monkeypatch.setattr("state_runtime.session.build_session", lambda *_: Kept())
+    monkeypatch.setattr("state_runtime.spark.session.build_session", lambda *_: Kept())
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tiny_job", raising=False)
     (tmp_path / "tiny_job.py").write_text(JOB)
@@ -196,7 +197,7 @@ def test_a_job_that_never_ran_is_known_before_spark_starts(
     write_config: Callable[..., Path], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flights.start()
-    monkeypatch.setattr("state_runtime.session.build_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("state_runtime.spark.session.build_session", lambda *_: pytest.fail("Spark was started"))
     done = CliRunner().invoke(app, ["materialize", "trains", "-c", str(write_config("flights", "trains"))])
     assert done.exit_code == 2
     assert done.stderr.startswith("JobNotFound: ")

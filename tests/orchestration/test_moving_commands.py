@@ -10,8 +10,8 @@ from job_roots import JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
-from orchestration.moving import report_json, result_text
-from state_runtime.maintenance.findings import Finding, VerifyReport
+from orchestration.show.moves import report_json, result_text
+from state_runtime.maintenance.verify.report import Finding, VerifyReport
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest
 from state_runtime.store import open_store
@@ -25,8 +25,8 @@ def call(*arguments: str) -> Result:
 def place(tmp_path: Path) -> str:
     """A root with two snapshots of one file."""
     root = open_store(str(tmp_path / "lake" / "flights"))
-    from state_runtime.clock import SYSTEM_CLOCK
-    from state_runtime.ids import SYSTEM_IDS
+    from state_runtime.base.clock import SYSTEM_CLOCK
+    from state_runtime.base.ids import SYSTEM_IDS
     from state_runtime.snapshot.commit import open_job_root, open_run
 
     info = open_job_root(root, "flights", clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)

@@ -12,7 +12,7 @@ import pytest
 from job_roots import FakeClock, JobRoot
 from rich.console import Console
 
-from orchestration.runner import (
+from orchestration.running.run import (
     JsonLines,
     LiveLine,
     PlainLines,
@@ -22,7 +22,7 @@ from orchestration.runner import (
     progress_view,
 )
 from orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
-from state_runtime.progress import Progress
+from state_runtime.base.progress import Progress
 
 
 def epoch(number: int) -> Progress:

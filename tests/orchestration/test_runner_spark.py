@@ -14,17 +14,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestration.config.spec import load_spec
 from orchestration.launchers import LaunchFailed, LocalLauncher
 from orchestration.launchers.local import process_of
-from orchestration.spec import load_spec
-from state_runtime.errors import JobAlreadyRunning
+from state_runtime.base.errors import JobAlreadyRunning
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
 PROJECT = str(Path(__file__).resolve().parents[2])
 
 JOB = """
-from state_runtime import ParquetSink, aggregates
+from state_runtime import ParquetSink
+from state_runtime import aggregates
 
 def build(context):
     job = context.job()

@@ -11,10 +11,10 @@ from job_roots import FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
-from orchestration.savepoints import Savepointer, failed, savepoint_rows, savepoints_table
-from state_runtime.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.savepoints import Savepoints
+from orchestration.running.savepoints import Savepointer, failed, savepoint_rows, savepoints_table
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.driver.savepoints import Savepoints
 from state_runtime.snapshot.control import ControlRequest, new_requests, request_savepoint
 from state_runtime.snapshot.savepoint import (
     SavepointRecord,

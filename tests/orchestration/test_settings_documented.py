@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.sections import SECTIONS
-from orchestration.spec import JobSpec, load_spec
-from state_runtime.limits import GIB, KIB, MIB
+from orchestration.config.sections import SECTIONS
+from orchestration.config.spec import JobSpec, load_spec
+from state_runtime.base.limits import GIB, KIB, MIB
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROW = re.compile(r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \|$", re.M)

@@ -13,15 +13,15 @@ from job_roots import SECRET, FakeClock, JobRoot
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestration.beginning import NEWEST, BeginAt
 from orchestration.cli import app
+from orchestration.config.begin_at import NEWEST, BeginAt
+from orchestration.config.spec import load_spec
 from orchestration.launchers import Launched, LocalLauncher
-from orchestration.runner import LiveLine, PlainLines, copy_line
-from orchestration.spec import load_spec
-from state_runtime.errors import InvalidConfiguration
-from state_runtime.maintenance.copying import CopyProgress
+from orchestration.running.run import LiveLine, PlainLines, copy_line
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.driver.beginning import StartFrom
+from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.snapshot.claim import Claim, claim_root
-from state_runtime.start_from import StartFrom
 
 MINIMAL = "version: 1\njobs:\n  flights:\n    entry_point: a.b:c\n    store: state\n"
 
@@ -112,7 +112,7 @@ def test_both_commands_pass_it_on(
         seen.append(begin)
         return Launched("flights", 1, "running", 1, "h", "log")
 
-    monkeypatch.setattr("orchestration.runner.run_job", run_job)
+    monkeypatch.setattr("orchestration.running.run.run_job", run_job)
     monkeypatch.setattr(LocalLauncher, "start", start)
     result = call(command, "flights", *given, "-c", str(write_config()))
     assert result.exit_code == 0, result.output

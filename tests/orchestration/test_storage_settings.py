@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from job_roots import SECRET
 
-from orchestration.spec import JobSpec, Secrets, load_spec
-from state_runtime.errors import InvalidConfiguration
+from orchestration.config.spec import JobSpec, Secrets, load_spec
+from state_runtime.base.errors import InvalidConfiguration
 
 
 def job_of(write_config: Callable[..., Path], extra: str) -> JobSpec:

@@ -30,10 +30,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from benchmarks.engines import PEER_CONF
 from state_runtime import JobSettings, StreamingJob, foreach_epoch
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.driver import EpochDriver
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.driver.epochs import EpochDriver
 from state_runtime.job import Stream
-from state_runtime.source import BatchClock, SparkCheckpoint
+from state_runtime.pipeline.source_position import BatchClock, SparkCheckpoint
 
 TIMEOUT_S = 120
 FIRST_FILE_S = 1_700_000_000

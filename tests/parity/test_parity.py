@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from state_runtime.errors import StillstateError
+from state_runtime.base.errors import StillstateError
 from tests.parity import life, zoo
 from tests.parity.builtins import EVENTS  # its cases are entered when it is imported
 from tests.parity.cases import CASES, Batch, Case, failing, stateful

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from model import empty_manifest
 
-from state_runtime.errors import CorruptData, Fenced, MissingSnapshot, SnapshotExpired
+from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot, SnapshotExpired
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import apply, fits, holds, is_too_old
 from state_runtime.snapshot import commit

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from state_runtime.errors import Invalid, Unavailable
-from state_runtime.maintenance.delete import delete_snapshots
-from state_runtime.maintenance.gc import apply_gc, plan_gc
+from state_runtime.base.errors import Invalid, Unavailable
+from state_runtime.base.settings import RetentionPolicy
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
 from state_runtime.maintenance.marks import read_existing
-from state_runtime.maintenance.retaining import apply_retention, make_retention_plan
-from state_runtime.maintenance.retention import RetentionPolicy
-from state_runtime.snapshot.catalog import ClaimMode
+from state_runtime.maintenance.retention.apply import apply_retention, make_retention_plan
+from state_runtime.snapshot.job_info import ClaimMode
 
 from . import actors, movers, others, savers
 from .turns import Actor

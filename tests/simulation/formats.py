@@ -9,17 +9,17 @@ from typing import Protocol
 
 from model import ALL_HASHES, KEY_DDL, OPERATOR, SCHEMA, STATE, VALUE_DDL, batch_of, rows_of
 
-from state_runtime.changelog.reader import read_index, read_states
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import MissingFile, MissingSnapshot
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MIB
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.reader import read_index
 from state_runtime.changelog.segment import PartEntry, SegmentIndex, build_segment, sha256
-from state_runtime.changelog.writer import source_log_changes, write_segment, write_task_changes
-from state_runtime.clock import Clock
-from state_runtime.errors import MissingFile, MissingSnapshot
-from state_runtime.ids import Ids
-from state_runtime.limits import MIB
+from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.materialize import FoldSizes, Record, materialize
 from state_runtime.materialize.fold import table_name
 from state_runtime.materialize.records import beat, claim, view_of, write_record
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import (
     FileEntry,
     Manifest,
@@ -32,6 +32,7 @@ from state_runtime.snapshot.manifest import (
 from state_runtime.snapshot.paths import segment_path
 from state_runtime.state.table import hash_range_of_shard, slice_hash_range
 from state_runtime.store import Store
+from tests.stored import read_states, write_task_changes
 
 Changes = Mapping[str, int | None]
 LOW, HIGH = ALL_HASHES

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from state_runtime.errors import StillstateError
+from state_runtime.base.errors import StillstateError
+from state_runtime.reading.references import StoredRef, references
 from state_runtime.snapshot.boundary import NO_BOUNDARY, Boundary
-from state_runtime.snapshot.catalog import JobInfo
 from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE, sequence_of, snapshot_id_of
 from state_runtime.snapshot.pins import SnapshotPin
-from state_runtime.snapshot.references import StoredRef, references
 from state_runtime.store import Store
 
 from .stores import Bucket, Connection, Faults, QuickStore

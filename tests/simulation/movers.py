@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from state_runtime.errors import CorruptData, Invalid, Unavailable
-from state_runtime.maintenance.move_plan import MoveMode, plan_move
-from state_runtime.maintenance.moving import abort_move, execute_move
+from state_runtime.base.errors import CorruptData, Invalid, Unavailable
+from state_runtime.maintenance.move.execute import abort_move, execute_move
+from state_runtime.maintenance.move.plan import MoveMode, plan_move
 from state_runtime.store import Store
 
 from .turns import Actor

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from model import empty_manifest
 
-from state_runtime.errors import CorruptData, Invalid, InvalidConfiguration, MissingSnapshot
-from state_runtime.maintenance.claimed import end_claim
-from state_runtime.maintenance.copying import copy_snapshot
-from state_runtime.snapshot.catalog import Catalog, ClaimMode
-from state_runtime.start_from import Beginning, StartFrom
+from state_runtime.base.errors import CorruptData, Invalid, InvalidConfiguration, MissingSnapshot
+from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.maintenance.copy.objects import copy_snapshot
+from state_runtime.maintenance.delete.claimed import end_claim
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.job_info import ClaimMode
 
 from .actors import Body, commit_epochs
 from .turns import Actor

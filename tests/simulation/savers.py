@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from state_runtime.errors import Invalid, Unavailable
-from state_runtime.maintenance.delete_root import delete_savepoint
-from state_runtime.maintenance.savepoint_copy import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.base.errors import Invalid, Unavailable
+from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.maintenance.delete.roots import delete_savepoint
 from state_runtime.snapshot.paths import savepoint_path
 
 from .turns import Actor

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from state_runtime.errors import CorruptData, StoreUnavailable
-from state_runtime.limits import READ_BACK_ATTEMPTS_MAX
+from state_runtime.base.errors import CorruptData, StoreUnavailable
+from state_runtime.base.limits import READ_BACK_ATTEMPTS_MAX
 from state_runtime.store import FsspecStore
 
 from .turns import Actor, Killed, Turns
@@ -203,4 +203,4 @@ class QuickStore(FsspecStore):
         raise StoreUnavailable(f"cannot {verb} {path} in {self.url}: {error}") from error
 
     def child(self, name: str) -> QuickStore:
-        return QuickStore(self._fs, self._at(name), f"{self._shown}/{name}", retry_wait_max_s=0.0)
+        return QuickStore(self._fs, self.at(name), f"{self._shown}/{name}", retry_wait_max_s=0.0)

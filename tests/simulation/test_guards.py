@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from state_runtime.clock import Clock
-from state_runtime.ids import Ids
-from state_runtime.maintenance import copying, delete, gc, marks, survey
+from state_runtime.base.clock import Clock
+from state_runtime.base.ids import Ids
+from state_runtime.maintenance import marks
+from state_runtime.maintenance.copy import objects as copying
+from state_runtime.maintenance.delete import snapshots as delete
+from state_runtime.maintenance.gc import collect as gc
+from state_runtime.maintenance.gc import survey
 from state_runtime.materialize import background, records
 from state_runtime.materialize.records import Protected, protected
-from state_runtime.snapshot import boundary, claim, commit, pins, references
+from state_runtime.reading import references
+from state_runtime.reading.references import StoredRef
+from state_runtime.snapshot import boundary, claim, commit, pins
 from state_runtime.snapshot.boundary import NO_BOUNDARY, advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.references import StoredRef
 from state_runtime.store import Store
 
 from . import actors
@@ -219,7 +224,7 @@ def test_with_the_manifest_first_a_copy_that_was_cut_is_a_broken_snapshot(
 
 
 def test_without_the_claims_create_two_children_own_one_source(monkeypatch: pytest.MonkeyPatch, guarded: Any) -> None:
-    from state_runtime import start_from
+    from state_runtime.driver import beginning as start_from
     from state_runtime.snapshot.document import encode_document
     from state_runtime.snapshot.paths import CLAIM_FILE
 
@@ -237,7 +242,7 @@ def test_without_the_claims_create_two_children_own_one_source(monkeypatch: pyte
 
 def test_without_fencing_a_claimed_root_its_last_epochs_are_lost(monkeypatch: pytest.MonkeyPatch, guarded: Any) -> None:
     """The claimer would copy a snapshot, and the old job commit another after it."""
-    from state_runtime import start_from
+    from state_runtime.driver import beginning as start_from
 
     def read_only(self: Any, source: Any, host: str, pid: int) -> Any:
         claim.claim_root(source.root, claim.Claim("child", self._ids.uid(), self._root.url, 0))

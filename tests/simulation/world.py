@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import pytest
 from model import CountingIds
 
-from state_runtime.errors import CorruptData, Fenced, Invalid, JobRootMismatch, SnapshotInUse, Unavailable
-from state_runtime.maintenance import copying
-from state_runtime.maintenance.gc import apply_gc, plan_gc
+from state_runtime.base.errors import CorruptData, Fenced, Invalid, JobRootMismatch, SnapshotInUse, Unavailable
+from state_runtime.maintenance.copy import objects as copying
+from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
@@ -303,10 +303,10 @@ class _Scratch:
 
 POOLS = (
     "state_runtime.materialize.fold",
-    "state_runtime.maintenance.copying",
-    "state_runtime.maintenance.delete",
+    "state_runtime.maintenance.copy.objects",
+    "state_runtime.maintenance.delete.snapshots",
 )
-OPENS_STORES = ("state_runtime.snapshot.locate", "state_runtime.start_from")
+OPENS_STORES = ("state_runtime.snapshot.locate", "state_runtime.driver.beginning")
 
 
 @contextlib.contextmanager

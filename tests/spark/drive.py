@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from state_runtime import build_session
-from state_runtime.errors import StillstateError
+from state_runtime.base.errors import StillstateError
 
 from .jobs import two_step_job
 

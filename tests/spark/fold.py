@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import cast
 
 from state_runtime import JobSettings, build_session
-from state_runtime.errors import StillstateError
-from state_runtime.materialize.job import materialize_job
+from state_runtime.base.errors import StillstateError
 from state_runtime.materialize.plan import FoldSizes, Mode
+from state_runtime.materialize.spark_job import materialize_job
 
 
 def main() -> int:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import CorruptSegment
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.maintenance import comparing
-from state_runtime.maintenance.convert import convert
-from state_runtime.maintenance.convert_job import in_tasks
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.maintenance.convert import compare as comparing
+from state_runtime.maintenance.convert.snapshot import convert
+from state_runtime.maintenance.convert.spark_job import in_tasks
 from state_runtime.materialize.plan import FoldSizes
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.snapshot.locate import open_place

@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from state_runtime import JobSettings, StreamingJob, foreach_epoch, reading
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import InvalidConfiguration, InvalidData
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.reading.bootstrap import bootstrap
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.importing.bootstrap import bootstrap
 from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.rows import RowLayout
 from state_runtime.reading.spark_source import register

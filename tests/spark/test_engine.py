@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import aggregates, query_state
-from state_runtime.errors import InvalidPipeline, UserCodeError
+from state_runtime.base.errors import InvalidPipeline, UserCodeError
 
 from .timed import Batch, TimedJob
 

@@ -21,9 +21,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from state_runtime.processors.deduplicate import SEEN, plan_deduplicate
-from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.interval_join import (
+from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
+from state_runtime.processors.builtin.interval_join import (
     LEFT,
     LEFT_COLUMN,
     RIGHT,
@@ -32,8 +31,9 @@ from state_runtime.processors.interval_join import (
     IntervalJoinOperator,
     plan_interval_join,
 )
+from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.vectorized import VectorizedOperator
+from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import StateSchema
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime.errors import InvalidConfiguration, InvalidData
-from state_runtime.importing.spark import import_checkpoint
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
+from state_runtime.importing.native import import_checkpoint
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.snapshot.locate import open_place
 

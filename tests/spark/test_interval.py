@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import Progress, StreamingJob, aggregates, foreach_epoch, windows
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import InvalidConfiguration, StillstateError
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store

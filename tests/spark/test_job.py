@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from state_runtime import JobSettings, ParquetSink, Progress, RunResult, StreamingJob, aggregates, foreach_epoch
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import (
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import (
     CorruptData,
     InvalidData,
     InvalidPipeline,
@@ -21,12 +21,12 @@ from state_runtime.errors import (
     UnsupportedFormat,
     UserCodeError,
 )
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.source import SparkCheckpoint
 from state_runtime.store import open_store
 
 from .jobs import Flaky, Steps, StepsInPandas, assert_equals_batch, two_step_job, write_input

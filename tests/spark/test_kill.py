@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.faults import INTERVAL_KILL_POINTS, KILL_POINTS, RESTORE_KILL_POINTS, RETENTION_KILL_POINTS
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.maintenance.background import checkpoints_in_a_round
-from state_runtime.maintenance.verify import verify_root
-from state_runtime.settings import JobSettings
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.faults import INTERVAL_KILL_POINTS, KILL_POINTS, RESTORE_KILL_POINTS, RETENTION_KILL_POINTS
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import JobSettings
+from state_runtime.maintenance.retention.background import checkpoints_in_a_round
+from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 

@@ -16,16 +16,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime import Progress, StreamingJob
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.faults import FOLD_KILL_POINTS
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.faults import FOLD_KILL_POINTS
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import Record, background, materialize
-from state_runtime.materialize.job import MaterializationResult, materialize_job
 from state_runtime.materialize.plan import FoldSizes, Mode
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import PIN_LIVE_MS, open_pins, read_pin
-from state_runtime.query import open_state
-from state_runtime.settings import JobSettings
+from state_runtime.materialize.spark_job import MaterializationResult, materialize_job
+from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import Manifest

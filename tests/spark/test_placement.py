@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
-from state_runtime.placement import _HELD, Placement, SeatedPlan, has_executors, obstacle
+from state_runtime.placement.seats import _HELD, Placement, SeatedPlan, has_executors, obstacle
 
 pytestmark = pytest.mark.spark
 SEATS = (2, 0, 3, 1)
@@ -156,7 +156,7 @@ class FakeExecutors(Fake):
 @pytest.fixture
 def after_a_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Placement, FakeExecutors]:
     """Six shards on three executors, of which `a` was lost and has just registered again."""
-    monkeypatch.setattr("state_runtime.placement.col", lambda name: name)
+    monkeypatch.setattr("state_runtime.placement.seats.col", lambda name: name)
     session = FakeExecutors(3)
     placement = Placement(
         session,  # type: ignore[arg-type]

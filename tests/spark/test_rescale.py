@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from state_runtime import Progress, aggregates, windows
-from state_runtime.errors import InvalidConfiguration, UserCodeError
+from state_runtime.base.errors import InvalidConfiguration, UserCodeError
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.paths import JOB_FILE

@@ -21,15 +21,15 @@ from examples.flights import oracle, replay
 from examples.flights.data import year_parquet
 from examples.flights.job import build
 from state_runtime import JobContext, JobSettings
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import JobNotFound
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.maintenance.convert import convert
-from state_runtime.maintenance.delete_root import delete_root
-from state_runtime.maintenance.savepoint_copy import SavepointWork, savepoint_of_stopped
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import JobNotFound
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.driver.beginning import StartFrom
+from state_runtime.maintenance.convert.snapshot import convert
+from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.delete.roots import delete_root
+from state_runtime.reading.references import references
 from state_runtime.snapshot.locate import open_place
-from state_runtime.snapshot.references import references
-from state_runtime.start_from import StartFrom
 from state_runtime.store import open_store
 from tests.s3_server import SECRET
 

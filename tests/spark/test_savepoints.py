@@ -15,9 +15,9 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, query_state, windows
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.errors import InvalidConfiguration
-from state_runtime.ids import SYSTEM_IDS
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.locate import open_snapshot

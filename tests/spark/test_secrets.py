@@ -21,10 +21,10 @@ import boto3
 import dagster as dg
 import pytest
 
+from orchestration.config.spec import load_spec
 from orchestration.definitions import build_definitions
 from orchestration.resources import StillstateResource
-from orchestration.spec import load_spec
-from state_runtime.errors import StillstateError
+from state_runtime.base.errors import StillstateError
 from state_runtime.store import open_store
 
 from ..conftest import ROOT
@@ -38,7 +38,8 @@ TIMEOUT_S = 600
 
 JOB = """
 import pandas as pd
-from state_runtime import ParquetSink, StreamingJob, aggregates
+from state_runtime import ParquetSink, StreamingJob
+from state_runtime import aggregates
 
 def show(frame):
     frame.explain(True)

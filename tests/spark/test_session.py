@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from state_runtime.allocator import KEEPS_FREED_MEMORY
-from state_runtime.session import session_conf
+from state_runtime.base.allocator import KEEPS_FREED_MEMORY
+from state_runtime.spark.session import session_conf
 
 pytestmark = pytest.mark.spark
 

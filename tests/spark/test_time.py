@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime import StreamingJob, aggregates, windows
-from state_runtime.errors import InvalidPipeline
+from state_runtime.base.errors import InvalidPipeline
 
 from .timed import SCHEMA, START, Batch, TimedJob, put
 

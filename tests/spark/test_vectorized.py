@@ -26,12 +26,12 @@ from state_runtime import (
     aggregates,
     query_state,
 )
-from state_runtime.errors import InvalidData, InvalidPipeline, UserCodeError
+from state_runtime.base.errors import InvalidData, InvalidPipeline, UserCodeError
 from state_runtime.job import KeyedStream, Stream
-from state_runtime.pipeline import CompiledPipeline, compile_pipeline
+from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
+from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
-from state_runtime.streams import OpenedSource
 
 from .jobs import newest_per_key, rows_of, settings
 
@@ -298,7 +298,7 @@ def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]
     job, stream = source(root, "built")
     then(stream.key_by("name"))
     opened = OpenedSource(spark.createDataFrame([], SCHEMA), ())
-    return compile_pipeline(spark, opened, job._steps, JobSettings())
+    return compile_pipeline(spark, opened, job.plan().steps, JobSettings())
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from state_runtime import aggregates, windows
-from state_runtime.aggregates import Aggregate
+from state_runtime.processors.builtin.windows import plan_windows
+from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.windows import plan_windows
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion

@@ -13,16 +13,17 @@ from model import KEY_DDL, OPERATOR, CountingIds, FakeClock, HashOf, empty_manif
 from shapes import SHAPES, Change, batch_of_change, check_same
 from test_state_layouts_stored import entry_of_shape
 
-from state_runtime.changelog.writer import write_segment, write_task_changes
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.writer import write_segment
 from state_runtime.processors.operator import EpochClock
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import NO_VERSION, RestoreNumbers, ShardAccess, TaskJob
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, TimeEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema, hash_range_of_shard, slice_hash_range
 from state_runtime.store import open_store
+from state_runtime.task.shard_access import NO_VERSION, RestoreNumbers, ShardAccess, TaskJob
+from tests.stored import write_task_changes
 
 JOB = "job"
 

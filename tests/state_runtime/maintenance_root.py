@@ -11,14 +11,14 @@ from typing import Any
 from fake_fs import FakeFs
 from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, FakeClock, StateWriter, empty_manifest, rows_of
 
-from state_runtime.changelog.reader import read_states
 from state_runtime.materialize import apply, materialize
+from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.references import references
 from state_runtime.snapshot.terms import RunStatus, write_status
 from state_runtime.store import FsspecStore, Store
+from tests.stored import read_states
 
 JOB = "job"
 DAY_S = 86_400

@@ -18,10 +18,9 @@ import numpy as np
 import pyarrow as pa
 from model import CountingIds, FakeClock
 
-from state_runtime import persist_files
-from state_runtime.changelog.writer import source_log_changes, write_segment, write_task_changes
+from state_runtime.base.progress import Progress
+from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.materialize import apply, materialize
-from state_runtime.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root, open_run
 from state_runtime.snapshot.document import FORMAT_VERSION
@@ -39,6 +38,8 @@ from state_runtime.snapshot.terms import RunStatus, write_status
 from state_runtime.state.keyhash import hash_key, hash_rows
 from state_runtime.state.table import StateSchema, entry_of_time, hash_range_of_shard, slice_hash_range
 from state_runtime.store import open_store
+from state_runtime.task import persist_files
+from tests.stored import write_task_changes
 
 STARTED_MS = 1_700_000_000_000
 CHANGED_AT = 6  # first snapshot with the new columns of `count`, and without `gone`

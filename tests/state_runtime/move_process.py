@@ -9,10 +9,10 @@ import sys
 import threading
 from typing import Any
 
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.maintenance.move_plan import plan_move
-from state_runtime.maintenance.moving import execute_move
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.maintenance.move.execute import execute_move
+from state_runtime.maintenance.move.plan import plan_move
 from state_runtime.store import FsspecStore, LocalStore, open_store
 
 

@@ -12,18 +12,19 @@ from local_job import LocalJob
 from model import ALL_HASHES, OPERATOR, CountingIds, DictStore, FakeClock
 from test_restore import changes
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.maintenance.copying import copy_snapshot
-from state_runtime.maintenance.delete import delete_snapshots
+from state_runtime.base.settings import JobSettings
+from state_runtime.maintenance.copy.objects import copy_snapshot
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.materialize import apply, materialize
-from state_runtime.settings import JobSettings
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, record_path
 from state_runtime.store import Created, Store, StoredObject
+from tests.stored import read_states
 
 INFO = JobInfo("job-1", "job", 32768, FORMAT_VERSION, 1)
 SHAPES = ("value", "map", "timers")

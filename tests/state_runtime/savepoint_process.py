@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from state_runtime.clock import SYSTEM_CLOCK
-from state_runtime.ids import SYSTEM_IDS
-from state_runtime.maintenance.savepoint_copy import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
 from state_runtime.store import open_store
 
 

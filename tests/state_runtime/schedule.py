@@ -18,7 +18,7 @@ from typing import Any
 from fake_fs import FakeFs
 from model import CountingIds, FakeClock, empty_manifest
 
-from state_runtime.errors import Fenced, OutcomeUnknown, StillstateError
+from state_runtime.base.errors import Fenced, OutcomeUnknown, StillstateError
 from state_runtime.snapshot import commit
 from state_runtime.snapshot.boundary import Boundary, advance_boundary
 from state_runtime.snapshot.catalog import Catalog

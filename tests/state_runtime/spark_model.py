@@ -20,9 +20,9 @@ from model import FakeClock
 from pyspark.sql import Row
 
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.handle import TIMERS, StateDeclaration, layout_of
 from state_runtime.processors.operator import EpochClock, ShardResult
-from state_runtime.processors.stateful import StatefulProcessorOperator
+from state_runtime.processors.user.handle import TIMERS, StateDeclaration, layout_of
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.state.local import LocalShard
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import CLEAR_MARKER, StateSchema

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from state_runtime.errors import CorruptData
+from state_runtime.base.errors import CorruptData
 from state_runtime.store import Created, Store
 
 HOSTILE = [

@@ -13,13 +13,13 @@ from model import ALL_HASHES
 from test_state_layouts_stored import Log
 
 from state_runtime import aggregates
-from state_runtime.aggregates import Aggregate
-from state_runtime.changelog.reader import read_states
-from state_runtime.compatibility import reconcile
-from state_runtime.errors import InvalidPipeline
-from state_runtime.processors.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.compatibility import reconcile
+from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock
+from tests.stored import read_states
 
 KEYS = pa.schema([("k", pa.int64())])
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("b", pa.bool_())])

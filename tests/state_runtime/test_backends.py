@@ -31,8 +31,7 @@ from model import (
 )
 from shapes import SHAPES, Change, batch_of_change, check_same
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.state import rocksdb
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import open_backend
@@ -40,6 +39,7 @@ from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.local import LocalShard
 from state_runtime.state.rocksdb import RocksReader, RocksShard
 from state_runtime.state.table import StateSchema
+from tests.stored import read_states
 
 MANY = ALL_KEYS[2:14]
 

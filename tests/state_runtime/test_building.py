@@ -17,8 +17,9 @@ from shapes import SHAPES, Change, batch_of_change, changes_of, plain
 from test_state_layouts_stored import Log, entry_of_shape, real, steps
 
 from state_runtime import reading
-from state_runtime.errors import InvalidConfiguration, InvalidData
-from state_runtime.limits import KIB
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
+from state_runtime.base.limits import KIB
+from state_runtime.driver.beginning import Beginning, StartFrom
 from state_runtime.reading.building import SnapshotBuilder, settled
 from state_runtime.reading.export import export_state
 from state_runtime.reading.reader import SnapshotReader
@@ -26,11 +27,11 @@ from state_runtime.reading.rows import RowLayout
 from state_runtime.reading.snapshot import ReadableSnapshot
 from state_runtime.reading.sorting import sorted_rows
 from state_runtime.reading.tables import TableWriter, cell_bits
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.start_from import Beginning, StartFrom
 from state_runtime.state.table import StateSchema, entries_of, hashes_of
 from state_runtime.store import Store, open_store
 

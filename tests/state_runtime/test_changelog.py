@@ -32,7 +32,8 @@ from model import (
     spread,
 )
 
-from state_runtime.changelog.reader import count_live, read_index, read_source_log, read_states
+from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile
+from state_runtime.changelog.reader import read_index, read_source_log
 from state_runtime.changelog.segment import (
     FOOTER_BYTES,
     PartEntry,
@@ -43,11 +44,11 @@ from state_runtime.changelog.segment import (
     encode_part,
     sha256,
 )
-from state_runtime.changelog.writer import source_log_changes, write_segment, write_task_changes
-from state_runtime.errors import CorruptData, CorruptSegment, MissingFile
+from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, TableEntry
 from state_runtime.state.table import StateSchema, hash_range_of_shard
 from state_runtime.store import Store
+from tests.stored import count_live, read_states, write_task_changes
 
 SCHEMAS = {STATE: SCHEMA}
 

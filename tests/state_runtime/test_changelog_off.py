@@ -12,24 +12,25 @@ import pytest
 from model import ALL_HASHES, CountingIds, FakeClock, empty_manifest
 from test_stage_task import Gather, operator, rows
 
-from state_runtime import persist_files
-from state_runtime.changelog.reader import read_states
-from state_runtime.errors import CorruptData, CorruptManifest, CorruptSegment, MissingFile
-from state_runtime.file_book import FileBook
+from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, MissingFile
+from state_runtime.base.settings import JobSettings
+from state_runtime.driver.file_book import FileBook
 from state_runtime.materialize.records import apply
 from state_runtime.materialize.run import materialize
-from state_runtime.persist_files import PersistedFiles
 from state_runtime.processors.operator import EpochClock
-from state_runtime.query import open_state
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import NO_VERSION, TaskJob
+from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
+from state_runtime.spark.columns import SHARD_COLUMN
 from state_runtime.state.table import hash_range_of_shard
 from state_runtime.store import open_store
-from state_runtime.task import SHARD_COLUMN, Acknowledgement, StageTask
+from state_runtime.task import persist_files
+from state_runtime.task.persist_files import PersistedFiles
+from state_runtime.task.shard_access import NO_VERSION, TaskJob
+from state_runtime.task.stage import Acknowledgement, StageTask
+from tests.stored import read_states
 
 STATE = next(iter(operator().state_schemas))
 
@@ -204,7 +205,7 @@ def test_a_local_disk_that_fails_does_not_fail_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """The whole state is uploaded from memory; the next run restores it."""
-    from state_runtime import shard_access
+    from state_runtime.task import shard_access
 
     run = Run(tmp_path, backend=backend)
     run.epoch(*NAMES)

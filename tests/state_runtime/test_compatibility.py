@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from model import ALL_HASHES, ALL_KEYS, KEY_DDL, OPERATOR, Key, canonical_key, colliding, examples, key_columns, spread
 from test_state_layouts_stored import Log
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.compatibility import reconcile, usable_versions
-from state_runtime.errors import CorruptManifest, CorruptSegment, InvalidPipeline, StillstateError
+from state_runtime.base.errors import CorruptManifest, CorruptSegment, InvalidPipeline, StillstateError
+from state_runtime.pipeline.compatibility import reconcile, usable_versions
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import (
     DUE_WHEN_REMOVED,
@@ -28,6 +27,7 @@ from state_runtime.snapshot.manifest import (
 )
 from state_runtime.state.ddl import parse_ddl
 from state_runtime.state.table import StateSchema, hashes_of, slice_hash_range
+from tests.stored import read_states
 
 KEYS = ALL_KEYS[:10]
 

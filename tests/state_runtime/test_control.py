@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from model import CountingIds, DictStore, FakeClock
 
-from state_runtime.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.control import (
     Answer,
     ControlAnswer,

@@ -15,21 +15,22 @@ from local_job import LocalJob
 from model import CountingIds, FakeClock, seeds
 from shapes import KEYS, SHAPES, Change
 
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, SnapshotExpired, SnapshotInUse, StoreRefused
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.errors import CorruptData, InvalidConfiguration, SnapshotExpired, SnapshotInUse, StoreRefused
-from state_runtime.maintenance import convert as convert_module
-from state_runtime.maintenance.comparing import compare_here, ranges_of_states
-from state_runtime.maintenance.convert import ConversionResult, convert, is_of_format, rewrite_of
-from state_runtime.maintenance.copying import copy_snapshot
+from state_runtime.maintenance.convert import snapshot as convert_module
+from state_runtime.maintenance.convert.compare import compare_here, ranges_of_states
+from state_runtime.maintenance.convert.snapshot import ConversionResult, convert, is_of_format, rewrite_of
+from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.materialize import FoldSizes, apply
 from state_runtime.reading.reader import SnapshotReader
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import NO_VERSION
+from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import Boundary
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.manifest import (
     LayerEntry,
@@ -41,8 +42,8 @@ from state_runtime.snapshot.manifest import (
 )
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, boundary_path, manifest_path
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.references import references
 from state_runtime.store import Created, LocalStore, Store, open_store
+from state_runtime.task.shard_access import NO_VERSION
 
 FORMATS: tuple[SnapshotFormat, ...] = ("changelog", "incremental", "canonical")
 SMALL = FoldSizes(table_bytes=5_000, small_bytes=0, unit_bytes=12_000, deltas_max=2)
@@ -182,7 +183,7 @@ def test_a_snapshot_of_files_converts_to_every_format(tmp_path: Path, backend: s
     """The changelog was off: the files of shards are shared by `incremental`, and folded by the others."""
     from test_changelog_off import NAMES, STATE, Run
 
-    from state_runtime.query import open_state
+    from state_runtime.reading.query import open_state
 
     run = Run(tmp_path / "source", 3, backend)
     run.epoch(*NAMES)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from state_runtime.copies import executor_id, find_copies
-from state_runtime.seating import CopyFound
+from state_runtime.placement.assignment import CopyFound
+from state_runtime.placement.local_copies import find_copies
+from state_runtime.spark.executor import executor_id
 
 WANTED = "".join(f"{shard:016x}" for shard in (10, 11, 12))
 

@@ -11,15 +11,15 @@ from local_job import LocalJob
 from model import CountingIds, DictStore, FakeClock
 from moved_job import INFO, WatchedStore, into, made_job, states_of
 
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     CorruptData,
     InvalidConfiguration,
     MissingFile,
     SnapshotExpired,
     StoreUnavailable,
 )
-from state_runtime.maintenance.copying import CopyProgress, CopyResult, copy_snapshot, needed_objects
-from state_runtime.maintenance.delete import give_up
+from state_runtime.maintenance.copy.objects import CopyProgress, CopyResult, copy_snapshot, needed_objects
+from state_runtime.maintenance.delete.snapshots import give_up
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path

@@ -23,24 +23,28 @@ import pytest
 from model import CountingIds, FakeClock, empty_manifest, seeds
 from pyspark.sql import types as T
 
-from state_runtime import JobSettings, ParquetSink, Progress, driver, faults
-from state_runtime.aggregates import count
-from state_runtime.changelog.reader import read_source_log, read_states
-from state_runtime.checkpointer import Checkpointer
-from state_runtime.compatibility import reconcile
-from state_runtime.driver import DriverContext, EpochDriver
-from state_runtime.errors import Fenced, OutcomeUnknown
-from state_runtime.pipeline import CompiledPipeline, Stage
-from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
-from state_runtime.savepoints import Savepoints
+from state_runtime import JobSettings, ParquetSink, Progress
+from state_runtime.base import faults
+from state_runtime.base.errors import Fenced, OutcomeUnknown
+from state_runtime.changelog.reader import read_source_log
+from state_runtime.driver import epochs as driver
+from state_runtime.driver.checkpointer import Checkpointer
+from state_runtime.driver.context import DriverContext
+from state_runtime.driver.epochs import EpochDriver
+from state_runtime.driver.savepoints import Savepoints
+from state_runtime.pipeline.compatibility import reconcile
+from state_runtime.pipeline.compile import CompiledPipeline, Stage
+from state_runtime.pipeline.source_position import BatchClock
+from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.declared.aggregates import count
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
-from state_runtime.source import BatchClock
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import hash_range_of_shard
 from state_runtime.store import Store, open_store
-from state_runtime.task import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from tests.stored import read_states
 
 KEYS = pa.schema([("k", pa.string())])
 WHOLE = (0, (1 << 64) - 1)

@@ -14,18 +14,18 @@ import psutil
 import pytest
 from model import ALL_HASHES, ALL_KEYS, OPERATOR, SCHEMA, STATE, StateWriter, rows_of
 
-from state_runtime.allocator import KEEPS_FREED_MEMORY
-from state_runtime.changelog.reader import read_states
-from state_runtime.errors import MissingSnapshot, Unavailable
+from state_runtime.base.allocator import KEEPS_FREED_MEMORY
+from state_runtime.base.errors import MissingSnapshot, Unavailable
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import apply
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import open_pins, record_ids
-from state_runtime.settings import JobSettings
-from state_runtime.snapshot.catalog import JobInfo
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
 from state_runtime.store import open_store
+from tests.stored import read_states
 
 CHANGED = {ALL_KEYS[n]: (n, "x") for n in range(3)}
 
@@ -148,7 +148,7 @@ def test_the_process_ends_with_its_driver(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from state_runtime.materialize.process import FoldProcess\n"
-        "from state_runtime.settings import JobSettings\n"
+        "from state_runtime.base.settings import JobSettings\n"
         "from state_runtime.snapshot.catalog import Catalog\n"
         "from state_runtime.store import open_store\n"
         "root = open_store(sys.argv[1])\n"

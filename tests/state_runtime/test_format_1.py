@@ -25,11 +25,10 @@ from model import (
     rows_of,
 )
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.compatibility import reconcile
-from state_runtime.errors import CorruptManifest, UnsupportedFormat
+from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.materialize import Mode
-from state_runtime.query import open_state
+from state_runtime.pipeline.compatibility import reconcile
+from state_runtime.reading.query import open_state
 from state_runtime.snapshot import document
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_run
@@ -38,6 +37,7 @@ from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.keyhash import hash_key
 from state_runtime.store import open_store
+from tests.stored import read_states
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
 EXPECTED: Changes = {

@@ -20,24 +20,24 @@ from model import ALL_HASHES, CountingIds, FakeClock, empty_manifest
 from test_changelog_off import STATE, Run
 from test_stage_task import Gather, operator
 
-from state_runtime.changelog.reader import read_states
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.writer import write_segment
-from state_runtime.compatibility import reconcile
-from state_runtime.maintenance.claimed import end_claim
-from state_runtime.maintenance.convert import convert
+from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.maintenance.convert.snapshot import convert
+from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.materialize.records import apply
 from state_runtime.materialize.run import materialize
+from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.processors.operator import EpochClock
-from state_runtime.query import open_state
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import TaskJob
+from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import OpenedSnapshot, open_place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest, SnapshotFormat
-from state_runtime.start_from import Beginning, StartFrom
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store, open_store
-from state_runtime.task import StageTask
+from state_runtime.task.shard_access import TaskJob
+from state_runtime.task.stage import StageTask
+from tests.stored import read_states
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 Column = Literal["changelog", "incremental", "files", "canonical"]

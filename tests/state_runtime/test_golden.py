@@ -20,9 +20,10 @@ from make_golden import COUNT_2, LOG, SEEN, SPANS, STARTED_MS, TIMERS
 from model import CountingIds, FakeClock, examples
 from second_reader import Damaged, Root
 
-from state_runtime.changelog.reader import read_source_log, read_states
-from state_runtime.errors import CorruptManifest
-from state_runtime.query import open_state
+from state_runtime.base.errors import CorruptManifest
+from state_runtime.changelog.reader import read_source_log
+from state_runtime.reading.query import open_state
+from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_run
@@ -30,9 +31,9 @@ from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.references import references
 from state_runtime.state.table import hash_range_of_shard, time_of_entry
 from state_runtime.store import open_store
+from tests.stored import read_states
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"

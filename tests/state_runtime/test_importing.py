@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import DictStore, examples
 
-from state_runtime.errors import CorruptData, InvalidConfiguration, InvalidData, MissingSnapshot, StillstateError
-from state_runtime.importing.checkpoint import check_unmoved, read_checkpoint
-from state_runtime.importing.operators import NativeOperator, NativeState, match_operators, parse_operators
-from state_runtime.processors.stateful import StatefulProcessorOperator
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, InvalidData, MissingSnapshot, StillstateError
+from state_runtime.importing.native_checkpoint import check_unmoved, read_checkpoint
+from state_runtime.importing.native_operators import NativeOperator, NativeState, match_operators, parse_operators
+from state_runtime.pipeline.source_position import plan_source_log
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.snapshot.manifest import StateKind, TimeEntry
-from state_runtime.source import plan_source_log
 from state_runtime.state.table import StateSchema
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

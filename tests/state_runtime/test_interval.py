@@ -12,22 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import CountingIds, examples
 
+from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
+from state_runtime.base.progress import Progress
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.folding import fold_changes
-from state_runtime.changelog.reader import read_states
 from state_runtime.changelog.segment import PartEntry, decode_lines, decode_part, sha256
-from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment, write_task_changes
-from state_runtime.errors import CorruptSegment
-from state_runtime.interval import Interval, first_head, is_checkpoint_due
-from state_runtime.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
-from state_runtime.progress import Progress
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import NO_VERSION
-from state_runtime.shards import Shards, ShardStep
+from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
+from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
+from state_runtime.driver.numbers import checkpoint_ms, together, with_times
+from state_runtime.driver.shard_book import Shards, ShardStep
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, StagedFile, StagedOutput, StateEntry
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold, hash_range_of_shard
 from state_runtime.store import open_store
-from state_runtime.tally import checkpoint_ms, together, with_times
+from state_runtime.task.shard_access import NO_VERSION
+from tests.stored import read_states, write_task_changes
 
 SCHEMA = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]))
 LISTS = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]), pa.schema([]))

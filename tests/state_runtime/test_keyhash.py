@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from state_runtime.errors import InvalidData, StillstateError
+from state_runtime.base.errors import InvalidData, StillstateError
 from state_runtime.state.keyhash import SEED, hash_key, hash_rows
 
 NAN_WITH_PAYLOAD = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]

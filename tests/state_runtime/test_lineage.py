@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import empty_manifest, examples
 
-from state_runtime.errors import JobRootMismatch
+from state_runtime.base.errors import JobRootMismatch
 from state_runtime.materialize.records import Record, fits, view_of
-from state_runtime.snapshot.catalog import JobInfo, StartedFrom
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 

@@ -11,9 +11,8 @@ import pytest
 from maintenance_root import FakeWorld, Job
 from model import CountingIds
 
-from state_runtime.maintenance.background import BackgroundRetention, checkpoints_in_a_round, policy_of_driver
-from state_runtime.maintenance.retention import RetentionPolicy
-from state_runtime.settings import JobSettings
+from state_runtime.base.settings import JobSettings, RetentionPolicy
+from state_runtime.maintenance.retention.background import BackgroundRetention, checkpoints_in_a_round, policy_of_driver
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.store import Store, open_store
@@ -176,7 +175,7 @@ def test_a_new_run_ends_what_a_killed_one_began() -> None:
     """Boundary written, data not removed: the first round of the next run does it."""
     world = FakeWorld()
     job = Job(world.connect(), world.clock).checkpoints(20)
-    from state_runtime.maintenance.delete import give_up
+    from state_runtime.maintenance.delete.snapshots import give_up
 
     give_up(job.root, [1, 2, 3], job.catalog.snapshot_ids(), clock=job.clock, ids=CountingIds(2))
     job.start()

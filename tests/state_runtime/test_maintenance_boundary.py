@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import CountingIds, DictStore, FakeClock, empty_manifest, examples
 
-from state_runtime.errors import Fenced, StillstateError
-from state_runtime.maintenance.delete_root import delete_root
+from state_runtime.base.errors import Fenced, StillstateError
+from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of, number_in
 from state_runtime.snapshot.boundary import (
     NO_BOUNDARY,
@@ -23,8 +23,9 @@ from state_runtime.snapshot.boundary import (
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, _check_boundary, open_job_root, open_run
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import boundary_path, check_relative_path, run_mark_path
+from state_runtime.snapshot.paths import boundary_path, run_mark_path
 from state_runtime.snapshot.terms import Term
+from state_runtime.store.paths import check_relative_path
 
 RUN = Term(1, "a" * 32, "h", 1, 0)
 STEPS = st.lists(

@@ -14,16 +14,17 @@ from maintenance_root import Death, FakeWorld, Interrupt, Job, dying
 from model import CountingIds, FakeClock, seeds
 from schedule import one_at_a_time
 
-from state_runtime.clock import Clock
-from state_runtime.errors import (
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
     CorruptManifest,
     MissingSnapshot,
     SnapshotExpired,
     SnapshotInUse,
     StoreUnavailable,
 )
-from state_runtime.maintenance import delete, marks
-from state_runtime.maintenance.delete import Deleted, delete_snapshots, plan_deletion
+from state_runtime.maintenance import marks
+from state_runtime.maintenance.delete import snapshots as delete
+from state_runtime.maintenance.delete.snapshots import Deleted, delete_snapshots, plan_deletion
 from state_runtime.materialize.records import claim
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog

@@ -15,7 +15,7 @@ from maintenance_root import DAY_S, JOB, Death, FakeWorld, Interrupt, Job, dies_
 from model import CountingIds, FakeClock
 from schedule import one_at_a_time
 
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
     JobNotFound,
@@ -27,12 +27,15 @@ from state_runtime.errors import (
     Unavailable,
     UnsupportedFormat,
 )
-from state_runtime.maintenance import gc, marks, survey
-from state_runtime.maintenance.delete import delete_snapshots
-from state_runtime.maintenance.gc import Collected, apply_gc, plan_gc
-from state_runtime.maintenance.plans import GcPlan, read_gc_plan, write_plan
+from state_runtime.maintenance import marks
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.gc import collect as gc
+from state_runtime.maintenance.gc import survey
+from state_runtime.maintenance.gc.collect import Collected, apply_gc, plan_gc
+from state_runtime.maintenance.gc.plan import GcPlan, read_gc_plan, write_gc_plan
 from state_runtime.materialize import materialize
 from state_runtime.materialize.records import claim
+from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.handover import Moving
@@ -47,7 +50,6 @@ from state_runtime.snapshot.paths import (
     term_path,
 )
 from state_runtime.snapshot.pins import pin_snapshot
-from state_runtime.snapshot.references import references
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
 from state_runtime.store import Store, open_store
 
@@ -562,7 +564,7 @@ def test_a_plan_of_another_job_or_an_old_one_is_refused(job: Job, world: FakeWor
 
 def test_a_plan_is_a_document_that_comes_back_as_it_was(job: Job, tmp_path: Path) -> None:
     plan = planned(job.root, job.clock)
-    write_plan(tmp_path / "plan", plan)
+    write_gc_plan(tmp_path / "plan", plan)
     assert read_gc_plan(tmp_path / "plan") == plan
     body = (tmp_path / "plan").read_bytes()
     (tmp_path / "plan").write_bytes(body.replace(b"orphan", b"needed"))
@@ -571,7 +573,7 @@ def test_a_plan_is_a_document_that_comes_back_as_it_was(job: Job, tmp_path: Path
     with pytest.raises(InvalidConfiguration):
         read_gc_plan(tmp_path / "none")
     with pytest.raises(InvalidConfiguration):
-        write_plan(tmp_path / "no" / "folder", plan)
+        write_gc_plan(tmp_path / "no" / "folder", plan)
 
 
 def test_a_plan_may_be_executed_twice(job: Job) -> None:

@@ -12,10 +12,11 @@ from maintenance_root import DAY_S, JOB, Death, FakeWorld, Job, dying
 from model import CountingIds
 from schedule import one_at_a_time
 
-from state_runtime.errors import CorruptManifest, InvalidConfiguration
-from state_runtime.maintenance.plans import RetentionPlan, read_gc_plan, read_retention_plan, write_plan
-from state_runtime.maintenance.retaining import Retained, apply_retention, make_retention_plan
-from state_runtime.maintenance.retention import RetentionPolicy
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration
+from state_runtime.base.settings import RetentionPolicy
+from state_runtime.maintenance.gc.plan import read_gc_plan
+from state_runtime.maintenance.retention.apply import Retained, apply_retention, make_retention_plan
+from state_runtime.maintenance.retention.plan import RetentionPlan, read_retention_plan, write_retention_plan
 from state_runtime.snapshot.paths import manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, list_savepoints
@@ -116,7 +117,7 @@ def test_a_plan_of_another_job_or_an_old_one_is_refused(job: Job, world: FakeWor
 
 def test_an_altered_plan_is_no_plan(job: Job, tmp_path: Path) -> None:
     plan, file = planned(job), tmp_path / "plan"
-    write_plan(file, plan)
+    write_retention_plan(file, plan)
     assert read_retention_plan(file) == plan
     with pytest.raises(CorruptManifest, match="not a gc-plan"):
         read_gc_plan(file)

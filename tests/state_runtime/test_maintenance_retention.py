@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from state_runtime.errors import InvalidConfiguration
-from state_runtime.maintenance.retention import Decision, Item, RetentionPolicy, check_share, plan_retention
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import RetentionPolicy
+from state_runtime.maintenance.retention.policy import Decision, Item, check_share, plan_retention
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

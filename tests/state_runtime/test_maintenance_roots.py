@@ -14,8 +14,8 @@ from maintenance_root import JOB, Death, FakeWorld, Job, Killed, dying
 from model import CountingIds, FakeClock
 from schedule import one_at_a_time
 
-from state_runtime.clock import Clock
-from state_runtime.errors import (
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
     CorruptManifest,
     Fenced,
     JobNotFound,
@@ -23,10 +23,10 @@ from state_runtime.errors import (
     SnapshotExpired,
     SnapshotInUse,
 )
-from state_runtime.maintenance import delete_root as module
-from state_runtime.maintenance.copying import copy_snapshot
-from state_runtime.maintenance.delete import Deleted
-from state_runtime.maintenance.delete_root import delete_root, delete_savepoint
+from state_runtime.maintenance.copy.objects import copy_snapshot
+from state_runtime.maintenance.delete import roots as module
+from state_runtime.maintenance.delete.roots import delete_root, delete_savepoint
+from state_runtime.maintenance.delete.snapshots import Deleted
 from state_runtime.materialize.records import claim
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.claim import Claim, claim_root
@@ -265,7 +265,7 @@ def test_a_pin_at_any_moment_keeps_its_files_or_knows_that_it_came_too_late() ->
             removed(world.root(before=before))
         outcomes.add(bool(holds))
         if holds:
-            from state_runtime.snapshot.references import references
+            from state_runtime.reading.references import references
 
             manifest = job.catalog.manifest(2)
             assert all(world.root().exists(ref.path) for ref in references(world.root(), manifest))

@@ -34,15 +34,15 @@ from model import (
     seeds,
 )
 
-from state_runtime.changelog.reader import read_source_log, read_states
+from state_runtime.base.errors import CorruptData, CorruptSegment, MissingSnapshot, Unavailable
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.errors import CorruptData, CorruptSegment, MissingSnapshot, Unavailable
 from state_runtime.materialize import FoldSizes, Mode, apply, due, materialize
 from state_runtime.materialize.fold import FoldContext, Folded
 from state_runtime.materialize.plan import FoldPlan, StoredTable, grid, threshold
 from state_runtime.materialize.records import fits, holds, open_pins, record_ids
 from state_runtime.materialize.run import Heart, fold_here
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import (
     LayerEntry,
     Manifest,
@@ -54,6 +54,7 @@ from state_runtime.snapshot.manifest import (
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.table import HASH_MAX, hash_range_of_shard
 from state_runtime.store import Store
+from tests.stored import read_states
 
 SIZES = st.sampled_from(
     [

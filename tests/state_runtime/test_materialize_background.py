@@ -22,13 +22,13 @@ from model import (
     rows_of,
 )
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.errors import CorruptData, CorruptManifest, CorruptSegment, StoreUnavailable, Unavailable
+from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, StoreUnavailable, Unavailable
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import BackgroundMaterializer, Record, background, protected
 from state_runtime.materialize.records import ADOPTED_FOR_MS, Pin, beat, claim, open_pins, read_pin, read_record
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path, materialization_path
+from tests.stored import read_states
 
 EAGER = JobSettings(materialize_min_bytes=1, materialize_ratio=0.01)
 NEVER = JobSettings(materialize=False)

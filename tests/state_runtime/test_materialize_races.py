@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, DictStore, FakeClock, StateWriter, rows_of, seeds
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.errors import CorruptData, MissingSnapshot
+from state_runtime.base.errors import CorruptData, MissingSnapshot
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import FoldSizes, Protected, Record, apply, fits, fold, materialize, protected
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import holds, open_pins
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
+from tests.stored import read_states
 
 pytestmark = pytest.mark.usefixtures("one_reader")
 KEPT = 2  # snapshots

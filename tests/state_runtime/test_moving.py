@@ -12,7 +12,7 @@ from local_job import LocalJob
 from model import CountingIds, DictStore, FakeClock
 from moved_job import INFO, Killed, WatchedStore, add_savepoint, all_states, furnish, into, made_job, states_of
 
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     CorruptData,
     Fenced,
     InvalidConfiguration,
@@ -22,12 +22,12 @@ from state_runtime.errors import (
     StillstateError,
     StoreRefused,
 )
-from state_runtime.maintenance.delete import delete_snapshots
-from state_runtime.maintenance.delete_root import delete_root, delete_savepoint
-from state_runtime.maintenance.move_copy import MoveProgress
-from state_runtime.maintenance.move_plan import MoveMode, MovePlan, plan_move
-from state_runtime.maintenance.moving import MoveResult, abort_move, execute_move
-from state_runtime.maintenance.verify import verify_root
+from state_runtime.maintenance.delete.roots import delete_root, delete_savepoint
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.move.carry import MoveProgress
+from state_runtime.maintenance.move.execute import MoveResult, abort_move, execute_move
+from state_runtime.maintenance.move.plan import MoveMode, MovePlan, plan_move
+from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run

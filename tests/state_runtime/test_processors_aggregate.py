@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from model import examples
 
 from state_runtime import aggregates
-from state_runtime.aggregates import Aggregate
-from state_runtime.errors import InvalidData, InvalidPipeline
-from state_runtime.processors.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.base.errors import InvalidData, InvalidPipeline
+from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock
 from state_runtime.state.keyhash import hash_key

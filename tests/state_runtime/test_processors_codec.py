@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from model import examples
 from pyspark.sql import Row
 
-from state_runtime.errors import InvalidData
-from state_runtime.processors.codec import RowCodec
-from state_runtime.processors.refusals import InvalidStateValue
+from state_runtime.base.errors import InvalidData
+from state_runtime.processors.user.codec import RowCodec
+from state_runtime.processors.user.refusals import InvalidStateValue
 
 ZONES = ["UTC", "America/New_York", "Asia/Kolkata"]
 UTC_TIME = pa.timestamp("us", "UTC")

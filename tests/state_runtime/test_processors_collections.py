@@ -15,12 +15,12 @@ from pyspark.sql import Row
 from spark_model import KEYS, Job, Setup, grouped, markers_in, operator_of, schemas_of
 from test_processors_handle import Calls
 
-from state_runtime.errors import InvalidData
-from state_runtime.processors import flavours, list_state, map_state, scope
-from state_runtime.processors.handle import StateDeclaration, layout_of
-from state_runtime.processors.list_state import ORDINAL_BITS
-from state_runtime.processors.map_state import entry_hashes
+from state_runtime.base.errors import InvalidData
 from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.user import flavours, list_state, map_state, scope
+from state_runtime.processors.user.handle import StateDeclaration, layout_of
+from state_runtime.processors.user.list_state import ORDINAL_BITS
+from state_runtime.processors.user.map_state import entry_hashes
 from state_runtime.state.table import StateSchema
 
 ONE = grouped([("a", 0)], spread)

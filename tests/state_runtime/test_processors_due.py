@@ -17,12 +17,12 @@ from memory_reader import MemoryReader
 from model import SCHEMA, HashOf, Key, canonical_key, colliding, examples, hash_functions, key_columns, spread
 
 from state_runtime import TimedState, VectorizedProcessor
-from state_runtime.errors import InvalidData, InvalidPipeline, UserCodeError
-from state_runtime.processors.deduplicate import SEEN, Deduplicate, plan_deduplicate
+from state_runtime.base.errors import InvalidData, InvalidPipeline, UserCodeError
+from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate, plan_deduplicate
 from state_runtime.processors.event_time import drop_late, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.vectorized import KeyedBatch, VectorizedOperator, plan_states, time_mode_of
+from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOperator, plan_states, time_mode_of
 from state_runtime.state.table import StateSchema
 from state_runtime.state.version import OpenVersion
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from state_runtime.errors import InvalidData
+from state_runtime.base.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
-from state_runtime.processors.frames import frames_to_batches, nullable_integers, split_frame, table_to_frame
+from state_runtime.processors.user.frames import frames_to_batches, nullable_integers, split_frame, table_to_frame
 
 ROWS = pa.RecordBatch.from_arrays(
     [

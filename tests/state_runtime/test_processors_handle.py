@@ -20,16 +20,16 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from spark_model import KEYS, TIMERS, Job, Scripted, Setup, grouped, operator_of, schemas_of
 
-from state_runtime.errors import InvalidData, InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.processors.handle import (
+from state_runtime.base.errors import InvalidData, InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.user.handle import (
     DeclaringHandle,
     Handle,
     StateDeclaration,
     layout_of,
     timers_schema,
 )
-from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.refusals import InvalidStateUse, InvalidStateValue, plain
+from state_runtime.processors.user.refusals import InvalidStateUse, InvalidStateValue, plain
 
 NO_ROWS = grouped([], spread)
 ONE_ROW = grouped([("a", 0)], spread)

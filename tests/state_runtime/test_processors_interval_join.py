@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from memory_reader import MemoryReader
 from model import HashOf, Key, canonical_key, colliding, examples, hash_functions, key_columns, spread
 
-from state_runtime.errors import InvalidData, InvalidPipeline
-from state_runtime.processors import interval_join
-from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.interval_join import (
+from state_runtime.base.errors import InvalidData, InvalidPipeline
+from state_runtime.processors.builtin import interval_join
+from state_runtime.processors.builtin.interval_join import (
     LEFT,
     LEFT_COLUMN,
     RIGHT,
@@ -28,6 +27,7 @@ from state_runtime.processors.interval_join import (
     IntervalJoinOperator,
     plan_interval_join,
 )
+from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock
 from state_runtime.state.table import entries_of, hashes_of
 from state_runtime.state.version import OpenVersion

@@ -27,8 +27,8 @@ from spark_model import (
     value_operations,
 )
 
-from state_runtime.processors import scope
 from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.user import scope
 
 everything = value_operations | list_operations | map_operations | timer_operations
 names = st.sampled_from(NAMES)

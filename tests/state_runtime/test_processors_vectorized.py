@@ -37,13 +37,13 @@ from model import (
 )
 
 from state_runtime import VectorizedProcessor
-from state_runtime.errors import InvalidData, InvalidPipeline, UserCodeError
+from state_runtime.base.errors import InvalidData, InvalidPipeline, UserCodeError
+from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
+from state_runtime.processors.builtin.latest import LATEST, LatestBy, plan_latest
 from state_runtime.processors.columns import fit_column
-from state_runtime.processors.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.latest import LATEST, LatestBy, plan_latest
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.vectorized import KeyedBatch, VectorizedOperator
+from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOperator
 from state_runtime.state.local import OpenVersion
 from state_runtime.state.table import StateSchema, fold
 

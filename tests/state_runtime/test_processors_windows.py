@@ -19,11 +19,11 @@ from model import HashOf, examples, hash_functions
 from window_model import AGGREGATES, INPUT, KEYS, Driven, Row, WindowModel, reference, same
 
 from state_runtime import aggregates, windows
-from state_runtime.errors import InvalidData, InvalidPipeline
+from state_runtime.base.errors import InvalidData, InvalidPipeline
+from state_runtime.processors.builtin.windows import plan_windows
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow, parse_duration_us
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.windows import plan_windows
 from state_runtime.state.table import entry_of_time, time_of_entry
-from state_runtime.windows import SessionWindow, TimeWindow, parse_duration_us
 
 SECOND = 1_000_000
 A, B = ("a", 1.5), ("b", None)

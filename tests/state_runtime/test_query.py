@@ -40,8 +40,7 @@ from model import (
 )
 
 from state_runtime import query_state
-from state_runtime.changelog.writer import write_segment, write_task_changes
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     CorruptData,
     CorruptManifest,
     CorruptSegment,
@@ -52,14 +51,16 @@ from state_runtime.errors import (
     MissingSnapshot,
     StillstateError,
 )
-from state_runtime.query import StateView, open_state
-from state_runtime.snapshot.catalog import JobInfo
+from state_runtime.changelog.writer import write_segment
+from state_runtime.reading.query import StateView, open_state
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
 from state_runtime.state.ddl import default_clause, parse_ddl
 from state_runtime.state.keyhash import SEED, hash_key, hash_rows, xxh64
 from state_runtime.state.table import StateSchema, hash_range_of_shard
+from tests.stored import write_task_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -309,7 +310,7 @@ def test_ddl_is_read_as_the_pipeline_writes_it(spark: SparkSession) -> None:
     """The reader has no Spark; what it makes of a type must be what Spark stores."""
     from pyspark.sql import types as T
 
-    from state_runtime.sql import ddl
+    from state_runtime.spark.sql import ddl
 
     names = [*MAKERS, *NESTED]
     odd = ["a", "with space", "com,ma", "back`tick", "co:lon", "br<ack(et"]
@@ -412,7 +413,7 @@ def test_keys_of_one_hash_are_told_apart(all_epochs: list[Changes], when: list[s
         return colliding(canonical_key(*(column[0].as_py() for column in columns)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("state_runtime.query.hash_key", forced)
+        patch.setattr("state_runtime.reading.query.hash_key", forced)
         for key in ALL_KEYS:
             assert found(job.view().read(key=as_key(key))) == ({key: expected[key]} if key in expected else {})
 
@@ -491,7 +492,7 @@ def test_more_files_than_steps_are_read_in_fewer_steps(all_epochs: list[Changes]
     for changed in all_epochs:
         job.epoch(changed, fold)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("state_runtime.query._RANGES_MAX", 3)
+        patch.setattr("state_runtime.reading.query._RANGES_MAX", 3)
         assert found(job.view().read()) == after(all_epochs)
 
 

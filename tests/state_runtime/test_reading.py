@@ -36,16 +36,15 @@ from test_format_2 import GOLDEN
 from test_state_layouts_stored import Log, entry_of_shape, real, steps
 
 from state_runtime import reading
-from state_runtime.changelog.reader import read_states
+from state_runtime.base.errors import CorruptSegment, InvalidConfiguration, MissingFile, SnapshotExpired
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.errors import CorruptSegment, InvalidConfiguration, MissingFile, SnapshotExpired
 from state_runtime.materialize.plan import FoldSizes
 from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.fingerprint import Fingerprint, fingerprint
 from state_runtime.reading.reader import SnapshotReader, hash_ranges
 from state_runtime.reading.rows import RowLayout
 from state_runtime.reading.sorting import sorted_rows
-from state_runtime.restore.shard_files import direct, read_listing
+from state_runtime.restore.uploaded_files import direct, read_listing
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root
@@ -53,6 +52,7 @@ from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.table import HASH_MAX, hash_range_of_shard, hashes_of
 from state_runtime.store import Store, open_store
+from tests.stored import read_states
 
 
 def read_all(reader: SnapshotReader, operator: str, state: str, *where: Any, **how: Any) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from local_job import LocalJob
 from model import FakeClock, seeds
 from shapes import KEYS, SHAPES, Change
 
+from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import apply, materialize
-from state_runtime.settings import JobSettings
 from state_runtime.snapshot.lineage import gone_back
 
 BACKENDS = ("arrow", "rocksdb")

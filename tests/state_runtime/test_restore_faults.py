@@ -18,14 +18,14 @@ from local_job import LocalJob
 from model import examples, seeds
 from test_restore import changes
 
-from state_runtime.errors import CorruptSegment, MissingFile
+from state_runtime.base.errors import CorruptSegment, MissingFile
+from state_runtime.base.settings import JobSettings
 from state_runtime.restore import objects
 from state_runtime.restore.objects import WantedObject
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import ShardAccess
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import LocalStore, open_store
+from state_runtime.task.shard_access import ShardAccess
 
 SHAPES = ("value", "timers")
 
@@ -242,7 +242,7 @@ def test_idle_copies_make_room_first(tmp_path: Path) -> None:
     moved.mkdir(mode=0o700)
     (moved / "x").write_bytes(bytes(1 << 20))
     os.utime(moved, (1, 1))
-    from state_runtime import shard_access
+    from state_runtime.task import shard_access
 
     shard_access._disk.cache_clear()
     job.settings = JobSettings(local_bytes_max=1 << 20)
@@ -282,7 +282,7 @@ class Once(LocalStore):
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     Once.opened.clear()
-    monkeypatch.setattr("state_runtime.shard_access.shared_store", lambda url, options: Once(Path(url)))
+    monkeypatch.setattr("state_runtime.task.shard_access.shared_store", lambda url, options: Once(Path(url)))
     return Once.opened
 
 

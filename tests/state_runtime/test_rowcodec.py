@@ -13,7 +13,7 @@ from memory_reader import canonical as canonical_key
 from model import examples
 from test_keyhash import NAN_WITH_PAYLOAD, SIMPLE, TYPES, stored
 
-from state_runtime.errors import InvalidData
+from state_runtime.base.errors import InvalidData
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.rowcodec import RowCodec, bytes_of_rows
 

@@ -23,8 +23,7 @@ from local_job import LocalJob
 from model import ALL_HASHES, OPERATOR, CountingIds, FakeClock
 from test_restore import changes
 
-from state_runtime.changelog.reader import read_states
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     InvalidConfiguration,
     JobNotFound,
     MissingSnapshot,
@@ -32,8 +31,9 @@ from state_runtime.errors import (
     SnapshotInUse,
     StoreUnavailable,
 )
-from state_runtime.maintenance import savepoint_copy
-from state_runtime.maintenance.savepoint_copy import (
+from state_runtime.base.settings import JobSettings
+from state_runtime.maintenance.copy import savepoint as savepoint_copy
+from state_runtime.maintenance.copy.savepoint import (
     SavepointWork,
     pin_for_savepoint,
     release_pins,
@@ -41,14 +41,13 @@ from state_runtime.maintenance.savepoint_copy import (
     savepoint_of_stopped,
 )
 from state_runtime.materialize import apply, materialize
-from state_runtime.settings import JobSettings
+from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import advance_boundary
-from state_runtime.snapshot.catalog import JobInfo
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.references import references
 from state_runtime.snapshot.savepoint import (
     ATTEMPTS_MAX,
     SavepointRecord,
@@ -60,6 +59,7 @@ from state_runtime.snapshot.savepoint import (
     take_over,
 )
 from state_runtime.store import Store, open_store
+from tests.stored import read_states
 
 HERE = Path(__file__).parent
 

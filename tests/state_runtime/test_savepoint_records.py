@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import DictStore, FakeClock, examples
 
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
     MissingSnapshot,
@@ -19,7 +19,7 @@ from state_runtime.errors import (
     SnapshotInUse,
     StillstateError,
 )
-from state_runtime.limits import SAVEPOINT_NOTE_CHARS_MAX, SAVEPOINT_TAGS_MAX
+from state_runtime.base.limits import SAVEPOINT_NOTE_CHARS_MAX, SAVEPOINT_TAGS_MAX
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.savepoint import (
     ALLOWED,

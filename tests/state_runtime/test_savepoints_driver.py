@@ -27,14 +27,16 @@ from test_driver_schedule import (
     start,
 )
 
-from state_runtime import JobSettings, savepoints
-from state_runtime.aggregates import count
-from state_runtime.changelog.reader import read_source_log, read_states
-from state_runtime.driver import EpochDriver
-from state_runtime.errors import OutcomeUnknown, StoreUnavailable
-from state_runtime.maintenance import savepoint_copy
-from state_runtime.processors.windows import plan_windows
-from state_runtime.savepoints import Savepoints
+from state_runtime import JobSettings
+from state_runtime.base.errors import OutcomeUnknown, StoreUnavailable
+from state_runtime.changelog.reader import read_source_log
+from state_runtime.driver import savepoints
+from state_runtime.driver.epochs import EpochDriver
+from state_runtime.driver.savepoints import Savepoints
+from state_runtime.maintenance.copy import savepoint as savepoint_copy
+from state_runtime.processors.builtin.windows import plan_windows
+from state_runtime.processors.declared.aggregates import count
+from state_runtime.processors.declared.windows import tumbling
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import (
@@ -53,9 +55,9 @@ from state_runtime.snapshot.savepoint import (
     read_savepoint,
     take_over,
 )
+from state_runtime.spark.columns import SEQUENCE_COLUMN
 from state_runtime.store import Store, open_store
-from state_runtime.task import SEQUENCE_COLUMN
-from state_runtime.windows import tumbling
+from tests.stored import read_states
 
 __all__ = ["playing"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_runtime.seating import CopyFound, Seating, is_refill_due, is_refill_early, seat_shards
+from state_runtime.placement.assignment import CopyFound, Seating, is_refill_due, is_refill_early, seat_shards
 
 EXECUTORS = st.lists(st.sampled_from("abcde"), min_size=1, max_size=24)
 

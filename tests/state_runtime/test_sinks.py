@@ -11,9 +11,9 @@ import pyarrow.dataset as ds
 import pytest
 from model import SECRET
 
-from state_runtime import sinks
-from state_runtime.errors import InvalidConfiguration, MissingFile, UserCodeError
-from state_runtime.sinks import ParquetSink, SinkSpec, StagedFiles, foreach_epoch, staged_outputs
+from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
+from state_runtime.pipeline import sinks
+from state_runtime.pipeline.sinks import ParquetSink, SinkSpec, StagedFiles, foreach_epoch, staged_outputs
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.store import LocalStore
 

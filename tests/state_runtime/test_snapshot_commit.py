@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from model import CountingIds, DictStore, FakeClock, empty_manifest
 
-from state_runtime.errors import (
+from state_runtime.base.errors import (
     CorruptManifest,
     Fenced,
     JobAlreadyRunning,
@@ -22,10 +22,11 @@ from state_runtime.errors import (
     UnsupportedFormat,
 )
 from state_runtime.snapshot.boundary import Boundary, read_boundary
-from state_runtime.snapshot.catalog import Catalog, JobInfo
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.control import pending_stop, request_stop
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, boundary_path, heartbeat_path, manifest_path
 from state_runtime.snapshot.terms import RunState, RunStatus, newest_term, read_status, write_status

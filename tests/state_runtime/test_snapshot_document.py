@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from model import empty_manifest, examples
 from store_contract import HOSTILE
 
-from state_runtime.errors import CorruptData, CorruptManifest, InvalidConfiguration, UnsupportedFormat
-from state_runtime.progress import Progress
+from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidConfiguration, UnsupportedFormat
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot import paths
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
 from state_runtime.snapshot.manifest import (
@@ -32,6 +32,7 @@ from state_runtime.snapshot.manifest import (
     StateEntry,
     TableEntry,
 )
+from state_runtime.store.paths import check_relative_path
 
 names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,10}", fullmatch=True)
 relative = st.lists(names, min_size=1, max_size=3).map("/".join)
@@ -292,7 +293,7 @@ def test_foreign_names_below_snapshots_and_terms_are_no_ids(name: str) -> None:
 @examples(300)
 def test_safe_names_are_path_parts(name: str) -> None:
     """Users name states freely; the name becomes a folder."""
-    paths.check_relative_path(f"tables/op/{paths.safe_name(name)}/x")
+    check_relative_path(f"tables/op/{paths.safe_name(name)}/x")
 
 
 @pytest.mark.parametrize("name", ["", "A", "ä", "a/b", "../x", "a b", ".", "-a", "_a", "a" * 64, "a\n", "con:"])

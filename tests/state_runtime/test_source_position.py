@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from state_runtime.errors import CorruptData, StillstateError
+from state_runtime.base.errors import CorruptData, StillstateError
+from state_runtime.pipeline.source_position import SparkCheckpoint, plan_source_log, same_offsets
 from state_runtime.snapshot.manifest import SourcePosition
-from state_runtime.source import SparkCheckpoint, plan_source_log, same_offsets
 
 INTERVAL = 10
 

@@ -11,26 +11,20 @@ import pyarrow as pa
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
-from state_runtime.aggregates import count
-from state_runtime.processors.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.base.settings import JobSettings
+from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.declared.aggregates import count
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, ShardResult
-from state_runtime.settings import JobSettings
-from state_runtime.shard_access import NO_VERSION, TaskJob
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root, open_run
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.store import open_store
-from state_runtime.task import (
-    HASH_COLUMN,
-    SEQUENCE_COLUMN,
-    SHARD_COLUMN,
-    WAKE_SEQUENCE,
-    Acknowledgement,
-    StageTask,
-)
+from state_runtime.task.shard_access import NO_VERSION, TaskJob
+from state_runtime.task.stage import Acknowledgement, StageTask
 
 KEYS = pa.schema([("k", pa.string())])
 

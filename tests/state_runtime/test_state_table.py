@@ -33,8 +33,8 @@ from model import (
 )
 from shapes import SHAPES, Model, batch_of_change, changes_of, plain
 
-from state_runtime.errors import CorruptSegment, StillstateError
-from state_runtime.limits import MAX_PARALLELISM
+from state_runtime.base.errors import CorruptSegment, StillstateError
+from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.state.table import (
     StateSchema,
     adapt,

@@ -16,7 +16,7 @@ import pytest
 from model import BUCKET, SECRET, DictStore, s3_options
 from store_contract import StoreContract
 
-from state_runtime.errors import InvalidConfiguration, OutcomeUnknown, StoreNotCapable, StoreUnavailable
+from state_runtime.base.errors import InvalidConfiguration, OutcomeUnknown, StoreNotCapable, StoreUnavailable
 from state_runtime.store import Created, FsspecStore, LocalStore, Store, StoredObject, local, open_store, shared_store
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from state_runtime.errors import OutcomeUnknown, StoreNotCapable, StoreUnavailable
+from state_runtime.base.errors import OutcomeUnknown, StoreNotCapable, StoreUnavailable
 from state_runtime.store import Created, FsspecStore
 
 

@@ -11,7 +11,7 @@ import pytest
 from model import SECRET
 
 import state_runtime.store as stores
-from state_runtime.errors import InvalidConfiguration, StoreRefused
+from state_runtime.base.errors import InvalidConfiguration, StoreRefused
 from state_runtime.store import S3Store, Store, open_store, shared_store
 from state_runtime.store.options import StoreOptions
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pyspark.errors import PythonException
 
-from state_runtime.errors import CorruptSegment, UserCodeError
-from state_runtime.gathering import typed_error
-from state_runtime.task import ERROR_MARK
+from state_runtime.base.errors import CorruptSegment, UserCodeError
+from state_runtime.spark.errors import ERROR_MARK, typed_error
 
 
 def raised(*files: str, last: str = "KeyError: 'mine'") -> PythonException:

@@ -17,15 +17,15 @@ from model import OPERATOR, CountingIds, DictStore, FakeClock, examples
 from moved_job import SHAPES, WatchedStore, furnish, into, made_job
 from test_changelog_off import Run
 
-from state_runtime.errors import CorruptManifest, InvalidConfiguration, MissingSnapshot, StoreUnavailable
-from state_runtime.maintenance.delete import delete_snapshots
-from state_runtime.maintenance.findings import Finding, VerifyProgress, VerifyReport, broken_chain
-from state_runtime.maintenance.verify import is_in_sample, verify_root
-from state_runtime.maintenance.verify_place import FoundGood, verify_place
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, MissingSnapshot, StoreUnavailable
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.verify.places import FoundGood, verify_place
+from state_runtime.maintenance.verify.report import Finding, VerifyProgress, VerifyReport, broken_chain
+from state_runtime.maintenance.verify.roots import is_in_sample, verify_root
+from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.references import references
 from state_runtime.store import Store, open_store
 
 DATA = ("changelog/", "tables/", "files/")
@@ -375,7 +375,7 @@ def test_an_answer_that_is_wrong_once_is_asked_for_again(job: LocalJob) -> None:
 
 
 def test_a_store_that_is_away_is_not_asked_for_ever(job: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("state_runtime.maintenance.verify._UNREACHABLE_MAX", 5)
+    monkeypatch.setattr("state_runtime.maintenance.verify.roots._UNREACHABLE_MAX", 5)
     objects: dict[str, bytes] = {}
     into(WatchedStore(objects, lambda *_: None), job.root)
     store = WatchedStore(objects, away(lambda path: path.startswith(DATA)))
@@ -417,7 +417,7 @@ def test_a_snapshot_that_is_given_up_meanwhile_is_no_damage(job: LocalJob) -> No
 @pytest.mark.parametrize("backend", ["arrow", "rocksdb"])
 def test_files_of_shards_are_verified_too(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The changelog switched off: the listing, and every file of every shard."""
-    monkeypatch.setattr("state_runtime.persist_files.SMALL_FILE_BYTES_MAX", 0)
+    monkeypatch.setattr("state_runtime.task.persist_files.SMALL_FILE_BYTES_MAX", 0)
     run = Run(tmp_path, parallelism=2, backend=backend)
     run.epoch("a", "b", "c")
     run.epoch("a", "d")

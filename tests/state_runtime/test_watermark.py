@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from model import examples
 from pyspark.sql import types as T
 
+from state_runtime.pipeline.watermark import DELAY_METADATA, advance, event_time_column, observed, watermark_columns
 from state_runtime.snapshot.manifest import TimeEntry
-from state_runtime.watermark import DELAY_METADATA, advance, event_time_column, observed, watermark_columns
 
 DELAYED = {DELAY_METADATA: 10_000}
 SCHEMA = T.StructType(

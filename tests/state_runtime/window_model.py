@@ -13,13 +13,13 @@ from memory_reader import MemoryReader
 from model import SCHEMA, HashOf, Key, canonical_key, key_columns, spread
 
 from state_runtime import aggregates
-from state_runtime.aggregates import Aggregate
+from state_runtime.processors.builtin.windows import plan_windows
+from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.windows import plan_windows
 from state_runtime.state.table import DELETED, ENTRY, HASH, entries_of
 from state_runtime.state.version import OpenVersion
-from state_runtime.windows import SessionWindow, TimeWindow
 
 KEYS = SCHEMA.keys
 TIME = pa.timestamp("us", "UTC")

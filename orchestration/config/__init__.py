@@ -1,0 +1,1 @@
+"""`stillstate.yaml`: the desired state of every job, checked completely before anything acts on it."""

@@ -1,0 +1,57 @@
+"""Where a run begins, as the command line or `stillstate.yaml` says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.config.spec import JobSpec
+from state_runtime.base.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from state_runtime.driver.beginning import StartFrom
+
+__all__ = ["NEWEST", "BeginAt"]
+
+
+@dataclass(frozen=True)
+class BeginAt:
+    """What was asked for; nothing is the job's newest snapshot, or `start_from` of the file if it has none.
+
+    Attributes:
+        place: of another job's snapshot; goes before the file's `start_from`.
+        claim: take the place over.
+        snapshot_id: an older snapshot of the job's own.
+    """
+
+    place: str = ""
+    claim: bool = False
+    snapshot_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.claim and not self.place:
+            raise InvalidConfiguration("--claim says what becomes of the place that --from names; give both")
+        if self.place and self.snapshot_id is not None:
+            raise InvalidConfiguration(
+                "--from is for a job without snapshots, --from-snapshot goes back to one of its own; give one of them"
+            )
+
+    def arguments(self) -> list[str]:
+        """The same on the command line of a driver."""
+        given = ["--from", self.place] if self.place else []
+        given += ["--claim"] if self.claim else []
+        return given + (["--from-snapshot", str(self.snapshot_id)] if self.snapshot_id is not None else [])
+
+    def start_from(self, job: JobSpec) -> StartFrom | None:
+        """What the runtime is told. The place's storage options are those of `start_from`, where the file has them,
+        else the job's."""
+        from state_runtime.driver.beginning import StartFrom
+
+        section = job.start_from
+        options = section.storage_options if section is not None else None
+        if self.place:
+            return StartFrom(self.place, "CLAIM" if self.claim else "NO_CLAIM", options)
+        return StartFrom(section.place, section.mode, options) if section is not None else None
+
+
+NEWEST = BeginAt()

@@ -1,0 +1,579 @@
+"""`stillstate.yaml`: the desired state of every job, checked completely before anything acts on it.
+
+Reading has four steps, all pure but the first: YAML with places (`yaml_tree`), defaults merged under every
+job, environment variables and relative paths resolved, and the strict schema below. Every problem of the file
+is reported at once, one per line, as `file:line: key: what is wrong`.
+
+`${NAME}` and `${NAME:-default}` are replaced in storage options and in paths (`store`, `local_dir`,
+`launcher.log_dir` and the options that `path_options` names), and nowhere else; `$$` is a plain `$`. Values
+of storage options are never shown: not in a repr, an error, metadata or the command line's output.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from orchestration.config.sections import (
+    SECTIONS,
+    AvailableNow,
+    CheckpointSpec,
+    LauncherSpec,
+    LocalRecovery,
+    LocalRecoverySpec,
+    MaterializationSpec,
+    OnOff,
+    Placement,
+    ProcessingTime,
+    RecoverySpec,
+    RetentionSpec,
+    SparkSpec,
+    Strict,
+    Trigger,
+    UploadSpec,
+)
+from orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound
+from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.base.settings import JobSettings, RetentionPolicy
+from state_runtime.snapshot.locate import Place
+from state_runtime.store.options import REDACTED, StoreOptions
+
+if TYPE_CHECKING:
+    # It lives beside the pipeline, which imports pyspark; the Dagster code location must load without it.
+    from state_runtime.job import JobContext
+
+__all__ = [
+    "CONFIG_ENV",
+    "CONFIG_NAME",
+    "AvailableNow",
+    "CheckpointSpec",
+    "JobSpec",
+    "LauncherSpec",
+    "MaterializationSpec",
+    "ProcessingTime",
+    "RecoverySpec",
+    "RetentionSpec",
+    "Secrets",
+    "SparkSpec",
+    "Spec",
+    "StartFromSpec",
+    "find_config",
+    "identifier",
+    "load_spec",
+    "to_context",
+    "to_policy",
+    "to_settings",
+    "to_trigger",
+]
+
+CONFIG_ENV: Final = "STILLSTATE_CONFIG"
+CONFIG_NAME: Final = "stillstate.yaml"
+
+_PATH_KEYS: Final[tuple[tuple[str, ...], ...]] = (
+    ("store",),
+    ("local_dir",),
+    ("launcher", "log_dir"),
+    ("start_from", "place"),
+)
+_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\{[^}]*\}?))")
+
+
+class Secrets(Mapping[str, Any]):
+    """Storage options. Reading gives the values; printing never does.
+
+    Not a pydantic `SecretStr` per value, because fsspec wants the plain (and nested) options.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Secrets({{{', '.join(f'{key!r}: {REDACTED!r}' for key in self._values)}}})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("storage options are not pickled; read the configuration again where they are needed")
+
+    def redact(self, text: str) -> str:
+        """`text` without any value that may be secret; for log lines of other programs that we pass on."""
+        return StoreOptions("", self._values).redact(text)
+
+
+Owner = Annotated[str, Field(pattern=r"^(team:[A-Za-z0-9_][A-Za-z0-9_ .-]*|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
+JobName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+
+
+_SECRET_MODEL = ConfigDict(
+    strict=True,
+    extra="forbid",
+    frozen=True,
+    hide_input_in_errors=True,
+    allow_inf_nan=False,
+    arbitrary_types_allowed=True,
+)
+
+
+class StartFromSpec(Strict):
+    """What a job without snapshots begins with; a job that has some does not look here.
+
+    Attributes:
+        place: `<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint.
+        mode: NO_CLAIM leaves it as it is; CLAIM takes it over, and removes it after the job's first checkpoint.
+        storage_options: of the place; absent: the job's.
+    """
+
+    model_config = _SECRET_MODEL
+
+    place: str = Field(min_length=1)
+    mode: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
+    storage_options: Annotated[Secrets, BeforeValidator(lambda value: _secrets(value))] | None = Field(
+        default=None, repr=False
+    )
+
+
+class JobSpec(Strict):
+    """One job. `name` and the resolved paths are filled in by `load_spec`."""
+
+    model_config = _SECRET_MODEL
+
+    name: str = ""
+    entry_point: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    store: str = Field(min_length=1)
+    storage_options: Annotated[Secrets, BeforeValidator(lambda value: _secrets(value))] = Field(
+        default_factory=Secrets, repr=False
+    )
+    start_from: StartFromSpec | None = None
+    storage_profile: str = Field(default="", max_length=200)
+    single_writer: bool = False
+    parallelism: int = Field(default=0, ge=0, le=MAX_PARALLELISM)
+    options: dict[str, Any] = Field(default_factory=dict)
+    path_options: list[str] = Field(default_factory=list)
+    trigger: Trigger | None = None
+    spark: SparkSpec = SparkSpec()
+    local_dir: str = ""
+    backend: Literal["arrow", "rocksdb"] = "arrow"
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    changelog: OnOff = "on"
+    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    upload: UploadSpec = UploadSpec()
+    local_recovery: LocalRecovery = LocalRecoverySpec()
+    placement: Placement = "sticky"
+    materialization: MaterializationSpec = MaterializationSpec()
+    recovery: RecoverySpec = RecoverySpec()
+    retention: RetentionSpec = RetentionSpec()
+    launcher: LauncherSpec = LauncherSpec()
+    description: str = Field(default="", max_length=10_000)
+    owners: list[Owner] = Field(default_factory=list, max_length=10)
+
+    @model_validator(mode="after")
+    def _into_options(self) -> JobSpec:
+        # Whoever opens the store needs both, and gets the options only.
+        more: dict[str, Any] = {"profile": self.storage_profile} if self.storage_profile else {}
+        if self.single_writer:
+            more["single_writer"] = True
+        if more:
+            object.__setattr__(self, "storage_options", Secrets({**self.storage_options, **more}))
+        return self
+
+    @property
+    def identifier(self) -> str:
+        """The name as Dagster names and groups allow it."""
+        return identifier(self.name)
+
+
+class Spec(Strict):
+    """The whole file."""
+
+    version: Literal[1]
+    jobs: dict[JobName, JobSpec] = Field(min_length=1)
+    file: Path = Path()
+
+    def job(self, name: str) -> JobSpec:
+        """The job of that name.
+
+        Raises:
+            JobNotFound: there is none; the message names the ones that exist.
+        """
+        if name not in self.jobs:
+            near = difflib.get_close_matches(name, self.jobs, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            known = ", ".join(sorted(self.jobs))
+            raise JobNotFound(f"{self.file} has no job {name[:80]!r}; {hint}its jobs are: {known}")
+        return self.jobs[name]
+
+
+def identifier(job: str) -> str:
+    """A job name as Dagster allows it in names: `plane-delays` → `plane_delays`."""
+    return job.replace("-", "_")
+
+
+def find_config(explicit: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Path:
+    """The file: the argument, else `$STILLSTATE_CONFIG`, else `stillstate.yaml` here or in a parent folder.
+
+    Raises:
+        InvalidConfiguration: none of these exists; the message says where was looked.
+    """
+    named = str(explicit) if explicit else (os.environ if environ is None else environ).get(CONFIG_ENV, "")
+    if named:
+        file = Path(named).expanduser().absolute()
+        if file.is_file():
+            return file
+        origin = "--config" if explicit else f"${CONFIG_ENV}"
+        what = "is a folder, not a file" if file.is_dir() else "does not exist"
+        raise InvalidConfiguration(f"{file}: the file that {origin} names {what}; name an existing one")
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / CONFIG_NAME).is_file():
+            return folder / CONFIG_NAME
+    raise InvalidConfiguration(
+        f"there is no {CONFIG_NAME} in {here} or above it; create one, name it with --config FILE, or set ${CONFIG_ENV}"
+    )
+
+
+def load_spec(file: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Spec:
+    """Read and check the whole configuration.
+
+    Args:
+        file: see `find_config`.
+        environ: environment for `${NAME}`; the process's own by default.
+
+    Raises:
+        InvalidConfiguration: with every problem found, one `file:line: key: message` per line.
+    """
+    environ = os.environ if environ is None else environ
+    path = find_config(file, environ=environ)
+    problems = Problems(path)
+    root = _merge_defaults(read_tree(path, problems), problems)
+    root = _resolve(root, path.parent, environ, problems)
+    spec = _validate(root, path, problems)
+    problems.raise_if_any()
+    if spec is None:
+        raise InvalidConfiguration(f"{path}: the configuration is not valid")
+    return spec
+
+
+def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | None:
+    """The trigger as Spark's `DataStreamWriter.trigger` takes it; None runs as fast as possible."""
+    if until_idle or isinstance(spec.trigger, AvailableNow):
+        return {"availableNow": True}
+    if isinstance(spec.trigger, ProcessingTime):
+        return {"processingTime": f"{max(1, round(spec.trigger.processing_time_s * 1000))} milliseconds"}
+    return None
+
+
+def to_settings(spec: JobSpec) -> JobSettings:
+    """What the runtime is set to."""
+    checkpoint, upload, materialization = spec.checkpoint, spec.upload, spec.materialization
+    return JobSettings(
+        parallelism=spec.parallelism,
+        local_dir=spec.local_dir,
+        backend=spec.backend,
+        heartbeat_interval_s=checkpoint.heartbeat_interval_s,
+        inline_bytes_max=checkpoint.inline_bytes_max,
+        checkpoint_interval_s=checkpoint.interval_s,
+        checkpoint_batches=checkpoint.batches,
+        pending_bytes_max=checkpoint.pending_bytes_max,
+        changelog=spec.changelog,
+        compression=spec.compression,
+        upload_timeout_s=upload.timeout_s,
+        upload_attempts_max=upload.attempts_max,
+        upload_in_flight_bytes_max=upload.in_flight_bytes_max,
+        local_recovery=spec.local_recovery.enabled,
+        local_bytes_max=spec.local_recovery.bytes_max,
+        placement=spec.placement,
+        materialize=materialization.by == "driver",
+        materialize_interval_s=materialization.interval_s,
+        materialize_min_bytes=materialization.min_bytes,
+        materialize_ratio=materialization.ratio,
+        materialize_max_segments=materialization.max_segments,
+        materialize_replay_s=materialization.replay_s,
+        retained_checkpoints=spec.retention.retained_checkpoints,
+        retention=to_policy(spec),
+    )
+
+
+def to_policy(spec: JobSpec) -> RetentionPolicy:
+    """The rules by which snapshots are kept; empty if there are none."""
+    given = spec.retention
+    return RetentionPolicy(
+        keep_last=given.keep_last,
+        keep_within_s=given.keep_within_s,
+        keep_hourly=given.keep_hourly,
+        keep_daily=given.keep_daily,
+        keep_weekly=given.keep_weekly,
+        keep_monthly=given.keep_monthly,
+        keep_yearly=given.keep_yearly,
+        keep_tags=tuple(given.keep_tags),
+        max_age_s=given.max_age_s,
+        max_count=given.max_count,
+        failed_ttl_s=given.failed_ttl_s,
+    )
+
+
+def to_context(spec: JobSpec) -> JobContext:
+    """What the job's entry point is called with. Imports pyspark, so only a driver calls it."""
+    from state_runtime.job import JobContext
+
+    return JobContext(
+        name=spec.name,
+        store=spec.store,
+        options=spec.options,
+        settings=to_settings(spec),
+        storage_options=spec.storage_options,
+    )
+
+
+def _merge_defaults(root: Located, problems: Problems) -> Located:
+    """Put `defaults` under every job and drop the key, so that what follows sees complete jobs."""
+    defaults = root.get("defaults")
+    jobs = root.get("jobs")
+    if not isinstance(root.value, dict) or defaults is None:
+        return root
+    rest = Located({k: child for k, child in root.value.items() if k != "defaults"}, root.line, root.path)
+    if not isinstance(defaults.value, dict):
+        problems.add(defaults.line, defaults.path, "must be a mapping of job keys")
+        return rest
+    if jobs is None or not isinstance(jobs.value, dict):
+        return rest
+    merged = {
+        # A job that is a list or a word is an error of its own; defaults must not hide it.
+        name: job.merged_over(defaults) if isinstance(job.value, dict) else job
+        for name, job in jobs.value.items()
+    }
+    return rest.with_child("jobs", Located(merged, jobs.line, jobs.path))
+
+
+def _resolve(root: Located, folder: Path, environ: Mapping[str, str], problems: Problems) -> Located:
+    """Replace environment variables and relative paths where the schema allows them."""
+    jobs = root.get("jobs")
+    if jobs is None or not isinstance(jobs.value, dict):
+        return root
+
+    def variables(place: Located) -> Scalar:
+        if isinstance(place.value, str):
+            return _interpolate(place.value, place, environ, problems)
+        return None if isinstance(place.value, list | dict) else place.value
+
+    def path(place: Located) -> Scalar:
+        text = variables(place)
+        return _absolute(text, folder) if isinstance(text, str) and text else text
+
+    resolved = {}
+    for name, job in jobs.value.items():
+        secret = job.get("storage_options")
+        if secret is not None:
+            job = job.with_child("storage_options", secret.mapped(variables))
+        start = job.get("start_from")
+        secret = start.get("storage_options") if start is not None else None
+        if start is not None and secret is not None:
+            job = job.with_child("start_from", start.with_child("storage_options", secret.mapped(variables)))
+        for keys in _PATH_KEYS:
+            job = _change_at(job, keys, path)
+        resolved[name] = _resolve_path_options(job, path, problems)
+    return root.with_child("jobs", Located(resolved, jobs.line, jobs.path))
+
+
+def _change_at(place: Located, keys: tuple[str, ...], change: Callable[[Located], Scalar]) -> Located:
+    child = place.get(keys[0])
+    if child is None:
+        return place
+    if len(keys) > 1:
+        return place.with_child(keys[0], _change_at(child, keys[1:], change))
+    return place.with_child(keys[0], child.mapped(change)) if isinstance(child.value, str) else place
+
+
+def _resolve_path_options(job: Located, change: Callable[[Located], Scalar], problems: Problems) -> Located:
+    named, options = job.get("path_options"), job.get("options")
+    if named is None or not isinstance(named.value, list):
+        return job
+    for item in named.value:
+        if not isinstance(item.value, str):
+            continue  # the schema reports it
+        option = options.get(item.value) if options is not None else None
+        if options is None or option is None:
+            problems.add(item.line, item.path, f"there is no option {item.value!r} under `options`")
+        elif not isinstance(option.value, str):
+            problems.add(option.line, option.path, "is named in `path_options`, so it must be a path or URL")
+        else:
+            options = options.with_child(item.value, option.mapped(change))
+    return job if options is None else job.with_child("options", options)
+
+
+def _interpolate(text: str, place: Located, environ: Mapping[str, str], problems: Problems) -> str:
+    def replace(match: re.Match[str]) -> str:
+        if match["bad"] is not None:
+            message = "a `${` must be `${NAME}` or `${NAME:-default}`; write `$$` for a plain $"
+            problems.add(place.line, place.path, message)
+            return ""
+        if match["name"] is None:
+            return "$"
+        value = environ.get(match["name"], match["default"])
+        if value is None:
+            problems.add(place.line, place.path, f"the environment variable {match['name']} is not set")
+            return ""
+        return value
+
+    return _VARIABLE.sub(replace, text)
+
+
+def _absolute(text: str, folder: Path) -> str:
+    if "://" in text:
+        return text
+    return os.path.normpath(folder / Path(text).expanduser())
+
+
+def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
+    plain = root.plain()
+    if not isinstance(plain, dict):
+        raise TypeError("read_tree returns a mapping")
+    _check_names(root, problems)
+    try:
+        spec = Spec.model_validate(plain)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_input=False, include_context=True):
+            line, path, message = _problem(detail, root)
+            if not problems.has(line, path):  # what follows from a mistake that is already named
+                problems.add(line, path, message)
+        return None
+    for name, job in spec.jobs.items():
+        if (problem := _store_problem(job.store)) is not None:
+            place = root.find(("jobs", name, "store"))[0]
+            problems.add(place.line, place.path, problem)
+        if job.start_from is not None and (problem := _place_problem(job.start_from.place)) is not None:
+            place = root.find(("jobs", name, "start_from", "place"))[0]
+            problems.add(place.line, place.path, problem)
+        for keys, message in _contradictions(job):
+            place = root.find(("jobs", name, *keys))[0]
+            problems.add(place.line, place.path, message)
+    jobs = {
+        name: job.model_copy(update={"name": name, "launcher": _absolute_logs(job.launcher, file.parent)})
+        for name, job in spec.jobs.items()
+    }
+    return spec.model_copy(update={"file": file, "jobs": jobs})
+
+
+def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values that are fine alone and not together."""
+    checkpoint, recovery, fold = job.checkpoint, job.recovery, job.materialization
+    if recovery.enabled and recovery.heartbeat_timeout_s < 2 * checkpoint.heartbeat_interval_s:
+        yield (
+            ("recovery", "heartbeat_timeout_s"),
+            f"heartbeat_timeout_s = {recovery.heartbeat_timeout_s:g} is under twice the "
+            f"heartbeat_interval_s = {checkpoint.heartbeat_interval_s:g}: a healthy driver would be replaced",
+        )
+    if checkpoint.freshness_s is not None and checkpoint.freshness_s < 2 * checkpoint.interval_s:
+        yield (
+            ("checkpoint", "freshness_s"),
+            f"freshness_s = {checkpoint.freshness_s:g} is under twice the interval_s = {checkpoint.interval_s:g}: "
+            "a healthy job would count as stale",
+        )
+    if fold.schedule and fold.by != "dagster":
+        yield (
+            ("materialization", "schedule"),
+            f"a schedule needs `by: dagster`; it is `by: {fold.by}`, and nobody would look at the schedule",
+        )
+
+
+def _absolute_logs(launcher: LauncherSpec, folder: Path) -> LauncherSpec:
+    # The default is relative too, and is not in the file.
+    return launcher.model_copy(update={"log_dir": _absolute(launcher.log_dir, folder)})
+
+
+def _check_names(root: Located, problems: Problems) -> None:
+    """What the file may not say itself, and names that would meet in Dagster."""
+    if (own := root.get("file")) is not None:
+        problems.add(own.line, own.path, "unknown key; the file has `version`, `jobs` and `defaults`")
+    jobs = root.get("jobs")
+    if jobs is None or not isinstance(jobs.value, dict):
+        return
+    seen: dict[str, str] = {}
+    for name, job in jobs.value.items():
+        if (own := job.get("name")) is not None:
+            problems.add(own.line, own.path, "unknown key; a job's name is its key under `jobs`")
+        other = seen.setdefault(identifier(name), name)
+        if other != name:
+            problems.add(job.line, job.path, f"differs from job {other!r} only in - and _; rename one of them")
+
+
+def _store_problem(store: str) -> str | None:
+    if "://" not in store:
+        return None
+    parts = urlsplit(store)
+    if parts.username or parts.password or parts.query:
+        return "holds credentials or parameters; put them into `storage_options`"
+    return None
+
+
+def _place_problem(text: str) -> str | None:
+    try:
+        return _store_problem(Place.parse(text).root_url)
+    except InvalidConfiguration as error:
+        return str(error)
+
+
+def _secrets(value: object) -> object:
+    if isinstance(value, Secrets):
+        return value
+    if isinstance(value, dict):
+        return Secrets(value)
+    raise PydanticCustomError("secrets", "must be a mapping of options of the store's library")
+
+
+def _problem(detail: ErrorDetails, root: Located) -> tuple[int, tuple[Key, ...], str]:
+    """One error of pydantic's as line, key and our own words."""
+    # "[key]" and the names of trigger kinds are pydantic's, not places in the file.
+    loc = tuple(part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("[")))
+    place, missing = root.find(loc)
+    kind = detail["type"]
+    if kind == "missing":
+        return place.line, (*place.path, *missing), "this key is required"
+    if kind == "extra_forbidden":
+        return place.line, place.path, _unknown_key(loc)
+    message = detail["msg"]
+    if kind == "literal_error" and loc == ("version",):
+        message = "must be 1, the only version that this Stillstate reads; upgrade it for a newer file"
+    elif loc[:1] == ("jobs",) and len(loc) == 2 and kind == "string_pattern_mismatch":
+        message = "a job name is 1 to 63 of a-z, 0-9, _ and -, starting with a letter or digit"
+    elif loc[-1:] == ("entry_point",) and kind == "string_pattern_mismatch":
+        message = "must be `package.module:function`, for example `examples.flights.job:build`"
+    elif "owners" in loc and kind == "string_pattern_mismatch":
+        message = "an owner is an e-mail address or `team:name`"
+    elif kind in ("model_type", "dict_type"):
+        message = "must be a mapping" + ("; it is empty" if place.value is None else "")
+    elif message.startswith("Input should be"):
+        message = "must be" + message.removeprefix("Input should be")
+    return place.line, place.path, message
+
+
+def _unknown_key(loc: tuple[Key, ...]) -> str:
+    """`unknown key`, with the keys that the place has."""
+    model: type[BaseModel] = Spec
+    for part in loc[:-1]:
+        if part == "jobs":
+            model = JobSpec
+        elif isinstance(part, str) and model is JobSpec and part == "start_from":
+            model = StartFromSpec
+        elif isinstance(part, str) and model is JobSpec and part in SECTIONS:
+            model = SECTIONS[part]
+    known = sorted(set(model.model_fields) - {"name", "file"}) + (["defaults"] if model is Spec else [])
+    if model is MaterializationSpec and loc[-1] == "enabled":
+        return "unknown key; it is `by: driver` or `by: nobody` now"
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1)
+    return "unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""Materialization from outside the driver: how it stands, whether it is due, and doing it."""

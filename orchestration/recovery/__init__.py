@@ -1,0 +1,1 @@
+"""Whether a driver is well, and whether to bring it back."""

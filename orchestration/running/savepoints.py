@@ -1,0 +1,420 @@
+"""Making, resuming and listing savepoints of a job, whether it runs or not. No Spark and no Dagster in here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.config.spec import JobSpec, Spec
+from orchestration.launchers import build_launcher
+from orchestration.recovery.health import Verdict
+from orchestration.recovery.observe import observe
+from orchestration.text import bytes_text, duration_text
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import (
+    CorruptManifest,
+    InvalidConfiguration,
+    MissingSnapshot,
+    SnapshotInUse,
+    StillstateError,
+    Unavailable,
+    UnsupportedFormat,
+)
+from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.control import (
+    ControlAnswer,
+    ControlRequest,
+    open_requests,
+    read_answer,
+    request_savepoint,
+)
+from state_runtime.snapshot.savepoint import (
+    SavepointRecord,
+    SavepointThen,
+    SavepointTrigger,
+    read_savepoint,
+    savepoint_names,
+)
+from state_runtime.snapshot.terms import RunStatus
+from state_runtime.store import open_store
+
+__all__ = [
+    "SavepointRow",
+    "SavepointView",
+    "Savepointer",
+    "failed",
+    "savepoint_rows",
+    "savepoint_view",
+    "savepoints_table",
+]
+
+POLL_S: Final = 0.2
+
+_RUNS: Final[frozenset[Verdict]] = frozenset({"healthy", "starting"})
+_COLOURS: Final = {
+    "COMPLETED": "green",
+    "IN_PROGRESS": "cyan",
+    "REQUESTED": "cyan",
+    "FAILED": "red",
+    "ABANDONED": "yellow",
+    "DELETING": "dim",
+    "UNREADABLE": "red",
+}
+
+
+class Savepointer:
+    """Makes savepoints of one job: asks the driver if there is one, does it in this process if not.
+
+    Args:
+        runs: whether a driver lives, from its newest heartbeat.
+        watch: told of every change of a record that is waited for.
+        poll: waits between two looks at the store; returns at once in tests.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        runs: Callable[[], RunStatus | None],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+        watch: Callable[[SavepointRecord], None] = lambda record: None,
+        poll: Callable[[float], object] | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._runs = runs
+        self._clock = clock
+        self._ids = ids
+        self._watch = watch
+        self._poll: Callable[[float], object] = threading.Event().wait if poll is None else poll
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._work = SavepointWork(catalog.root, owner, clock, ids, watch=watch)
+
+    @staticmethod
+    def of_job(spec: Spec, job: JobSpec, watch: Callable[[SavepointRecord], None]) -> Savepointer:
+        """Of a job of the configuration."""
+        catalog = Catalog(open_store(job.store, job.storage_options), job.name)
+        launcher = build_launcher(spec, job)
+
+        def runs() -> RunStatus | None:
+            seen = observe(job, catalog, launcher, SYSTEM_CLOCK)
+            return seen.status if seen.health.verdict in _RUNS else None
+
+        return Savepointer(catalog, runs, watch=watch)
+
+    def make(
+        self,
+        name: str | None = None,
+        *,
+        then: SavepointThen = "continue",
+        trigger: SavepointTrigger = "user",
+        tags: tuple[str, ...] = (),
+        note: str = "",
+        wait: bool = True,
+    ) -> SavepointRecord | ControlRequest:
+        """A savepoint of the running job, or of the newest snapshot of one that does not run.
+
+        Args:
+            name: by default the time, and some characters.
+            then: what a running job does after it.
+            wait: until it is complete. Without it the request is returned, and what becomes of it is not known. A job
+                that does not run is always waited for.
+
+        Returns:
+            The record, COMPLETED, FAILED or ABANDONED; or the request.
+
+        Raises:
+            JobNotFound, MissingSnapshot: there is nothing to save. SavepointExists, InvalidConfiguration: refused.
+            Unavailable: the run ended before it answered.
+        """
+        self._catalog.job_info()
+        chosen = name if name is not None else self._some_name()
+        status = self._runs()
+        if status is None:
+            if then == "drain":
+                raise InvalidConfiguration(
+                    f"job {self._catalog.job!r} does not run: only a driver can drain it. Start it first"
+                )
+            return savepoint_of_stopped(self._work, chosen, trigger=trigger, tags=tags, note=note)
+        request = request_savepoint(
+            self._catalog.root, status.term, chosen, clock=self._clock, ids=self._ids, then=then, trigger=trigger,
+            tags=tags, note=note,
+        )  # fmt: skip
+        if not wait:
+            return request
+        self._wait_for_answer(request)
+        made = self.wait_for(chosen)
+        while then != "continue" and (runs := self._runs()) is not None and runs.term == request.term:
+            self._poll(POLL_S)
+        return made
+
+    def resume(self, name: str) -> SavepointRecord:
+        """Go on with one whose owner is gone, or that failed; in this process. See `resume_savepoint`."""
+        self._catalog.job_info()
+        return resume_savepoint(self._work, name)
+
+    def wait_for(self, name: str) -> SavepointRecord:
+        """Wait until a savepoint is at rest; if its owner goes away meanwhile, go on with it here."""
+        while True:
+            record = read_savepoint(self._catalog.root, name)
+            self._watch(record)
+            if not record.is_open or record.state == "DELETING":
+                return record
+            if record.is_stale(self._clock.now_ms()):
+                try:
+                    return self.resume(name)
+                except SnapshotInUse:
+                    continue  # somebody else was quicker, or the run lives after all
+                finally:
+                    self._poll(POLL_S)
+            self._poll(POLL_S)
+
+    def _wait_for_answer(self, request: ControlRequest) -> None:
+        while True:
+            # Asked in this order: a run that answers and ends in between is not taken for one that did not answer.
+            runs = self._runs()
+            given = read_answer(self._catalog.root, request)
+            if given is not None:
+                _refuse(request, given)
+                return
+            if runs is None or runs.term != request.term:
+                raise Unavailable(
+                    f"the run of term {request.term} ended before it made savepoint {request.name!r}; what was asked "
+                    "is void. "
+                    "Ask again: a job that does not run is saved from its newest snapshot"
+                )
+            self._poll(POLL_S)
+
+    def _some_name(self) -> str:
+        at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        return f"{at:%Y%m%dt%H%M%S}-{self._ids.short()[-4:]}"
+
+
+def _refuse(request: ControlRequest, given: ControlAnswer) -> None:
+    if given.answer == "refused":
+        raise InvalidConfiguration(f"savepoint {request.name!r} was refused: {given.message}")
+    if given.answer == "void":
+        raise Unavailable(f"savepoint {request.name!r} was not made: {given.message}")
+
+
+# --- how it is shown -----------------------------------------------------------------------------------------------
+
+
+class SavepointView(Protocol):
+    """Where the progress of a savepoint is shown."""
+
+    def show(self, record: SavepointRecord) -> None:
+        """Something changed."""
+        ...
+
+    def close(self) -> None:
+        """It ended."""
+        ...
+
+
+class SavepointBar:
+    """A bar in a terminal."""
+
+    def __init__(self, console: Console, job: str) -> None:
+        self._job = job
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(f"{job}: savepoint asked for", total=None)  # no total yet: the bar pulses
+        self._bar.start()
+
+    def show(self, record: SavepointRecord) -> None:
+        text = f"{self._job}: savepoint {record.name} {record.state}"
+        if record.message and record.is_open:
+            text += f" (attempt {record.attempts}: {record.message})"
+        total = record.total_bytes or None
+        self._bar.update(self._task, completed=record.copied_bytes, total=total, description=text)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class SavepointLines:
+    """A JSON line on stderr per change of state (stdout is for the result), or nothing."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._shown: tuple[str, str] | None = None
+
+    def show(self, record: SavepointRecord) -> None:
+        if self._as_json and (record.state, record.message) != self._shown:
+            self._shown = (record.state, record.message)
+            line = {"name": record.name, "state": record.state, "message": record.message}
+            print(json.dumps(line), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
+    """The view that fits: a bar on a terminal only."""
+    console = Console(file=sys.stderr)
+    return SavepointBar(console, job) if console.is_terminal and not as_json else SavepointLines(as_json=as_json)
+
+
+@dataclass(frozen=True)
+class SavepointRow:
+    """One line of `stillstate savepoints`."""
+
+    name: str
+    state: str
+    trigger: str
+    age_s: float
+    snapshot_id: int = 0
+    bytes: int = 0
+    copied_bytes: int = 0
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    drained: bool = False
+    attempts: int = 0
+    next_attempt_s: float = 0.0
+    owner: str = ""
+    message: str = ""
+    place: str = ""
+
+    @staticmethod
+    def of(record: SavepointRecord, root_url: str, now_ms: int) -> SavepointRow:
+        """What a record says."""
+        wait_ms = record.next_attempt_at_ms - now_ms if record.next_attempt_at_ms else 0
+        return SavepointRow(
+            name=record.name,
+            state=record.state,
+            trigger=record.trigger,
+            age_s=_age_s(record.requested_at_ms, now_ms),
+            snapshot_id=record.snapshot_id,
+            bytes=record.total_bytes,
+            copied_bytes=record.copied_bytes,
+            tags=record.tags,
+            note=record.note,
+            drained=record.drained,
+            attempts=record.attempts,
+            next_attempt_s=max(0, wait_ms) / 1000,
+            owner=record.owner,
+            message=record.message,
+            place=f"{root_url}/savepoints/{record.name}",
+        )
+
+    @staticmethod
+    def of_request(request: ControlRequest, *, is_void: bool, now_ms: int) -> SavepointRow:
+        """A request that no record answers yet, or never will."""
+        return SavepointRow(
+            name=request.name,
+            state="ABANDONED" if is_void else "REQUESTED",
+            trigger=request.trigger,
+            age_s=_age_s(request.at_ms, now_ms),
+            tags=request.tags,
+            note=request.note,
+            message=f"the run that was asked (term {request.term}) is over"
+            if is_void
+            else "the run has not answered yet",
+        )
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[SavepointRow]:
+    """All savepoints of a job and what is asked for, newest first.
+
+    One whose record cannot be read is a row of its own; folders without a record are not shown.
+
+    Raises:
+        JobNotFound, StoreUnavailable.
+    """
+    catalog.job_info()
+    now_ms = clock.now_ms()
+    status = catalog.status()
+    rows, known = [], set()
+    for name in savepoint_names(catalog.root):
+        try:
+            record = read_savepoint(catalog.root, name)
+        except (MissingSnapshot, InvalidConfiguration):
+            continue
+        except (CorruptManifest, UnsupportedFormat) as error:
+            rows.append(SavepointRow(name, "UNREADABLE", "", 0.0, message=str(error)))
+            continue
+        rows.append(SavepointRow.of(record, catalog.root.url, now_ms))
+        known.add(record.uid)
+    term = status.term if status is not None else 0
+    for request in open_requests(catalog.root, before_term=term + 1):
+        if request.request_id not in known:
+            is_over = status is None or request.term < term or status.state not in ("starting", "running")
+            rows.append(SavepointRow.of_request(request, is_void=is_over, now_ms=now_ms))
+    return sorted(rows, key=lambda r: r.age_s)
+
+
+def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
+    """For people."""
+    table = Table(title=f"Savepoints of {job}", title_justify="left", header_style="bold")
+    for column in ("name", "state", "snapshot>", "size>", "age>", "tags", "trigger", ""):
+        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            Text(row.name),
+            Text(_state_text(row), style=_COLOURS.get(row.state, "")),
+            str(row.snapshot_id) if row.snapshot_id else "-",
+            bytes_text(row.bytes) if row.bytes else "-",
+            duration_text(row.age_s),
+            Text(", ".join(row.tags)),
+            Text(row.trigger),
+            Text(_remark(row)),
+        )
+    return table
+
+
+def _state_text(row: SavepointRow) -> str:
+    if row.state != "IN_PROGRESS" or not row.bytes:
+        return row.state
+    return f"{row.state} {100 * row.copied_bytes // row.bytes}%"
+
+
+def _remark(row: SavepointRow) -> str:
+    parts = ["drained"] if row.drained else []
+    if row.state == "IN_PROGRESS" and row.attempts > 1:
+        parts.append(f"attempt {row.attempts}")
+    if row.next_attempt_s:
+        parts.append(f"next attempt in {duration_text(row.next_attempt_s)}")
+    if row.message:
+        parts.append(row.message)
+    if row.note:
+        parts.append(row.note)
+    return "; ".join(parts)
+
+
+def _age_s(at_ms: int, now_ms: int) -> float:
+    return round(max(0, now_ms - at_ms) / 1000, 3)
+
+
+def failed(record: SavepointRecord) -> StillstateError | None:
+    """What a savepoint that is at rest without being COMPLETED ends the command with."""
+    if record.state == "COMPLETED":
+        return None
+    if record.state == "IN_PROGRESS":
+        return Unavailable(f"savepoint {record.name!r} is not complete: {record.message}")
+    return Unavailable(f"savepoint {record.name!r} is {record.state}: {record.message or 'no reason is known'}")

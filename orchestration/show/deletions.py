@@ -1,0 +1,207 @@
+"""What the commands that delete show: tables with reasons and sizes, progress, results; and how they ask."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.text import bytes_text, count_text, duration_text, time_text
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.maintenance.delete.snapshots import Failure, OnProgress
+from state_runtime.maintenance.gc.plan import GcPlan
+from state_runtime.maintenance.retention.plan import RetentionPlan
+from state_runtime.maintenance.retention.policy import Decision
+from state_runtime.snapshot.pins import SnapshotPin
+
+__all__ = [
+    "bar",
+    "confirm",
+    "exit_code_of",
+    "gc_json",
+    "gc_tables",
+    "parse_duration_s",
+    "pins_table",
+    "retention_json",
+    "retention_table",
+    "show_failures",
+]
+
+_ROWS_MAX = 200
+_FAILURES_MAX = 20
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|m|h|d|w|y)\Z")
+
+
+def parse_duration_s(text: str) -> float:
+    """`90s`, `15min`, `6h`, `7d`, `2w`, `1y` in seconds.
+
+    Raises:
+        InvalidConfiguration: it is none of these.
+    """
+    found = _DURATION.match(text)
+    if found is None:
+        raise InvalidConfiguration(f"{text[:40]!r} is not a duration; write for example 90s, 15min, 6h, 7d, 2w or 1y")
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask, where somebody is there to answer.
+
+    Raises:
+        InvalidConfiguration: nobody is, and --yes was not given. Exit: the answer was no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidConfiguration(f"{question} Nobody is there to answer: give --yes, or --dry-run to only look")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def bar(what: str, unit: str) -> Iterator[OnProgress | None]:
+    """A progress bar on stderr; none where stderr is no terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        # 0 as the total: it is not known yet, and the bar pulses.
+        yield lambda done, total: progress.update(task, completed=done, total=total or None)
+
+
+def show_failures(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]) -> None:
+    """What was not done, on stderr: each key with its reason."""
+    for snapshot_id, holders in kept.items():
+        print(f"snapshot {snapshot_id} stays: {'; '.join(holders)}", file=sys.stderr)
+    for failure in failures[:_FAILURES_MAX]:
+        print(f"{failure.path}: {failure.message}", file=sys.stderr)
+    if len(failures) > _FAILURES_MAX:
+        print(f"and {len(failures) - _FAILURES_MAX:,} more; --json lists all", file=sys.stderr)
+    if failures:
+        print("What is left is tried again by the same command, and by `stillstate gc`.", file=sys.stderr)
+
+
+def exit_code_of(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]) -> int:
+    """4 (try again) if something was not done."""
+    return 4 if failures or kept else 0
+
+
+def retention_table(plan: RetentionPlan) -> Table:
+    """Every snapshot with what becomes of it and why; the newest first, and of many only the first."""
+    deleted = plan.deleted
+    title = (
+        f"{plan.made.job}: {count_text(len(plan.kept))} kept, {count_text(len(deleted))} deleted "
+        f"({bytes_text(sum(d.item.bytes for d in deleted))} of state; files that others need stay)"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("", "snapshot", "of", "state", "why"):
+        table.add_column(name, justify="right" if name == "state" else "left", overflow="fold")
+    shown = plan.decisions[:_ROWS_MAX]
+    for decision in shown:
+        item = decision.item
+        table.add_row(
+            Text("keep", "green") if decision.kept else Text("delete", "red"),
+            Text(item.name if item.kind == "checkpoint" else f"savepoint {item.name}"),
+            time_text(item.created_at_ms),
+            bytes_text(item.bytes),
+            Text("; ".join(decision.reasons) or "no rule keeps it"),
+        )
+    if len(plan.decisions) > len(shown):
+        table.caption = f"and {len(plan.decisions) - len(shown):,} older ones; --json lists all"
+    return table
+
+
+def retention_json(plan: RetentionPlan) -> dict[str, Any]:
+    """The plan for `--json`."""
+
+    def row(decision: Decision) -> dict[str, Any]:
+        item = decision.item
+        return {
+            "kind": item.kind,
+            "name": item.name,
+            "created_at_ms": item.created_at_ms,
+            "bytes": item.bytes,
+            "tags": list(item.tags),
+            "kept": decision.kept,
+            "reasons": list(decision.reasons),
+        }
+
+    return {
+        "job": plan.made.job,
+        "newest_snapshot_id": plan.made.newest_snapshot_id,
+        "kept": len(plan.kept),
+        "deleted": len(plan.deleted),
+        "snapshots": [row(d) for d in plan.decisions],
+    }
+
+
+def gc_tables(plan: GcPlan) -> Iterator[Table | str]:
+    """What would be deleted, by kind and reason; and what stays."""
+    table = Table(
+        title=f"{plan.made.job}: {count_text(len(plan.candidates))} objects, {bytes_text(plan.bytes)} to delete",
+        title_justify="left",
+    )
+    for name in ("kind", "objects", "bytes", "why"):
+        table.add_column(name, justify="right" if name in ("objects", "bytes") else "left")
+    groups: dict[tuple[str, str], list[int]] = {}
+    for candidate in plan.candidates:
+        groups.setdefault((candidate.kind, candidate.reason), []).append(candidate.bytes)
+    for (kind, reason), sizes in sorted(groups.items()):
+        table.add_row(kind, count_text(len(sizes)), bytes_text(sum(sizes)), reason)
+    for snapshot_id in plan.given_up:
+        table.add_row("snapshot", "", "", f"{snapshot_id} was given up, and its deletion was cut short")
+    for name, why in plan.savepoints:
+        table.add_row("savepoint", "", "", Text(f"{name}: {why}"))
+    yield table
+    yield f"needed: {count_text(plan.needed_objects)} objects, {bytes_text(plan.needed_bytes)}"
+    yield (
+        f"too young to tell: {count_text(plan.young_objects)} objects, {bytes_text(plan.young_bytes)} "
+        f"(younger than the newest snapshot less {duration_text(plan.min_age_s)})"
+    )
+    if plan.foreign_objects:
+        yield f"not of Stillstate, kept: {plan.foreign_objects:,}, for example {', '.join(plan.foreign[:3])}"
+    if plan.is_cut:
+        yield "there is more than one plan may hold; apply it, and plan again"
+
+
+def gc_json(plan: GcPlan) -> dict[str, Any]:
+    """The plan for `--json`."""
+    return {**dataclasses.asdict(plan), "bytes": plan.bytes}
+
+
+def pins_table(job: str, pins: Sequence[SnapshotPin], now_ms: int) -> Table:
+    """Who holds which snapshot."""
+    table = Table(title=f"{job}: {len(pins)} pins", title_justify="left")
+    for name in ("snapshot", "pin", "by", "reason", "since", "until", "note"):
+        table.add_column(name, justify="right" if name == "snapshot" else "left", overflow="fold")
+    for pin in pins:
+        until = "taken off" if not pin.expires_at_ms else time_text(pin.expires_at_ms)
+        table.add_row(
+            str(pin.snapshot_id),
+            pin.uid,
+            Text(pin.holder),
+            pin.reason,
+            time_text(pin.created_at_ms),
+            f"{until} (expired)" if pin.is_void(now_ms) else until,
+            Text(pin.note),
+        )
+    return table

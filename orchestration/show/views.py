@@ -1,0 +1,473 @@
+"""What the reading commands show: plain rows for `--json`, rich tables for people; no I/O."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.recovery.health import Verdict
+from orchestration.recovery.observe import Observation
+from orchestration.text import bytes_text, count_text, duration_text, time_text
+from state_runtime.base.errors import StillstateError
+from state_runtime.snapshot.manifest import Manifest, StateEntry
+
+__all__ = [
+    "JobRow",
+    "SnapshotRow",
+    "StateRows",
+    "jobs_table",
+    "manifest_json",
+    "manifest_parts",
+    "snapshots_table",
+    "state_csv",
+    "state_table",
+]
+
+_CELL_CHARS_MAX = 500
+
+_TIMES = {"": "", "expires": "TTL", "due": "due"}
+
+_COLOURS: dict[Verdict | str, str] = {
+    "healthy": "green",
+    "starting": "yellow",
+    "finished": "cyan",
+    "stopped": "cyan",
+    "never-started": "dim",
+    "dead": "red",
+    "silent": "red",
+    "failed": "red",
+    "unreadable": "red",
+    "fenced": "yellow",
+}
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One line of `stillstate jobs`. `health` is our verdict, `state` what the driver said last."""
+
+    job: str
+    health: str
+    state: str | None = None
+    term: int | None = None
+    heartbeat_age_s: float | None = None
+    pid: int | None = None
+    host: str | None = None
+    last_snapshot_id: int | None = None
+    last_snapshot_age_s: float | None = None
+    rows_per_s: float | None = None
+    state_rows: int | None = None
+    restored: int = 0
+    restoring: int = 0
+    reason: str = ""
+    exit_code: int = 0
+
+    @staticmethod
+    def of(job: str, seen: Observation, latest: Manifest | None, now_ms: int) -> JobRow:
+        """What one look at a job showed."""
+        status, progress = seen.status, latest.progress if latest is not None else None
+        return JobRow(
+            job=job,
+            health=seen.health.verdict,
+            state=None if status is None else status.state,
+            term=None if status is None else status.term,
+            heartbeat_age_s=None if status is None else round(status.age_s(now_ms), 3),
+            pid=None if status is None else status.pid,
+            host=None if status is None else status.host,
+            last_snapshot_id=None if latest is None else latest.snapshot_id,
+            last_snapshot_age_s=(None if latest is None else round(max(0, now_ms - latest.created_at_ms) / 1000, 3)),
+            rows_per_s=None if progress is None else progress.rows_per_s,
+            state_rows=None if progress is None else progress.state_rows,
+            restored=0 if status is None else status.restored,
+            restoring=0 if status is None else status.restoring,
+            reason=seen.health.reason,
+        )
+
+    @staticmethod
+    def broken(job: str, error: StillstateError) -> JobRow:
+        """A job whose root could not be read."""
+        return JobRow(job=job, health="unreadable", reason=str(error), exit_code=error.exit_code)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class SnapshotRow:
+    """One line of `stillstate snapshots`."""
+
+    snapshot_id: int
+    kind: str
+    created_at_ms: int | None = None
+    term: int | None = None
+    batch_id: int | None = None
+    input_rows: int | None = None
+    state_rows: int | None = None
+    checkpoint_ms: float | None = None
+    log_bytes: int | None = None
+    table_bytes: int | None = None
+    error: str | None = None
+
+    @staticmethod
+    def of(manifest: Manifest) -> SnapshotRow:
+        """A snapshot that can be read."""
+        progress = manifest.progress
+        return SnapshotRow(
+            snapshot_id=manifest.snapshot_id,
+            kind=manifest.kind,
+            created_at_ms=manifest.created_at_ms,
+            term=manifest.term,
+            batch_id=None if manifest.source is None else manifest.source.batch_id,
+            input_rows=None if progress is None else progress.input_rows,
+            state_rows=None if progress is None else progress.state_rows,
+            checkpoint_ms=None if progress is None else progress.checkpoint_ms,
+            log_bytes=manifest.log_bytes,
+            table_bytes=manifest.table_bytes,
+        )
+
+    @staticmethod
+    def broken(snapshot_id: int, error: StillstateError) -> SnapshotRow:
+        """A snapshot whose manifest cannot be trusted; listed all the same."""
+        return SnapshotRow(snapshot_id=snapshot_id, kind=error.kind, error=str(error))
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """What `stillstate query` found. `more`: there are rows beyond the limit."""
+
+    job: str
+    snapshot_id: int
+    operator: str
+    state: str
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    more: bool
+
+    @staticmethod
+    def of(job: str, snapshot_id: int, operator: str, state: str, rows: Any, limit: int) -> StateRows:
+        """From an Arrow table with at most one row more than the limit; values become those that JSON has.
+
+        Binary becomes hexadecimal, decimals and times become text, and so do NaN and the infinities: as `--key` reads
+        them.
+        """
+        shown = rows.slice(0, limit)
+        columns = {name: _values(shown.column(name)) for name in shown.column_names}
+        return StateRows(
+            job=job,
+            snapshot_id=snapshot_id,
+            operator=operator,
+            state=state,
+            columns=list(columns),
+            rows=[dict(zip(columns, row)) for row in zip(*columns.values())],
+            more=rows.num_rows > limit,
+        )
+
+    @property
+    def title(self) -> str:
+        return f"{self.operator}/{self.state} of {self.job}, snapshot {self.snapshot_id}"
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def state_table(found: StateRows) -> Table:
+    """Rows of a state for people."""
+    table = _table(found.title)
+    table.show_header = True
+    for column in found.columns:
+        numbers = all(isinstance(row[column], int | float) for row in found.rows)
+        table.add_column(Text(_printable(column)), justify="right" if numbers else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(_cell(row[column]) for column in found.columns))
+    if found.more:
+        table.caption = f"only the first {len(found.rows):,} rows; --limit gives more"
+        table.caption_justify = "left"
+    return table
+
+
+def state_csv(found: StateRows) -> str:
+    """Rows of a state as CSV; null is an empty field, nested values are JSON."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(found.columns)
+    for row in found.rows:
+        writer.writerow([json.dumps(v) if isinstance(v, list | dict | bool) else v for v in row.values()])
+    return text.getvalue()
+
+
+def jobs_table(rows: list[JobRow]) -> Table:
+    """All jobs, one a line."""
+    table = _table("Jobs", "job", "health", "term>", "heartbeat>", "snapshot>", "age>", "rows/s>", "state rows>", "why")
+    for row in rows:
+        table.add_row(
+            Text(row.job),
+            Text(row.health, style=_COLOURS.get(row.health, "")),
+            _number(row.term),
+            _age(row.heartbeat_age_s),
+            _number(row.last_snapshot_id),
+            _age(row.last_snapshot_age_s),
+            _number(row.rows_per_s),
+            _number(row.state_rows),
+            Text(_why(row)),
+        )
+    return table
+
+
+def _why(row: JobRow) -> str:
+    if row.health not in ("healthy", "starting"):
+        return row.reason
+    restoring = f"restoring {row.restored} of {row.restoring} shards" if row.restoring else ""
+    return restoring or ("" if row.health == "healthy" else row.reason)
+
+
+def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
+    """Snapshots of one job, newest first."""
+    table = _table(
+        f"Snapshots of {job}",
+        "id>",
+        "kind",
+        "created",
+        "term>",
+        "batch>",
+        "rows>",
+        "state rows>",
+        "checkpoint>",
+        "log>",
+        "tables>",
+        "",
+    )
+    for row in rows:
+        table.add_row(
+            str(row.snapshot_id),
+            Text(row.kind, style="red" if row.error else ""),
+            "-" if row.created_at_ms is None else time_text(row.created_at_ms),
+            _number(row.term),
+            _number(row.batch_id),
+            _number(row.input_rows),
+            _number(row.state_rows),
+            "-" if row.checkpoint_ms is None else f"{row.checkpoint_ms:.0f} ms",
+            _bytes(row.log_bytes),
+            _bytes(row.table_bytes),
+            Text(row.error or ""),
+        )
+    return table
+
+
+def manifest_json(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as it is, with the sums that people ask for."""
+    return {
+        **dataclasses.asdict(manifest),
+        "log_bytes": manifest.log_bytes,
+        "table_bytes": manifest.table_bytes,
+        "total_bytes": manifest.total_bytes,
+    }
+
+
+def manifest_parts(job: str, manifest: Manifest) -> Iterator[RenderableType]:
+    """A snapshot for people, part by part."""
+    yield _facts(job, manifest)
+    yield _operators(manifest)
+    if manifest.segments:
+        yield _segments(manifest)
+    if manifest.layers:
+        yield _layers(manifest)
+    if manifest.outputs:
+        yield _outputs(manifest)
+    if manifest.progress is not None:
+        yield _progress(manifest)
+
+
+def _facts(job: str, manifest: Manifest) -> Table:
+    table = _table(f"Snapshot {manifest.snapshot_id} of {job}", "", "")
+    source = manifest.source
+    for name, value in (
+        ("kind", manifest.kind),
+        ("created", time_text(manifest.created_at_ms)),
+        ("term", str(manifest.term)),
+        ("commit id", manifest.commit_id),
+        ("job uid", manifest.job_uid),
+        ("parallelism", str(manifest.parallelism)),
+        ("batch time", "-" if manifest.time is None else time_text(manifest.time.batch_time_ms)),
+        ("watermark", "-" if manifest.time is None else time_text(manifest.time.watermark_ms)),
+        ("source position", "none yet" if source is None else f"after batch {source.batch_id}"),
+        ("offsets", "-" if source is None else _offsets(source.offsets)),
+        ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),
+        ("tables", f"{bytes_text(manifest.table_bytes)} in {len(manifest.layers)} layers"),
+        *(("started from", f"snapshot {o.snapshot_id} of {o.job} ({o.mode})") for o in manifest.origins),
+        *(
+            ("abandoned", f"snapshots {first} to {last}: an older one was gone back to")
+            for first, last in manifest.abandoned
+        ),
+    ):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _operators(manifest: Manifest) -> Table:
+    table = _table("Operators", "operator", "kind", "key", "state", "state kind", "time", "map key", "values")
+    for operator in manifest.operators:
+        kind = f"{operator.kind} ({operator.modes})" if operator.modes else operator.kind
+        first = (Text(operator.uid), Text(kind), Text(operator.key_schema))
+        if not operator.states:
+            table.add_row(*first, "-", "-", "", "", "-")
+        for index, state in enumerate(operator.states):
+            left = first if index == 0 else (Text(""), Text(""), Text(""))
+            table.add_row(
+                *left,
+                Text(state.name),
+                state.kind,
+                _TIMES[state.time],
+                Text(state.entry_schema),
+                Text(f"{state.schema}{_history(state)}"),
+            )
+    return table
+
+
+def _history(state: StateEntry) -> str:
+    """How often the columns changed since the oldest rows that are stored."""
+    return f" ({len(state.history)} older versions stored)" if state.history else ""
+
+
+def _segments(manifest: Manifest) -> Table:
+    table = _table("Changelog segments, oldest first", "snapshot>", "rows>", "bytes>", "direct>", "path")
+    for segment in manifest.segments:
+        table.add_row(
+            str(segment.snapshot_id),
+            count_text(segment.rows),
+            bytes_text(segment.bytes),
+            bytes_text(segment.direct_bytes),
+            Text(segment.path),
+        )
+    return table
+
+
+def _layers(manifest: Manifest) -> Table:
+    table = _table("State tables, base first", "snapshots", "operator", "state", "rows>", "bytes>", "path")
+    for layer in manifest.layers:
+        for entry in layer.tables:
+            table.add_row(
+                f"{layer.first_snapshot_id} … {layer.last_snapshot_id}",
+                Text(entry.operator),
+                Text(entry.state),
+                count_text(entry.rows),
+                bytes_text(entry.bytes),
+                Text(entry.path),
+            )
+    return table
+
+
+def _outputs(manifest: Manifest) -> Table:
+    table = _table("Output of this epoch", "sink", "epoch>", "files>", "rows>", "bytes>")
+    for output in manifest.outputs:
+        table.add_row(
+            Text(output.sink),
+            str(output.epoch),
+            count_text(len(output.files)),
+            count_text(sum(file.rows for file in output.files)),
+            bytes_text(sum(file.bytes for file in output.files)),
+        )
+    return table
+
+
+def _progress(manifest: Manifest) -> Table:
+    table = _table("Progress", "", ">")
+    if manifest.progress is not None:
+        for name, value in manifest.progress.to_json_dict().items():
+            if isinstance(value, dict):
+                for phase, ms in value.items():
+                    table.add_row(f"phase {phase}", f"{ms:.1f} ms")
+            else:
+                table.add_row(name, _progress_text(name, value))
+    return table
+
+
+def _progress_text(name: str, value: float) -> str:
+    if name == "timestamp_ms":
+        return time_text(int(value))
+    return f"{value:.1f} ms" if name.endswith("_ms") else count_text(value)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table; a column whose name ends in `>` holds numbers and is set to the right."""
+    table = Table(
+        title=title, title_justify="left", header_style="bold", show_header=any(c.strip(">") for c in columns)
+    )
+    for column in columns:
+        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    return table
+
+
+def _values(column: Any) -> list[Any]:
+    """An Arrow column as values of JSON."""
+    import pyarrow as pa
+
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        return [_time(cell) for cell in column]
+    return [_plain_or_text(cell) for cell in column]
+
+
+def _plain_or_text(cell: Any) -> Any:
+    try:
+        return _plain(cell.as_py())
+    except (OverflowError, ValueError):
+        return str(cell)  # a time inside of a nested value: Arrow has a year 20000, Python has none
+
+
+def _time(cell: Any) -> str | None:
+    import pyarrow as pa
+
+    return None if not cell.is_valid else str(cell.cast(pa.string()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _cell(value: Any) -> Text:
+    """A value in a table; control characters are shown, never sent to the terminal."""
+    if value is None:
+        return Text("null", style="dim")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Text(_printable(text if len(text) <= _CELL_CHARS_MAX else f"{text[:_CELL_CHARS_MAX]} …"))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else count_text(value)
+
+
+def _bytes(value: int | None) -> str:
+    return "-" if value is None else bytes_text(value)
+
+
+def _age(value: float | None) -> str:
+    return "-" if value is None else duration_text(value)
+
+
+def _offsets(text: str) -> str:
+    """The positions of the sources in Spark's offset log entry: below its version and its settings, one a line."""
+    shown = "\n".join(text.splitlines()[2:])
+    return shown if len(shown) <= 1000 else f"{shown[:1000]} …"

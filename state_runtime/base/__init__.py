@@ -1,0 +1,1 @@
+"""What everything stands on: clock, ids, limits, errors, settings, progress; knows nothing of snapshots."""

@@ -1,0 +1,203 @@
+"""Every error that Stillstate raises on purpose, by what the reader should do about it.
+
+    StillstateError                exit 1   a bug or something unforeseen
+    ├── ChangesPending             —        between a task and its driver only: the driver writes, the epoch runs again
+    ├── Invalid                    exit 2   fix the call, the configuration or the data
+    │   ├── InvalidConfiguration
+    │   ├── InvalidPipeline
+    │   ├── InvalidData
+    │   ├── JobNotFound
+    │   ├── JobRootMismatch
+    │   ├── MissingSnapshot
+    │   │   └── SnapshotExpired
+    │   ├── SnapshotInUse
+    │   ├── SavepointExists
+    │   └── MissingJava
+    ├── Fenced                     exit 3   another run owns the job: stop, touch nothing
+    │   └── JobAlreadyRunning
+    ├── Unavailable                exit 4   try again later; nothing is known to be wrong with the data
+    │   ├── StoreUnavailable
+    │   │   └── StoreRefused
+    │   ├── StoreNotCapable
+    │   └── OutcomeUnknown
+    ├── CorruptData                exit 5   repair, or restore from an older snapshot
+    │   ├── CorruptManifest
+    │   ├── CorruptSegment
+    │   └── MissingFile
+    ├── UnsupportedFormat          exit 6   upgrade Stillstate; nothing was changed
+    └── UserCodeError              exit 7   the job's own code raised
+
+A message says what happened, where, and what to do next. It never holds a credential, a key or a row.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ChangesPending",
+    "CorruptData",
+    "CorruptManifest",
+    "CorruptSegment",
+    "Fenced",
+    "Invalid",
+    "InvalidConfiguration",
+    "InvalidData",
+    "InvalidPipeline",
+    "JobAlreadyRunning",
+    "JobNotFound",
+    "JobRootMismatch",
+    "MissingFile",
+    "MissingJava",
+    "MissingSnapshot",
+    "OutcomeUnknown",
+    "SavepointExists",
+    "SnapshotExpired",
+    "SnapshotInUse",
+    "StillstateError",
+    "StoreNotCapable",
+    "StoreRefused",
+    "StoreUnavailable",
+    "Unavailable",
+    "UnsupportedFormat",
+    "UserCodeError",
+    "check",
+]
+
+
+class StillstateError(Exception):
+    """Root of the tree. `exit_code` is what the command line ends with; `kind` is the stable name of the reaction."""
+
+    exit_code: ClassVar[int] = 1
+    kind: ClassVar[str] = "internal"
+
+
+class ChangesPending(StillstateError):
+    """A task needs the primary store for a shard whose newest changes only the driver holds.
+
+    Never leaves the driver: it writes them to a segment and runs the epoch's action once more.
+    """
+
+
+class Invalid(StillstateError, ValueError):
+    """The caller, the configuration or the input is wrong: fix it and call again."""
+
+    exit_code = 2
+    kind = "invalid"
+
+
+class InvalidConfiguration(Invalid):
+    """`stillstate.yaml`, a setting or an entry point is malformed or missing."""
+
+
+class InvalidPipeline(Invalid):
+    """The pipeline cannot be built: a missing key column, a missing uid, a repeated name."""
+
+
+class InvalidData(Invalid):
+    """A row or a state value does not fit the schema that was declared for it."""
+
+
+class JobNotFound(Invalid):
+    """There is no job root of that name on the store."""
+
+
+class JobRootMismatch(Invalid):
+    """The folder on the store belongs to another job, or the local data to another store."""
+
+
+class MissingSnapshot(Invalid):
+    """No snapshot with that id; the message names the newest ones that exist."""
+
+
+class SnapshotExpired(MissingSnapshot):
+    """The snapshot was given up: deleted, or by retention. Nothing of it is read."""
+
+
+class SnapshotInUse(Invalid):
+    """The snapshot (or savepoint, or job) is needed by somebody, who is named; nothing was changed."""
+
+
+class SavepointExists(Invalid):
+    """The job has a savepoint of that name."""
+
+
+class MissingJava(Invalid):
+    """No Java 17 or newer was found; the message names the command that installs one."""
+
+
+class Fenced(StillstateError):
+    """Another run of the job has taken over. This one must stop and publish nothing."""
+
+    exit_code = 3
+    kind = "fenced"
+
+
+class JobAlreadyRunning(Fenced):
+    """A live run holds the job, and no take-over was asked for: this driver is turned away at the start."""
+
+
+class Unavailable(StillstateError):
+    """A passing fault of the store or the network: try again."""
+
+    exit_code = 4
+    kind = "unavailable"
+
+
+class StoreUnavailable(Unavailable, OSError):
+    """The store did not answer, or refused (permission, quota, read-only file system)."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The store said no (permission, credentials, quota, read-only): the same request again gets the same answer, so it
+    is not sent again. Somebody must grant, pay or mount."""
+
+
+class StoreNotCapable(Unavailable):
+    """The store does not honour create-if-absent; two runs could both win, so we do not start."""
+
+
+class OutcomeUnknown(Unavailable):
+    """A write may or may not have landed. Nothing is cleaned up after it: the next run reads back."""
+
+
+class CorruptData(StillstateError):
+    """Stored data is not what was written: wrong digest, size, identity or structure."""
+
+    exit_code = 5
+    kind = "corrupt"
+
+
+class CorruptManifest(CorruptData):
+    """A manifest, term or job file cannot be trusted."""
+
+
+class CorruptSegment(CorruptData):
+    """A changelog segment or state table cannot be trusted."""
+
+
+class MissingFile(CorruptData, FileNotFoundError):
+    """A file that a manifest names does not exist."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "a file that a manifest names does not exist"
+
+
+class UnsupportedFormat(StillstateError):
+    """Written by a newer version of Stillstate."""
+
+    exit_code = 6
+    kind = "unsupported"
+
+
+class UserCodeError(StillstateError):
+    """The job's own code (processor, transform, sink function) raised; the cause is chained."""
+
+    exit_code = 7
+    kind = "user-code"
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise `StillstateError` if an invariant of ours does not hold. Unlike `assert`, `-O` keeps it."""
+    if not condition:
+        raise StillstateError(f"invariant broken: {message}; please report this")

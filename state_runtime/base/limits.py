@@ -1,0 +1,62 @@
+"""Bounds on everything that is read from outside, in one place."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# A manifest lists segments and table files, never keys or shards' parts. Design: at most 256 KiB in the planned
+# worst case (200 shards, 5 operators, 600 epochs); 8 MiB leaves room and still parses in milliseconds.
+MANIFEST_BYTES_MAX = 8 * MIB
+# job.json, terms, boundary, control requests: a few hundred bytes each.
+SMALL_JSON_BYTES_MAX = 256 * KIB
+JSON_DEPTH_MAX = 32
+# A boundary lists the ids of kept snapshots, about 8 bytes each.
+BOUNDARY_BYTES_MAX = 16 * MIB
+
+# The packed segment of one epoch: at most (inline bytes a task) x (tasks). Direct objects are bounded by a task's
+# input.
+SEGMENT_BYTES_MAX = 16 * 1024 * MIB
+SEGMENT_INDEX_BYTES_MAX = 64 * MIB
+SEGMENT_PARTS_MAX = 1_000_000
+# One Arrow part is decoded at once; its uncompressed size is stated in the index and checked before decoding.
+PART_BYTES_MAX = 4 * 1024 * MIB
+
+MAX_PARALLELISM = 32768  # key groups: the top 15 bits of the key hash
+KEY_GROUP_BITS = 15
+
+PATH_CHARS_MAX = 1024
+NAME_CHARS_MAX = 63
+
+# Commit and term claims give up after this many lost races in a row: more means something is wrong, not slow.
+CLAIM_ATTEMPTS_MAX = 16
+# Read-back after a write with an unknown outcome.
+READ_BACK_ATTEMPTS_MAX = 5
+
+SNAPSHOTS_LISTED_MAX = 10_000_000
+SOURCE_LOG_BYTES_MAX = 256 * MIB
+
+# What the epochs of one checkpoint may leave in its manifest: about 300 bytes a file or segment. A checkpoint comes
+# early beyond.
+PENDING_FILES_MAX = 2_000
+PENDING_SEGMENTS_MAX = 256
+# What the driver keeps in mind of them: parts in memory are flushed beyond, objects that tasks uploaded end in a
+# checkpoint.
+PENDING_PARTS_MAX = 50_000
+PENDING_OBJECTS_MAX = 50_000
+
+# With the changelog off: the listing of all shards' files; about 250 bytes a file.
+SHARD_FILES_BYTES_MAX = 256 * MIB
+# A file up to this size rides in the listing; Flink's `state.storage.fs.memory-threshold`.
+SMALL_FILE_BYTES_MAX = 20 * KIB
+
+# A savepoint's record is read whenever savepoints are listed; these keep it below SMALL_JSON_BYTES_MAX.
+SAVEPOINT_TAGS_MAX = 64
+SAVEPOINT_NOTE_CHARS_MAX = 4_000
+
+# A plan of a deletion, as a document: about 200 bytes a line. What garbage collection finds beyond is in the next plan.
+PLAN_BYTES_MAX = 512 * MIB
+PLAN_OBJECTS_MAX = 500_000

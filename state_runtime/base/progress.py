@@ -1,0 +1,91 @@
+"""What one epoch did, in numbers; the counterpart of Spark's `StreamingQueryProgress`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Numbers of one epoch, or (in a manifest) of all epochs that end in one checkpoint, together.
+
+    Names carry their units; the same names are used in Dagster's metadata.
+
+    Attributes:
+        snapshot_id: the checkpoint that the epoch ends in, or will.
+        batch_id: Spark's micro-batch.
+        timestamp_ms: the epoch's clock: Spark's batch timestamp, equal on a re-execution.
+        input_rows: rows that reached the first stateful operator.
+        output_rows: rows written to all sinks.
+        rows_per_s: input rows / duration.
+        state_rows: live rows in all states after the epoch (a key of a value state is one row).
+        changed_rows: rows that the epoch wrote to the changelog, after folding.
+        duration_ms: the whole epoch, from Spark's call to the published output.
+        checkpoint_ms: from the last row processed (in any task) to the durable manifest; 0 if the epoch made no
+            checkpoint. What is in
+            it and what is not: docs/operations.md.
+        phases_ms: plan, process, segment, manifest, publish.
+        segment_bytes: changelog bytes that were written in this epoch, direct objects included.
+        log_bytes: changelog bytes that a restart would replay.
+        log_segments: segments that a restart would replay.
+        table_bytes: bytes of the state tables below that log.
+        output_bytes: bytes of the staged output files.
+        local_restores: shards that began this epoch from verified local runs of an earlier run.
+        primary_restores: shards that were rebuilt from the primary store.
+        late_rows: input rows that operators dropped as too late for the watermark.
+        watermark_ms: the epoch's watermark; 0 where there is none.
+        local_failures: local writes that failed, so that the shard restores from the primary next time, and removals of
+            outdated local files.
+        epoch: number of the epoch, over all runs.
+        epochs: since the last checkpoint, this one included: those that end in this one.
+        stale_restores: shards that were rebuilt from an older local copy and the changelog since.
+        restore_ms: the longest that one shard took to restore.
+        restored_bytes: read from the primary store for restores.
+        moved_shards: shards that ran on another executor than in the epoch before.
+        uploads: objects that tasks uploaded themselves.
+        upload_attempts: attempts at those and at the segment; more than objects where one was slow.
+        upload_wait_ms: time that tasks waited because too many bytes were in flight.
+        materializations: that this run has adopted, its own and those of others.
+        materialization_failures: of its own, in a row; an alarm is due at 3.
+    """
+
+    snapshot_id: int = 0
+    batch_id: int = -1
+    timestamp_ms: int = 0
+    input_rows: int = 0
+    output_rows: int = 0
+    rows_per_s: float = 0.0
+    state_rows: int = 0
+    changed_rows: int = 0
+    duration_ms: float = 0.0
+    checkpoint_ms: float = 0.0
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    segment_bytes: int = 0
+    log_bytes: int = 0
+    log_segments: int = 0
+    table_bytes: int = 0
+    output_bytes: int = 0
+    local_restores: int = 0
+    primary_restores: int = 0
+    local_failures: int = 0
+    late_rows: int = 0
+    watermark_ms: int = 0
+    epoch: int = 0
+    epochs: int = 1
+    stale_restores: int = 0
+    restore_ms: float = 0.0
+    restored_bytes: int = 0
+    moved_shards: int = 0
+    uploads: int = 0
+    upload_attempts: int = 0
+    upload_wait_ms: float = 0.0
+    materializations: int = 0
+    materialization_failures: int = 0
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)

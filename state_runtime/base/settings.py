@@ -1,0 +1,187 @@
+"""Settings of one job's runtime; pure values with limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.limits import GIB, KIB, MAX_PARALLELISM, MIB
+
+__all__ = ["FAILED_TTL_S", "JobSettings", "RetentionPolicy"]
+
+FAILED_TTL_S = 7 * 86_400.0
+
+_COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly", "max_count")
+_DURATIONS = ("keep_within_s", "max_age_s", "failed_ttl_s")
+_COUNT_MAX = 10_000_000
+_SECONDS_MAX = 100 * 366 * 86_400.0
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """What is kept. None leaves a rule out; zero and less are refused, they would mean "delete everything" by mistake.
+
+    Attributes:
+        keep_last: so many newest.
+        keep_within_s: everything that is not older than this before the newest.
+        keep_hourly … keep_yearly: the newest of each of so many newest hours (days, ISO weeks, …) that have any. The
+            oldest of all is held too as long as a series is not full, so that history reaches back as far as it can.
+        keep_tags: savepoints with one of these tags.
+        max_age_s, max_count: see above.
+        failed_ttl_s: how long savepoints that failed are kept, to be looked at; not counted from the newest, but from
+            now.
+    """
+
+    keep_last: int | None = None
+    keep_within_s: float | None = None
+    keep_hourly: int | None = None
+    keep_daily: int | None = None
+    keep_weekly: int | None = None
+    keep_monthly: int | None = None
+    keep_yearly: int | None = None
+    keep_tags: tuple[str, ...] = ()
+    max_age_s: float | None = None
+    max_count: int | None = None
+    failed_ttl_s: float = FAILED_TTL_S
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value <= _COUNT_MAX):
+                raise InvalidConfiguration(
+                    f"retention: {name} = {value!r} must be 1 … {_COUNT_MAX:,}; leave it out for none"
+                )
+        for name in _DURATIONS:
+            value = getattr(self, name)
+            # `not` also turns NaN away, which compares as neither.
+            if value is not None and not (math.isfinite(value) and 0 < value <= _SECONDS_MAX):
+                raise InvalidConfiguration(
+                    f"retention: {name} = {value!r} must be more than 0 seconds and at most 100 years; leave it out "
+                    "for none"
+                )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it decides nothing of snapshots: then nothing is planned by it."""
+        return all(not getattr(self, f.name) for f in fields(self) if f.name != "failed_ttl_s")
+
+    @property
+    def evicts(self) -> bool:
+        """Whether `max_age_s` or `max_count` say what goes."""
+        return self.max_age_s is not None or self.max_count is not None
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """How a job runs; nothing here changes a result.
+
+    Attributes:
+        parallelism: shards of every stateful operator; 0 takes Spark's default parallelism at the first start
+            and the newest snapshot's value after that.
+        local_dir: folder for local runs and Spark's scratch checkpoint; "" is a folder of the user in the
+            system's temporary directory. It should outlive the driver, for quick restarts.
+        heartbeat_interval_s: how often the driver says that it lives, and looks for control requests.
+        inline_bytes_max: changes of one task up to this size ride in its acknowledgement and are packed into the
+            epoch's one segment; larger ones are uploaded by the task itself.
+        materialize: whether the driver folds its changelog into state tables in the background.
+        materialize_min_bytes: log size below which nothing is folded for its size.
+        materialize_ratio: a cell of the tables gets a new base once its deltas reach about this share of its base; the
+            log is folded once it reaches half of this share of all tables.
+        materialize_max_segments: fold the log at this many segments, whatever their size, so that the manifest and the
+            number of reads at a restart stay bounded.
+        runs_max: about how many local runs a look-up searches per shard and state: more make merges rarer, fewer make
+            look-ups quicker.
+        backend: what keeps a shard's state on local disk: "arrow" (sorted, memory-mapped runs) or "rocksdb" (needs the
+            package rocksdict). Snapshots do not depend on it.
+        output_rows_per_batch: rows of one output Arrow batch of an operator, as sinks get it; Spark gets at most 10,000
+            at a time.
+        changelog: "on" writes what an epoch changed; "off" uploads the new files of the backend at each checkpoint.
+        compression: of what is written to the changelog.
+        checkpoint_interval_s: at least so long from one checkpoint to the next; 0 makes one after each epoch. Output is
+            published at checkpoints only.
+        checkpoint_batches: at least so many epochs from one checkpoint to the next. A checkpoint is made when either of
+            the two that are set says so.
+        pending_bytes_max: changes of epochs without a checkpoint that the driver holds in memory before it writes them.
+        upload_timeout_s: an upload that has taken so long (and a second more per few megabytes) is begun again beside
+            itself; the first to succeed wins.
+        upload_attempts_max: uploads of one object under way at most.
+        upload_in_flight_bytes_max: bytes that uploads of one executor may hold; tasks wait beyond it.
+        materialize_interval_s: fold the log at least so often, if there is anything to fold.
+        materialize_replay_s: fold the log when a restart would need about so long to replay it.
+        local_recovery: whether shards may be restored from copies on the host's disk.
+        local_bytes_max: what local copies of one job may take of one host's disk.
+        retained_checkpoints: so many newest checkpoints are kept; the driver gives older ones up, in the background,
+            that nobody needs.
+            `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
+        retention: rules that keep more than these.
+        placement: "sticky" keeps a shard on the executor that has its copy, as long as that lives.
+    """
+
+    parallelism: int = 0
+    local_dir: str = ""
+    heartbeat_interval_s: float = 2.0
+    inline_bytes_max: int = 256 * KIB
+    materialize: bool = True
+    materialize_min_bytes: int = 16 * MIB
+    materialize_ratio: float = 0.3
+    materialize_max_segments: int = 256
+    runs_max: int = 8
+    output_rows_per_batch: int = 65_536
+    backend: Literal["arrow", "rocksdb"] = "arrow"
+    changelog: Literal["on", "off"] = "on"
+    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    checkpoint_interval_s: float = 0.0
+    checkpoint_batches: int = 1
+    pending_bytes_max: int = 16 * MIB
+    upload_timeout_s: float = 1.0
+    upload_attempts_max: int = 3
+    upload_in_flight_bytes_max: int = 100 * MIB
+    materialize_interval_s: float = 600.0
+    materialize_replay_s: float = 10.0
+    local_recovery: bool = True
+    local_bytes_max: int = 64 * GIB
+    placement: Literal["sticky", "off"] = "sticky"
+    retained_checkpoints: int = 100
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+
+    def __post_init__(self) -> None:
+        choices = {
+            "backend": ("arrow", "rocksdb"),
+            "changelog": ("on", "off"),
+            "compression": ("lz4", "zstd", "none"),
+            "placement": ("sticky", "off"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidConfiguration(
+                    f"setting {name} = {getattr(self, name)!r} is not one of {', '.join(allowed)}"
+                )
+        bounds: dict[str, tuple[float, float]] = {
+            "parallelism": (0, MAX_PARALLELISM),
+            "heartbeat_interval_s": (0.05, 3600),
+            "inline_bytes_max": (0, 64 * MIB),
+            "materialize_min_bytes": (1, 1 << 50),
+            "materialize_ratio": (0.01, 100),
+            "materialize_max_segments": (2, 4096),
+            "runs_max": (2, 64),
+            "output_rows_per_batch": (1, 10_000_000),
+            "checkpoint_interval_s": (0, 86_400),
+            "checkpoint_batches": (1, 100_000),
+            "pending_bytes_max": (0, GIB),
+            "upload_timeout_s": (0.01, 600),
+            "upload_attempts_max": (1, 10),
+            "upload_in_flight_bytes_max": (MIB, 64 * GIB),
+            "materialize_interval_s": (0.1, 31 * 86_400),
+            "materialize_replay_s": (0.1, 86_400),
+            "local_bytes_max": (0, 1 << 60),
+            "retained_checkpoints": (0, 1_000_000),
+        }
+        known = {f.name for f in fields(self)}
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if name not in known or not low <= value <= high:
+                raise InvalidConfiguration(
+                    f"setting {name} = {value!r} is outside {low} … {high}; choose a value inside"
+                )

@@ -1,0 +1,1 @@
+"""The driver of a run: where it begins, its epochs, its checkpoints, its heartbeat, and the end."""

@@ -1,0 +1,81 @@
+"""What comes back from tasks: acknowledgements, on an accumulator (docs/design/0002-acknowledgements.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.compile import Stage
+from state_runtime.task.stage import EMPTY_TASK, Acknowledgement
+
+__all__ = ["Gathering"]
+
+
+class _Append(AccumulatorParam[list[Any]]):
+    """Collects acknowledgements on the driver."""
+
+    def zero(self, value: list[Any]) -> list[Any]:
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:
+        value1.extend(value2)
+        return value1
+
+
+class Gathering:
+    """The acknowledgements of one action after the other (docs/design/0002-acknowledgements.md).
+
+    Attributes:
+        accumulator: for the tasks.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self.accumulator: Accumulator[list[Any]] = context.accumulator([], _Append())
+
+    def clear(self) -> None:
+        """Before an action."""
+        self.accumulator.value.clear()
+
+    def so_far(self) -> list[Acknowledgement]:
+        """Of an action that failed: what some of its tasks did."""
+        return list(self.accumulator.value)
+
+    def take(self, epoch: str, parallelism: int, stages: Sequence[Stage]) -> list[Acknowledgement]:
+        """After an action: one acknowledgement per stage and shard, in their order. None stays behind.
+
+        A stage that Spark re-ran (lost shuffle files) acknowledges some shards twice. Input order is reproduced, so
+        both attempts hold the same result; the newest is the one whose output Spark kept.
+
+        Args:
+            epoch: of the action (`TaskJob.epoch`): a late task of an earlier one may have come back meanwhile.
+
+        Raises:
+            InvalidPipeline: some shards were not processed to the end.
+        """
+        chosen: dict[tuple[int, int], Acknowledgement] = {}
+        empty = Counter[int]()
+        for acknowledgement in self.accumulator.value:
+            if acknowledgement.epoch != epoch:
+                continue
+            if acknowledgement.shard == EMPTY_TASK:
+                empty[acknowledgement.stage] += 1
+            else:
+                chosen[(acknowledgement.stage, acknowledgement.shard)] = acknowledgement
+        for number, stage in enumerate(stages):
+            if stage.operator is None:
+                continue
+            finished = sum(1 for key in chosen if key[0] == number) + empty[number]
+            if finished < parallelism:
+                raise InvalidPipeline(
+                    f"operator {stage.operator.uid!r}: only {finished} of {parallelism} shards were processed to the "
+                    "end. A "
+                    "step after it stops reading early (limit, take, head); remove it, or put it into the consumer of "
+                    "the output"
+                )
+        self.accumulator.value.clear()
+        return [chosen[key] for key in sorted(chosen)]

@@ -1,0 +1,416 @@
+"""Where a run begins: at its own newest snapshot, at an older one of its own, or at a snapshot of any other root.
+
+    look    reads only: finds the snapshot and refuses what cannot be, before anything is written anywhere
+    open    writes: CLAIM takes the source over and fences it; job.json says what the job begins with; everything that
+            the snapshot needs is copied, and its manifest last: the job's first snapshot, with the id that it has in
+            the source. Then a run is opened as always: term, fencing snapshot (source id + 1)
+
+From its first snapshot on a job needs nothing of the source, and a restart does not look at `start_from` any more. A
+crash before it leaves a root that has a job.json and no snapshot; the next start goes on with the same snapshot of the
+source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
+
+NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
+source the job's own: nobody else runs it or starts from it (snapshot/claim.py), and it is removed after the job's first
+checkpoint (maintenance/delete/claimed.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from state_runtime.base import faults
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
+    InvalidConfiguration,
+    JobAlreadyRunning,
+    JobRootMismatch,
+    MissingSnapshot,
+    SnapshotExpired,
+    SnapshotInUse,
+)
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
+from state_runtime.maintenance.delete.claimed import ClaimEnding
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
+from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.job_info import ClaimMode, JobInfo, StartedFrom
+from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
+from state_runtime.snapshot.locate import OpenedSnapshot, Place, open_snapshot
+from state_runtime.snapshot.manifest import Manifest, StagedOutput
+from state_runtime.snapshot.pins import read_pins
+from state_runtime.snapshot.savepoint import read_record
+from state_runtime.snapshot.start_pins import pinned
+from state_runtime.snapshot.terms import RunStatus, newest_term, write_status
+from state_runtime.store import open_store
+
+__all__ = ["Beginning", "StartFrom"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StartFrom:
+    """A snapshot of another root, and who owns it once the job has begun with it.
+
+    Attributes:
+        place: `<store>/<job>` (its newest snapshot), `<store>/<job>@<id>`, or the folder of a savepoint.
+        mode: "NO_CLAIM" leaves the source as it is. "CLAIM" takes it over: it is removed after the job's first
+            checkpoint.
+        storage_options: for fsspec; None takes those of the job's own store. Never stored, never shown.
+    """
+
+    place: str
+    mode: ClaimMode = "NO_CLAIM"
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+class Beginning:
+    """The beginning of one run.
+
+    Life cycle: made → `look` (reads) → `open` (writes); each once.
+
+    Args:
+        catalog: of the job that begins.
+        start_from: counts only as long as the job has no snapshot.
+        from_snapshot: an older snapshot of the job's own to go back to.
+        storage_options: of the job's own store.
+        on_copy: called while the source is copied, after each object.
+
+    Attributes:
+        info: of the job, once it was looked at; None if it has no root yet.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        start_from: StartFrom | None = None,
+        from_snapshot: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        clock: Clock,
+        ids: Ids,
+        on_copy: Callable[[CopyProgress], None] | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._root = catalog.root
+        self._start = start_from
+        self._from_snapshot = from_snapshot
+        self._storage_options = storage_options
+        self._clock = clock
+        self._ids = ids
+        self._on_copy = on_copy
+        self._own: Manifest | None = None
+        self._source: OpenedSnapshot | None = None
+        self.info: JobInfo | None = None
+
+    @property
+    def to_publish(self) -> tuple[StagedOutput, ...]:
+        """Output of the source that the job will publish in its place."""
+        source = self._source
+        return self._outputs(source) if source is not None else ()
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def look(self) -> Manifest | None:
+        """The content that the run will go on from; None if the job begins empty. Nothing is written.
+
+        Raises:
+            SnapshotInUse: the job's root, or the source, was claimed; or the source cannot be claimed now: who holds it
+                is named.
+            JobRootMismatch: files of two roots were mixed.
+            InvalidConfiguration, MissingSnapshot, JobNotFound: there is no such snapshot, or the job was begun with
+                another.
+            CorruptManifest, UnsupportedFormat, StoreUnavailable: see `Catalog.latest`.
+        """
+        refuse_if_claimed(self._root)
+        info = self.info = read_job_info(self._root)
+        own = self._own = self._catalog.latest()
+        if own is not None:
+            if info is None:
+                raise JobRootMismatch(
+                    f"{self._root.url} has snapshots and no job.json: it was not copied whole, or a run that slept "
+                    "while the job was "
+                    "deleted or moved left them. Restore it from a copy, or remove the folder to begin anew"
+                )
+            check_belongs(own, info, self._root.url, own=True)
+            if self._start is not None:
+                _LOG.info("job %r has snapshots of its own; it does not start from %s", info.name, self._start.place)
+            return self._looked_back(own)
+        if self._from_snapshot is not None:
+            raise MissingSnapshot(f"job {self._catalog.job!r} in {self._root.url} has no snapshot yet to go back to")
+        if self._start is None:
+            if info is not None and info.started_from is not None:
+                raise self._unfinished(info.started_from)
+            return None
+        self._source = self._find(self._start, info)
+        return self._source.manifest
+
+    def _looked_back(self, own: Manifest) -> Manifest:
+        wanted = self._from_snapshot
+        if wanted is None:
+            return own
+        if not read_boundary(self._root).keeps(wanted):
+            raise SnapshotExpired(f"snapshot {wanted} of job {self._catalog.job!r} was given up; choose a newer one")
+        # The id is the newest's: what is reconciled with the pipeline is read as of the run's first epoch.
+        return replace(gone_back(self._catalog.manifest(wanted), own), snapshot_id=own.snapshot_id)
+
+    def _unfinished(self, started: StartedFrom) -> InvalidConfiguration:
+        return InvalidConfiguration(
+            f"job {self._catalog.job!r} in {self._root.url} was begun from {started} and has no snapshot yet; it does "
+            "not begin "
+            "empty. Start it from there again, which goes on with what was copied; or remove that folder to begin anew"
+        )
+
+    def _find(self, start: StartFrom, info: JobInfo | None) -> OpenedSnapshot:
+        place = Place.parse(start.place)
+        root = open_store(place.root_url, self._source_options())
+        if root.url == self._root.url:
+            raise InvalidConfiguration(
+                f"job {self._catalog.job!r} cannot start from itself; to go back to one of its snapshots, name its id "
+                "(--from-snapshot)"
+            )
+        recorded = info.started_from if info is not None else None
+        if info is not None and recorded is None:
+            raise InvalidConfiguration(
+                f"job {info.name!r} in {self._root.url} was begun empty and has no snapshot yet. If no driver is about "
+                "to start "
+                "it, remove its job.json, and start it again"
+            )
+        wanted = recorded.snapshot_id if recorded is not None and place.snapshot_id is None else place.snapshot_id
+        try:
+            source = open_snapshot(root, wanted, self._clock)
+            if not read_boundary(root).keeps(source.manifest.snapshot_id):
+                raise SnapshotExpired(
+                    f"snapshot {source.manifest.snapshot_id} in {root.url} was given up; choose a newer one"
+                )
+        except MissingSnapshot as error:
+            if recorded is None:
+                raise
+            raise type(error)(f"{error}. {self._unfinished(recorded)}") from error
+        if source.info.max_parallelism != MAX_PARALLELISM:
+            raise InvalidConfiguration(
+                f"{root.url} was created with max_parallelism {source.info.max_parallelism}, and this version has "
+                f"{MAX_PARALLELISM}: "
+                "keys would belong to other shards. Nothing was changed"
+            )
+        if recorded is not None and not _is_same(recorded, self._started_from(source)):
+            raise self._unfinished(recorded)
+        self._refuse_if_held(source, info)
+        _refuse_if_unfinished(source)
+        return source
+
+    def _refuse_if_held(self, source: OpenedSnapshot, info: JobInfo | None) -> None:
+        if not self._claims:
+            refuse_if_claimed(source.root)
+            return
+        claim = read_claim(source.root)
+        if claim is not None:
+            # By this job, in an attempt that did not end; or by another one.
+            mine = info.uid if info is not None else claim.job_uid if claim.place == self._root.url else ""
+            refuse_if_claimed(source.root, by=mine)
+            return
+        try:
+            refuse_if_live(source.catalog, self._clock)
+        except JobAlreadyRunning as error:
+            raise SnapshotInUse(f"{source.root.url} cannot be claimed: {error}") from error
+        now_ms = self._clock.now_ms()
+        for pin in read_pins(source.root):
+            own = info is not None and pin.reason == "start" and pin.note == info.uid
+            if pin.snapshot_id == source.manifest.snapshot_id and not pin.is_void(now_ms) and not own:
+                raise SnapshotInUse(
+                    f"{source.place} cannot be claimed: it is pinned ({pin.reason}) for {pin.holder}. Take the pin off "
+                    "first, or "
+                    "start with NO_CLAIM, which leaves the snapshot as it is"
+                )
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    def open(self, empty: Callable[[JobInfo], Manifest], *, host: str, pid: int) -> Committer:
+        """Begin; the job has a fencing snapshot when it returns. Repeat it after an error or a crash at any point.
+
+        Args:
+            empty: the content of a job that begins with nothing.
+
+        Raises:
+            SnapshotInUse: another job has claimed the source meanwhile.
+            SnapshotExpired, MissingFile, CorruptData: the source was given up meanwhile, or is damaged; the job has no
+                snapshot.
+            Fenced, StoreUnavailable, OutcomeUnknown: see `open_run` and `copy_snapshot`.
+        """
+        source = self._source
+        if source is None:
+            info = open_job_root(self._root, self._catalog.job, clock=self._clock, ids=self._ids)
+            if self._own is None and info.started_from is not None and self._catalog.latest() is None:
+                raise self._unfinished(info.started_from)
+            if self._from_snapshot is None:
+                return self._open_run(info, empty, host, pid)
+            # Until the fencing snapshot names what it needs.
+            with pinned(self._root, self._from_snapshot, info, self._root.url, self._clock, self._ids):
+                return self._open_run(info, empty, host, pid)
+        uid = ""
+        if self._claims:
+            uid, source = self._take_over(source, host, pid)
+            faults.reach("start-claimed")
+        started = self._started_from(source)
+        info = open_job_root(
+            self._root, self._catalog.job, clock=self._clock, ids=self._ids, uid=uid, started_from=started
+        )
+        if info.started_from != started:
+            source = self._agreed(info, source)
+            started = self._started_from(source)
+        faults.reach("start-recorded")
+        rewritten = taken_over(source.manifest, started, info, self._outputs(source))
+        with pinned(
+            source.root, source.manifest.snapshot_id, info, self._root.url, self._clock, self._ids, required=False
+        ) as beat:
+
+            def copied(progress: CopyProgress) -> None:
+                beat()
+                faults.reach("start-object-copied")
+                if self._on_copy is not None:
+                    self._on_copy(progress)
+
+            copy_snapshot(
+                source.root,
+                source.manifest,
+                self._root,
+                rewrite=lambda _: rewritten,
+                progress=copied,
+                clock=self._clock,
+                ids=self._ids,
+            )
+        faults.reach("start-copied")
+        return self._open_run(info, empty, host, pid)
+
+    def ending(self, info: JobInfo, owner: str) -> ClaimEnding | None:
+        """What removes the root that the job has claimed, once it has a checkpoint; None if it claimed none.
+
+        Args:
+            owner: who removes it, `host:pid`.
+        """
+        started = info.started_from
+        if started is None or started.mode != "CLAIM":
+            return None
+        options = self._source_options()
+        return ClaimEnding(lambda: open_store(started.place, options), info.uid, owner, self._clock, self._ids)
+
+    def _source_options(self) -> Mapping[str, Any] | None:
+        given = self._start.storage_options if self._start is not None else None
+        return given if given is not None else self._storage_options
+
+    def _open_run(self, info: JobInfo, empty: Callable[[JobInfo], Manifest], host: str, pid: int) -> Committer:
+        return open_run(
+            self._catalog,
+            info,
+            empty(info),
+            clock=self._clock,
+            ids=self._ids,
+            host=host,
+            pid=pid,
+            back_to=self._from_snapshot,
+        )
+
+    @property
+    def _claims(self) -> bool:
+        return self._start is not None and self._start.mode == "CLAIM"
+
+    def _started_from(self, source: OpenedSnapshot) -> StartedFrom:
+        manifest = source.manifest
+        mode: ClaimMode = "CLAIM" if self._claims else "NO_CLAIM"
+        return StartedFrom(
+            source.root.url, source.info.name, manifest.job_uid, manifest.snapshot_id, manifest.commit_id, mode
+        )
+
+    def _outputs(self, source: OpenedSnapshot) -> tuple[StagedOutput, ...]:
+        """What the claimed job may have left unpublished. A folder that no job ever ran in, a savepoint, has nothing of
+        its own."""
+        if not self._claims or newest_term(source.root) == 0:
+            return ()
+        return pending_outputs(source.manifest, source.catalog.latest() or source.manifest)
+
+    def _take_over(self, source: OpenedSnapshot, host: str, pid: int) -> tuple[str, OpenedSnapshot]:
+        """Claim the source, and fence whoever ran it: what is read of it after that is final.
+
+        Returns:
+            The uid of this job, and the source with the snapshot to start from.
+        """
+        info = read_job_info(self._root)
+        held = read_claim(source.root)
+        if info is not None and held is None:
+            raise SnapshotInUse(
+                f"the claim on {source.root.url} was taken back since job {info.name!r} began to start from it, so its "
+                "job may have "
+                f"gone on. Remove {self._root.url}, which has no snapshot, and start again"
+            )
+        again = held is not None and held.place == self._root.url
+        uid = info.uid if info is not None else held.job_uid if held is not None and again else self._ids.uid()
+        claim = Claim(self._catalog.job, uid, self._root.url, self._clock.now_ms())
+        claim_root(source.root, claim)
+        if info is not None or newest_term(source.root) == 0:
+            return uid, source
+        faults.reach("source-claimed")
+        opened = open_run(
+            source.catalog,
+            source.info,
+            source.manifest,
+            clock=self._clock,
+            ids=self._ids,
+            host=host,
+            pid=pid,
+            claimed_by=uid,
+        )
+        term = opened.term
+        # Who looks at the source sees a job that ended, not one that is starting.
+        write_status(
+            source.root,
+            RunStatus(
+                term=term.term,
+                run_uid=term.run_uid,
+                state="stopped",
+                at_ms=self._clock.now_ms(),
+                started_at_ms=term.started_at_ms,
+                heartbeat_interval_s=0.0,
+                pid=pid,
+                host=host,
+                snapshot_id=opened.last.snapshot_id,
+                message=f"claimed by {claim}",
+            ),
+        )
+        asked_for = Place.parse(self._start.place).snapshot_id if self._start is not None else None
+        return uid, replace(source, manifest=opened.last) if asked_for is None else source
+
+    def _agreed(self, info: JobInfo, source: OpenedSnapshot) -> OpenedSnapshot:
+        """The source with the snapshot that another start of this job, at the same time, has begun with."""
+        recorded = info.started_from
+        asked_for = Place.parse(self._start.place).snapshot_id if self._start is not None else None
+        if recorded is None:
+            raise InvalidConfiguration(
+                f"job {info.name!r} was begun empty by another start at the same time; start it again"
+            )
+        if not _is_same(recorded, self._started_from(source)) and asked_for is not None:
+            raise self._unfinished(recorded)
+        agreed = open_snapshot(source.root, recorded.snapshot_id, self._clock)
+        if not _is_same(recorded, self._started_from(agreed)):
+            raise self._unfinished(recorded)
+        return agreed
+
+
+def _refuse_if_unfinished(source: OpenedSnapshot) -> None:
+    """A savepoint is somebody's until it is complete, and nobody's once it is being deleted."""
+    record = read_record(source.root)
+    if record is not None and record.state != "COMPLETED":
+        raise SnapshotInUse(
+            f"{source.place} is a savepoint that is {record.state}, owned by {record.owner}; start from it once it is "
+            "COMPLETED"
+        )
+
+
+def _is_same(one: StartedFrom, other: StartedFrom) -> bool:
+    """Whether both are one snapshot, taken in one way; wherever its root lies by now."""
+    return replace(one, place="") == replace(other, place="")

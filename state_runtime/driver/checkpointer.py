@@ -1,0 +1,271 @@
+"""The checkpoint of a run's driver: what is pending becomes a segment, a manifest, and then output that everybody sees.
+
+4. segment    the pending changes, folded and packed into one object
+5. manifest   create-if-absent of the next snapshot: from here on the epochs have happened
+6. publish    sinks give staged output its final name
+
+(Steps 1 to 3 are an epoch's, in driver.py.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from state_runtime.base import faults
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidPipeline, StillstateError
+from state_runtime.base.progress import Progress
+from state_runtime.changelog.folding import fold_changes
+from state_runtime.changelog.upload import Uploader
+from state_runtime.changelog.writer import write_segment
+from state_runtime.driver.context import DriverContext, Processed, Standing
+from state_runtime.driver.file_book import carried_source_logs
+from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due, objects_of
+from state_runtime.driver.numbers import checkpoint_ms, together, with_times
+from state_runtime.maintenance.retention.background import BackgroundRetention
+from state_runtime.materialize import BackgroundMaterializer
+from state_runtime.materialize.process import FoldProcess
+from state_runtime.processors.operator import EpochClock
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.manifest import LayerEntry, SegmentEntry, ShardFilesEntry, StagedOutput, TimeEntry
+from state_runtime.snapshot.shard_files import bottom_is_of_shape
+from state_runtime.task.stage import Acknowledgement
+
+__all__ = ["Checkpointer"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Makes what a run holds durable. Not thread-safe: called under the driver's lock.
+
+    Attributes:
+        is_committing: a commit was tried and its outcome is not known yet: nothing may be taken back.
+        materializer: folds beside the epochs.
+        retention: gives old checkpoints up beside them.
+    """
+
+    def __init__(self, context: DriverContext, committer: Committer, standing: Standing, uploader: Uploader) -> None:
+        self._context = context
+        self._committer = committer
+        self._standing = standing
+        self._uploader = uploader
+        # Complete numbers of the newest checkpoint of this run; its manifest has them without the end.
+        self._previous: Progress | None = None
+        self._folding = _fold_process(context)
+        self.materializer = BackgroundMaterializer(
+            context.root,
+            context.settings,
+            context.ids,
+            context.clock,
+            self._folding.fold if self._folding is not None else None,
+        )
+        self.retention = BackgroundRetention(context.root, context.settings, context.ids, context.clock)
+        self.is_committing = False
+
+    def publish_pending(self, spark: SparkSession) -> None:
+        """Publish what the newest snapshot names; idempotent. The first thing that a run does after fencing.
+
+        Then what fenced runs staged and never committed is removed: no manifest can name it any more.
+        """
+        last = self._committer.last
+        for output in last.outputs:
+            self._publish(output, spark)
+        for name, spec in self._context.sinks.items():
+            named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
+            spec.remove_abandoned(self._committer.term.term, named)
+        if self._standing.files is None:
+            self.materializer.look(last)
+
+    def close(self, fold_timeout_s: float) -> None:
+        """Wait so long for a fold, then end it."""
+        self.materializer.join(fold_timeout_s)
+        self.retention.join(fold_timeout_s)
+        if self._folding is not None:
+            self._folding.close()
+
+    def is_due(self) -> bool:
+        """Whether a checkpoint follows the newest epoch, or now."""
+        return is_checkpoint_due(self._standing.interval, self._context.settings, self._context.clock.monotonic_s())
+
+    def flush(self) -> int:
+        """Write the changes in memory as one segment, folded; the bytes that it took.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: the run ends; nobody can reach what was written.
+        """
+        standing = self._standing
+        segment = write_segment(
+            self._context.root,
+            fold_changes(standing.interval.changes, self._context.settings.compression),
+            job_uid=self._committer.info.uid,
+            term=self._committer.term.term,
+            snapshot_id=self._committer.last.snapshot_id + 1,
+            ids=self._context.ids,
+            uploader=self._uploader,
+        )
+        standing.interval = standing.interval.flushed(segment)
+        if standing.files is not None:
+            standing.files = standing.files.written(
+                self._context.root,
+                term=self._committer.term.term,
+                snapshot_id=self._committer.last.snapshot_id + 1,
+                ids=self._context.ids,
+            )
+        standing.shards = standing.shards.flushed()
+        return segment.total_bytes if segment is not None else 0
+
+    def commit_alone(self, spark: SparkSession) -> Progress:
+        """A checkpoint that no epoch has just ended in; its numbers are those of an epoch that did nothing else."""
+        interval, now_s = self._standing.interval, self._context.clock.monotonic_s()
+        head = interval.head
+        alone = Processed([], head.time or TimeEntry(0), EpochClock(0, epoch=head.epoch), now_s, now_s, now_s)
+        latest = interval.numbers or Progress()
+        nothing = Progress(
+            snapshot_id=latest.snapshot_id,
+            batch_id=latest.batch_id,
+            timestamp_ms=latest.timestamp_ms,
+            state_rows=latest.state_rows,
+            watermark_ms=latest.watermark_ms,
+            epoch=head.epoch,
+            epochs=0,
+        )
+        return self.commit(nothing, alone, spark)
+
+    def commit(self, numbers: Progress, done: Processed, spark: SparkSession) -> Progress:
+        """Make everything since the newest manifest durable, then publish its output.
+
+        Args:
+            numbers: of the epoch that ends here; those before it are in the interval.
+
+        Returns:
+            The same, complete.
+        """
+        context, standing, last = self._context, self._standing, self._committer.last
+        segment_bytes = self.flush()
+        segment_s = context.clock.monotonic_s()
+        faults.reach("segment-written")
+
+        interval = standing.interval
+        layers, segments, files = self._below()
+        draft = replace(
+            interval.head,
+            kind="checkpoint",
+            layers=layers,
+            shards=files,
+            segments=segments,
+            outputs=interval.outputs,
+            versions=dict(standing.shards.versions),
+            previous=self._previous,
+        )
+        numbers = replace(
+            numbers,
+            segment_bytes=numbers.segment_bytes + segment_bytes,
+            upload_attempts=numbers.upload_attempts + self._uploader.take().attempts,
+            log_bytes=draft.log_bytes,
+            log_segments=len(draft.segments),
+            table_bytes=draft.total_bytes - draft.log_bytes,
+            materializations=self.materializer.completed,
+            materialization_failures=self.materializer.failures_in_a_row,
+        )
+        phases = done.phases
+        phases["segment"] = (segment_s - done.processed_s) * 1000 + done.flushed_ms
+        so_far = self._timed(numbers, done, phases)
+        faults.reach("before-manifest")
+        # A commit that fails may have happened.
+        self.is_committing = True
+        committed = self._committer.commit(replace(draft, progress=together(interval.numbers, so_far)))
+        manifest_s = context.clock.monotonic_s()
+        numbers = self._timed(numbers, done, phases)
+        faults.reach("manifest-written")
+
+        standing.shards = standing.shards.checkpointed()
+        standing.interval = Interval(first_head(committed), manifest_s)
+        self.is_committing = False
+        if standing.files is not None:
+            standing.files = standing.files.checkpointed()
+        self.materializer.settled(committed)
+        faults.reach("before-publish")
+        for output in interval.outputs:
+            self._publish(output, spark)
+            faults.reach("one-output-published")
+        for output in last.outputs:
+            context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
+        published_s = context.clock.monotonic_s()
+        faults.reach("published")
+        if standing.files is None:
+            self.materializer.start_if_due(committed)
+        self.retention.committed(committed)
+        phases |= {"manifest": (manifest_s - segment_s) * 1000, "publish": (published_s - manifest_s) * 1000}
+        complete = with_times(numbers, (published_s - done.started_s) * 1000, phases)
+        self._previous = together(interval.numbers, complete)
+        return replace(complete, epochs=self._previous.epochs)
+
+    def remove(self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None) -> None:
+        """Remove output and changelog objects that no manifest names or ever will, as far as the stores answer.
+
+        So a job that fails again and again does not fill its store. Of a killed driver they stay: its staged output is
+            removed by
+        the next run, the rest is for garbage collection.
+        """
+        context = self._context
+        staged = [(s.sink, f.staged) for a in acknowledged for s in a.staged for f in s.files]
+        objects = objects_of([a.changes for a in acknowledged])
+        if interval is not None:
+            staged += [(o.sink, f.staged) for o in interval.outputs for f in o.files]
+            objects += [*interval.uploaded, *(s.path for s in interval.segments)]
+        try:
+            for sink, path in staged:
+                context.sinks[sink].store().delete(path)
+            for path in objects:
+                context.root.delete(path)
+        except (StillstateError, OSError):
+            # They are unreachable and do no harm; the error that brought us here is the one to tell.
+            _LOG.warning("what a failed epoch wrote could not be removed", exc_info=True)
+
+    def _below(self) -> tuple[tuple[LayerEntry, ...], tuple[SegmentEntry, ...], ShardFilesEntry | None]:
+        """What the next manifest names of the state: layers, segments, files of shards."""
+        last, pending, files = self._committer.last, self._standing.interval.segments, self._standing.files
+        if files is None:
+            base = self.materializer.take(last)
+            return base.layers, (*base.segments, *pending), base.shards
+        in_shape = bottom_is_of_shape(last, self._context.parallelism)
+        root, ids = self._context.root, self._context.ids
+        return (*carried_source_logs(root, last, pending, in_shape=in_shape, ids=ids), files.entry)
+
+    def _timed(self, numbers: Progress, done: Processed, phases: Mapping[str, float]) -> Progress:
+        """The numbers of an epoch with its times, if its checkpoint became durable now."""
+        clock = self._context.clock
+        durable_s = clock.monotonic_s()
+        took_ms = checkpoint_ms(
+            max((a.processed_at_ms for a in done.acknowledged), default=0),
+            clock.now_ms(),
+            own_ms=(durable_s - done.processed_s) * 1000,
+            epoch_ms=(durable_s - done.started_s) * 1000,
+        )
+        return replace(with_times(numbers, (durable_s - done.started_s) * 1000, phases), checkpoint_ms=took_ms)
+
+    def _publish(self, output: StagedOutput, spark: SparkSession) -> None:
+        sink = self._context.pipeline.sinks.get(output.sink)
+        if sink is None:
+            raise InvalidPipeline(
+                f"the newest snapshot has unpublished output of sink {output.sink!r}, which the pipeline no longer "
+                "has. Start "
+                "the job once with that sink, so that its output is published, then remove it"
+            )
+        sink.publish(self._context.sinks[output.sink], output, spark)
+
+
+def _fold_process(context: DriverContext) -> FoldProcess | None:
+    """A process that folds; None if the run's store or clock exist in this process only (tests), or if nothing is
+    folded here."""
+    settings = context.settings
+    here_only = context.store_url.startswith("memory:") or context.clock is not SYSTEM_CLOCK
+    if here_only or not settings.materialize or settings.changelog == "off":
+        return None
+    url = f"{context.store_url.rstrip('/')}/{context.job_name}"
+    return FoldProcess(context.root, url, context.storage_options, settings)

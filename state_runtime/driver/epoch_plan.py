@@ -1,0 +1,112 @@
+"""One epoch as one Spark plan: the batch through all stages, with user code in between.
+
+    batch → (observe event time) → hash → [initial state] → [wake rows] → repartitionById → [seats] → mapInArrow → … →
+    nothing
+
+Every row that a plan ends with is none: what tasks did comes back as acknowledgements (docs/design/0002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql.functions import col, expr
+from pyspark.sql.functions import max as max_of
+
+from state_runtime.pipeline.compile import CompiledPipeline, Stage, TransformStep, shard_columns
+from state_runtime.pipeline.watermark import WatermarkColumn
+from state_runtime.placement.seats import SeatedPlan
+from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.sql import quoted
+from state_runtime.task.stage import StageTask
+
+__all__ = ["EpochPlan", "plan_epoch"]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What to run, and where its event times will be seen.
+
+    Attributes:
+        final: collect it: the epoch happens, and no row comes back.
+    """
+
+    final: DataFrame
+    columns: tuple[WatermarkColumn, ...]
+    observation: Observation | None
+
+    def event_time_ms(self) -> Mapping[str, int | None]:
+        """After the action: per watermarked column the highest event time of the batch; None where it had no rows."""
+        if self.observation is None:
+            return {}
+        seen = self.observation.get
+        return {column.name: seen[f"c{number}"] for number, column in enumerate(self.columns)}
+
+
+def plan_epoch(
+    frame: DataFrame,
+    pipeline: CompiledPipeline,
+    parallelism: int,
+    *,
+    task: Callable[[Stage, int], StageTask],
+    wake: Mapping[str, Sequence[int]],
+    beginning: frozenset[str],
+    seats: SeatedPlan | None = None,
+) -> EpochPlan:
+    """Plan an epoch over a batch; nothing runs yet.
+
+    Args:
+        frame: the batch; may be empty.
+        task: the function of a stage, by its number.
+        wake: per operator uid the shards that something is due in: they are visited although no row may come.
+        beginning: operators that have no state so far and get their initial one.
+        seats: keep each shard on its executor; None leaves it to Spark.
+    """
+    observation = None
+    if pipeline.watermarks:
+        observation = Observation()
+        highest = [max_of(expr(c.sql)).alias(f"c{number}") for number, c in enumerate(pipeline.watermarks)]
+        frame = frame.observe(observation, *highest)
+    number = 0
+    for part in pipeline.parts:
+        if isinstance(part, TransformStep):
+            frame = part.function(frame)
+            continue
+        if part.operator is not None:
+            keys, uid = part.operator.key_columns, part.operator.uid
+            frame = frame.selectExpr("*", *shard_columns(keys, parallelism))
+            if part.initial is not None and uid in beginning:
+                frame = _with_initial_state(frame, part.initial, keys, parallelism)
+            if wake.get(uid):
+                frame = _with_wake_rows(frame, wake[uid], parallelism)
+            if seats is not None:
+                frame = seats.seat(frame, SHARD_COLUMN)
+            else:
+                frame = frame.repartitionById(parallelism, col(SHARD_COLUMN))
+        frame = frame.mapInArrow(task(part, number), part.output)
+        number += 1
+    return EpochPlan(frame, pipeline.watermarks, observation)
+
+
+def _with_wake_rows(frame: DataFrame, shards: Sequence[int], parallelism: int) -> DataFrame:
+    """A row per shard that holds nothing but the shard's number: a task without rows could not tell which one it is."""
+    rows = frame.sparkSession.range(0, parallelism, 1, 1)
+    if len(shards) < parallelism:
+        rows = rows.where(f"id IN ({', '.join(map(str, shards))})")
+    return frame.unionByName(
+        rows.selectExpr(
+            f"CAST(0 AS BIGINT) AS {HASH_COLUMN}",
+            f"CAST(id AS INT) AS {SHARD_COLUMN}",
+            f"CAST({WAKE_SEQUENCE} AS BIGINT) AS {SEQUENCE_COLUMN}",
+        ),
+        allowMissingColumns=True,
+    )
+
+
+def _with_initial_state(frame: DataFrame, initial: DataFrame, keys: tuple[str, ...], parallelism: int) -> DataFrame:
+    """The rows of the initial state beside those of the input, in a column of their own."""
+    whole = f"struct({', '.join(quoted(name) for name in initial.columns)}) AS {INITIAL_COLUMN}"
+    rows = initial.selectExpr(whole, *shard_columns(keys, parallelism))
+    return frame.unionByName(rows, allowMissingColumns=True)

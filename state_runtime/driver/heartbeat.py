@@ -1,0 +1,146 @@
+"""The heartbeat of a run: says that it lives, and looks for requests and for whoever fenced it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import StillstateError
+from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.driver.epochs import EpochDriver
+from state_runtime.driver.savepoints import Savepoints
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.control import new_requests
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.terms import RunState, RunStatus, newest_term, write_status
+from state_runtime.store import Store
+
+__all__ = ["Heartbeat"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """A thread of its own, from the fencing snapshot to the end of the run.
+
+    A store that fails is logged and asked again: a heartbeat never ends a run by itself. Only its owner writes the
+        file.
+
+    Attributes:
+        fenced: who took over, once it is seen.
+    """
+
+    def __init__(
+        self,
+        root: Store,
+        committer: Committer,
+        interval_s: float,
+        clock: Clock,
+        stop: threading.Event,
+        savepoints: Savepoints,
+    ) -> None:
+        self._root = root
+        self._committer = committer
+        self._interval_s = interval_s
+        self._clock = clock
+        self._stop = stop
+        self._savepoints = savepoints
+        self._seen: set[str] = set()
+        self._ended = threading.Event()
+        self._state: RunState = "starting"
+        self._driver: EpochDriver | None = None
+        self._thread = threading.Thread(target=self._loop, name="stillstate-heartbeat", daemon=True)
+        self.fenced: str | None = None
+
+    def start(self) -> None:
+        """Write the first heartbeat (it must succeed: the store is known to work) and begin."""
+        self._write("")
+        self._thread.start()
+
+    def watch(self, driver: EpochDriver) -> None:
+        """Report this driver's progress from now on."""
+        self._driver = driver
+
+    def running(self) -> None:
+        """The stream has started."""
+        self._state = "running"
+        self._beat()
+
+    def finish(self, state: RunState, message: str) -> None:
+        """The last heartbeat, saying how the run ended."""
+        self._ended.set()
+        self._thread.join()
+        self._state = state
+        try:
+            self._write(message)
+        except StillstateError:
+            _LOG.exception("the last heartbeat of term %d could not be written", self._committer.term.term)
+
+    def _loop(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            self._write("")
+            term = self._committer.term.term
+            self._look_for_requests(term)
+            # An idle run would only learn at its next commit that it is fenced.
+            if self.fenced is None:
+                self.fenced = self._fencing_snapshot(term)
+        except (StillstateError, FileNotFoundError):
+            _LOG.warning("heartbeat of term %d failed; trying again", self._committer.term.term, exc_info=True)
+
+    def _look_for_requests(self, term: int) -> None:
+        for name, request in new_requests(self._root, term, self._seen).items():
+            if request is not None and request.action == "stop":
+                _LOG.info("stop requested (%s)", request.request_id)
+                self._stop.set()
+            elif request is not None:
+                self._savepoints.hear(request)
+            self._seen.add(name)
+
+    def look_for_fencing(self) -> str | None:
+        """Who took over, if someone did; None also if the store does not answer."""
+        try:
+            return self._fencing_snapshot(self._committer.term.term)
+        except (StillstateError, FileNotFoundError):
+            _LOG.warning("could not look for a newer run", exc_info=True)
+            return None
+
+    def _fencing_snapshot(self, term: int) -> str | None:
+        if newest_term(self._root) <= term:
+            return None
+        next_id = self._committer.last.snapshot_id + 1
+        if not self._root.exists(manifest_path(next_id)):
+            return None
+        newest = Manifest.decode(self._root.read(manifest_path(next_id), MANIFEST_BYTES_MAX), manifest_path(next_id))
+        if newest.term <= term:
+            return None  # our own commit, just made
+        taken = f"term {newest.term} took over from term {term} with snapshot {next_id}"
+        return f"{taken}; this run stops and publishes nothing"
+
+    def _write(self, message: str) -> None:
+        last, term = self._committer.last, self._committer.term
+        restored, restoring = self._driver.restoring() if self._driver is not None else (0, 0)
+        write_status(
+            self._root,
+            RunStatus(
+                term=term.term,
+                run_uid=term.run_uid,
+                state=self._state,
+                at_ms=self._clock.now_ms(),
+                started_at_ms=term.started_at_ms,
+                heartbeat_interval_s=self._interval_s,
+                pid=term.pid,
+                host=term.host,
+                snapshot_id=last.snapshot_id,
+                batch_id=last.source.batch_id if last.source is not None else -1,
+                message=message,
+                progress=self._driver.progress if self._driver is not None else None,
+                restored=restored,
+                restoring=restoring,
+            ),
+        )

@@ -1,0 +1,116 @@
+"""The stretch between two checkpoints: the head, and what the epochs since the newest manifest left to be written;
+pure.
+
+    manifest ──epoch──▶ head ──epoch──▶ head ──epoch──▶ head ──checkpoint──▶ manifest
+                         └──────── pending: changes, segments, output ───────┘
+
+The *head* is a draft manifest after the newest epoch: clocks, position and operators of the next epoch's beginning.
+What is
+*pending* exists in the driver's memory, in segments that no manifest names yet, and in local versions. A crash loses
+the head; the next run begins at the manifest and repeats the epochs, whose output nobody has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_OBJECTS_MAX, PENDING_PARTS_MAX, PENDING_SEGMENTS_MAX
+from state_runtime.base.progress import Progress
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.writer import TaskChanges
+from state_runtime.driver.numbers import together
+from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
+
+__all__ = ["Interval", "first_head", "has_intervals", "is_checkpoint_due", "objects_of"]
+
+
+def first_head(last: Manifest) -> Manifest:
+    """The head of a run before its first epoch, whose number is one more than this one's."""
+    return replace(last, epoch=max(last.epoch, last.snapshot_id))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What happened since the newest manifest. See the module.
+
+    Attributes:
+        head: its segments, layers and shards are those of the newest manifest: what is pending is not in them.
+        began_s: monotonic time of the newest manifest.
+        epochs: since then.
+        changes: in memory, in order of age.
+        segments: what was flushed of them, in order of age; older than `changes`.
+        outputs: staged and not published, in order of epochs.
+        uploaded: objects that tasks uploaded; in `segments` or in `changes`.
+        numbers: of the epochs together; None before the first one.
+    """
+
+    head: Manifest
+    began_s: float
+    epochs: int = 0
+    changes: tuple[TaskChanges, ...] = field(default=(), repr=False)
+    segments: tuple[SegmentEntry, ...] = ()
+    outputs: tuple[StagedOutput, ...] = ()
+    uploaded: tuple[str, ...] = ()
+    numbers: Progress | None = None
+
+    def holds_more_than(self, bytes_max: int) -> bool:
+        """Whether the changes in memory take more, or are too many."""
+        held = sum(len(body) for task in self.changes for body in task.inline)
+        return held > bytes_max or sum(len(task.parts) for task in self.changes) > PENDING_PARTS_MAX
+
+    @property
+    def staged_files(self) -> int:
+        return sum(len(output.files) for output in self.outputs)
+
+    def with_epoch(self, head: Manifest, changes: Sequence[TaskChanges], outputs: Sequence[StagedOutput]) -> Interval:
+        """After one more epoch. Sinks that it gave nothing are left out."""
+        return replace(
+            self,
+            head=head,
+            epochs=self.epochs + 1,
+            changes=(*self.changes, *(c for c in changes if c.parts)),
+            outputs=(*self.outputs, *(o for o in outputs if o.files)),
+            uploaded=(*self.uploaded, *objects_of(changes)),
+        )
+
+    def flushed(self, segment: SegmentEntry | None) -> Interval:
+        """After the changes in memory were written; None: there were none."""
+        return replace(self, changes=(), segments=(*self.segments, segment) if segment is not None else self.segments)
+
+    def counted(self, numbers: Progress) -> Interval:
+        """With the numbers of one more epoch."""
+        return replace(self, numbers=together(self.numbers, numbers))
+
+
+def objects_of(changes: Sequence[TaskChanges]) -> list[str]:
+    """The objects that tasks uploaded, each once."""
+    return list(dict.fromkeys(part.path for task in changes for part in task.parts if part.path))
+
+
+def has_intervals(settings: JobSettings) -> bool:
+    """Whether several epochs may end in one checkpoint."""
+    return settings.checkpoint_interval_s > 0 or settings.checkpoint_batches > 1
+
+
+def is_checkpoint_due(interval: Interval, settings: JobSettings, now_s: float) -> bool:
+    """Whether a checkpoint follows the newest epoch, or now.
+
+    With neither setting: after each epoch. With one of them: when it says so; with both, when either does. And early,
+        when the
+    manifest would get too large by what is pending.
+    """
+    if not interval.epochs:
+        return False
+    if (
+        interval.staged_files > PENDING_FILES_MAX
+        or len(interval.segments) > PENDING_SEGMENTS_MAX
+        or len(interval.uploaded) > PENDING_OBJECTS_MAX
+    ):
+        return True
+    by_time, by_count = settings.checkpoint_interval_s > 0, settings.checkpoint_batches > 1
+    if by_time and now_s - interval.began_s >= settings.checkpoint_interval_s:
+        return True
+    if by_count:
+        return interval.epochs >= settings.checkpoint_batches
+    return not by_time

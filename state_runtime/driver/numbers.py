@@ -1,0 +1,114 @@
+"""From acknowledgements to the numbers of an epoch, and from epochs to those of a checkpoint; pure.
+
+Whoever measures something in a task puts it into its `Acknowledgement`; `of_epoch` is the one place where it is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from state_runtime.base.progress import Progress
+from state_runtime.changelog.upload import UploadTotals
+from state_runtime.processors.operator import EpochClock
+
+if TYPE_CHECKING:
+    from state_runtime.task.stage import Acknowledgement
+
+__all__ = ["checkpoint_ms", "of_epoch", "together", "with_times"]
+
+# Numbers of epochs that are added up for the checkpoint in which they end. Of all others the newest epoch's count.
+_SUMMED = (
+    "input_rows",
+    "output_rows",
+    "changed_rows",
+    "duration_ms",
+    "segment_bytes",
+    "output_bytes",
+    "local_restores",
+    "primary_restores",
+    "stale_restores",
+    "restored_bytes",
+    "moved_shards",
+    "local_failures",
+    "late_rows",
+    "epochs",
+    "uploads",
+    "upload_attempts",
+    "upload_wait_ms",
+)
+_LONGEST = ("restore_ms", "checkpoint_ms")
+
+
+def of_epoch(
+    acknowledged: Sequence[Acknowledgement],
+    *,
+    snapshot_id: int,
+    batch_id: int,
+    clock: EpochClock,
+    state_rows_before: int,
+) -> Progress:
+    """What the tasks of an epoch did; times and sizes of segments are the driver's to add."""
+    first_stage = min((a.stage for a in acknowledged), default=0)
+    files = [f for a in acknowledged for staged in a.staged for f in staged.files]
+    uploads = sum((a.changes.uploads for a in acknowledged), UploadTotals())
+    return Progress(
+        snapshot_id=snapshot_id,
+        batch_id=batch_id,
+        timestamp_ms=clock.batch_time_ms,
+        input_rows=sum(a.input_rows for a in acknowledged if a.stage == first_stage),
+        output_rows=sum(f.rows for f in files),
+        state_rows=state_rows_before + sum(a.rows_added for a in acknowledged),
+        changed_rows=sum(a.changed_rows for a in acknowledged),
+        segment_bytes=sum(a.files.totals.bytes for a in acknowledged),
+        output_bytes=sum(f.bytes for f in files),
+        local_restores=sum(a.restored == "local" for a in acknowledged),
+        primary_restores=sum(a.restored == "primary" for a in acknowledged),
+        stale_restores=sum(a.restored == "stale" for a in acknowledged),
+        restore_ms=max((a.restore_ms for a in acknowledged), default=0.0),
+        restored_bytes=sum(a.restored_bytes for a in acknowledged),
+        local_failures=sum(a.local_failed for a in acknowledged),
+        late_rows=sum(a.late_rows for a in acknowledged),
+        watermark_ms=clock.watermark_ms,
+        epoch=clock.epoch,
+        uploads=uploads.uploads,
+        upload_attempts=uploads.attempts,
+        upload_wait_ms=uploads.wait_ms,
+    )
+
+
+def together(earlier: Progress | None, later: Progress) -> Progress:
+    """The numbers of two stretches of epochs, one after the other, as those of one."""
+    if earlier is None:
+        return later
+    phases = {
+        name: earlier.phases_ms.get(name, 0.0) + later.phases_ms.get(name, 0.0)
+        for name in [*earlier.phases_ms, *(n for n in later.phases_ms if n not in earlier.phases_ms)]
+    }
+    summed = {name: getattr(earlier, name) + getattr(later, name) for name in _SUMMED}
+    longest = {name: max(getattr(earlier, name), getattr(later, name)) for name in _LONGEST}
+    both = replace(later, **summed, **longest)
+    return with_times(both, both.duration_ms, phases)
+
+
+def with_times(progress: Progress, duration_ms: float, phases_ms: Mapping[str, float]) -> Progress:
+    """The numbers with their times, and the rate that follows."""
+    rate = progress.input_rows / duration_ms * 1000 if duration_ms > 0 else 0.0
+    return replace(progress, duration_ms=duration_ms, phases_ms=dict(phases_ms), rows_per_s=rate)
+
+
+def checkpoint_ms(processed_at_ms: int, durable_at_ms: int, *, own_ms: float, epoch_ms: float) -> float:
+    """How long a checkpoint took: from the last row processed, in any task, to the durable manifest.
+
+    The two ends are wall clocks of two hosts, so the difference is kept between what the driver itself spent after the
+    action and what the whole epoch took, which are both of one monotonic clock.
+
+    Args:
+        processed_at_ms: the latest of all tasks; 0 if there was none.
+        durable_at_ms: on the driver.
+        own_ms: from the end of the action to the durable manifest.
+        epoch_ms: from the beginning of the epoch to the durable manifest.
+    """
+    measured_ms = float(durable_at_ms - processed_at_ms) if processed_at_ms else own_ms
+    return min(max(measured_ms, own_ms), max(epoch_ms, own_ms))

@@ -1,0 +1,332 @@
+"""One run of a job: term, fencing, heartbeat, Spark's query, and the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline
+from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.base.progress import Progress
+from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.reader import read_source_log
+from state_runtime.driver.beginning import Beginning
+from state_runtime.driver.context import DriverContext
+from state_runtime.driver.epochs import EpochDriver
+from state_runtime.driver.heartbeat import Heartbeat
+from state_runtime.driver.interval import has_intervals
+from state_runtime.driver.savepoints import Savepoints
+from state_runtime.pipeline.compatibility import reconcile, refuse_drained
+from state_runtime.pipeline.compile import CompiledPipeline
+from state_runtime.pipeline.plan import JobPlan
+from state_runtime.pipeline.source_position import SparkCheckpoint
+from state_runtime.pipeline.sources import cleans_up
+from state_runtime.pipeline.watermark import Policy
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import Committer, refuse_if_live
+from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry
+from state_runtime.snapshot.terms import RunState
+from state_runtime.spark.errors import typed_error
+from state_runtime.store import Store
+from state_runtime.task.shard_access import root_id
+
+__all__ = ["JobRun", "RunResult"]
+
+_LOG = logging.getLogger(__name__)
+_STOP_TIMEOUT_S = 30.0
+_CLAIM_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended: "finished" (the source has an end), or "stopped" (someone asked)."""
+
+    state: Literal["finished", "stopped"]
+    last_snapshot_id: int
+    epochs: int
+
+
+class JobRun:
+    """One run: term, fencing, heartbeat, Spark's query, and the end.
+
+    Life cycle: compiled (nothing written) → fenced off others (term and fencing snapshot) → running → ended with a last
+    heartbeat that says how.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        spark: SparkSession,
+        on_progress: Callable[[Progress], None] | None,
+        stop: threading.Event,
+    ) -> None:
+        self._plan = plan
+        self._spark = spark
+        self._on_progress = on_progress
+        self._stop = stop
+        self._clock = plan.clock
+        self._ids = plan.ids
+        self._catalog = Catalog(plan.store, plan.name, plan.clock)
+        self._root: Store = self._catalog.root
+
+    def go(
+        self,
+        trigger: Mapping[str, Any] | None,
+        takeover: bool,
+        allow_dropped_state: bool,
+        allow_drained: bool,
+        beginning: Beginning,
+    ) -> RunResult:
+        """See `StreamingJob.run`."""
+        plan = self._plan
+        source = plan.opened_source(self._spark)
+        if has_intervals(plan.settings) and cleans_up(source.frame):
+            raise InvalidConfiguration(
+                f"job {plan.name!r}: cleanSource removes input files as soon as an epoch is over, but with a "
+                "checkpoint interval they "
+                "are needed until the checkpoint. Leave cleanSource off, or make a checkpoint after each epoch"
+            )
+        pipeline = plan.compiled(self._spark, source)
+        if not takeover:
+            refuse_if_live(self._catalog, self._clock)
+        before = beginning.look()
+        refuse_drained(before, f"job {self._plan.name!r}", allow_drained=allow_drained)
+        parallelism = self._parallelism(before, beginning.info)
+        _check_outputs(beginning, pipeline)
+        described = [operator.entry() for operator in pipeline.operators]
+        fit = partial(
+            reconcile,
+            operators=described,
+            dropped_by_processor=pipeline.dropped,
+            allow_dropped_state=allow_dropped_state,
+        )
+        # Refused before anything is written; then once more on what is really gone on from.
+        fit(before, snapshot_id=before.snapshot_id + 1 if before is not None else 1)
+        self._root.probe()
+        host, pid = socket.gethostname(), os.getpid()
+        committer = beginning.open(
+            lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, parallelism), host=host, pid=pid
+        )
+        info = committer.info
+        # Another start may have been first: then there is something to go on from that was not there before.
+        began_empty = before is None and committer.last.snapshot_id == 1
+        entries = fit(None if began_empty else committer.last, snapshot_id=committer.last.snapshot_id + 1)
+        ending = beginning.ending(info, f"{host}:{pid}")
+        if ending is not None:
+            self._on_progress = ending.watching(self._on_progress, committer)
+        savepoints = Savepoints(self._root, info, committer.term.term, clock=self._clock, ids=self._ids)
+        heartbeat = Heartbeat(
+            self._root, committer, self._plan.settings.heartbeat_interval_s, self._clock, self._stop, savepoints
+        )
+        local_dir = _local_dir(self._plan.settings)
+        # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
+        checkpoint = SparkCheckpoint(
+            local_dir / "spark" / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}"
+        )
+        heartbeat.start()
+        savepoints.start()
+        state: RunState = "failed"
+        message = ""
+        try:
+            driver = self._driver(
+                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints
+            )
+            heartbeat.watch(driver)
+            result = self._stream(source.frame, driver, checkpoint, committer, trigger, heartbeat, savepoints)
+            state = result.state
+            return result
+        except Fenced as error:
+            state, message = "fenced", str(error)
+            raise
+        except BaseException as error:
+            fenced = heartbeat.look_for_fencing()
+            if fenced is not None:
+                # Whatever broke, the job has another run by now: that is what the caller must know.
+                state, message = "fenced", fenced
+                raise Fenced(fenced) from error
+            message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise
+        finally:
+            savepoints.close(message or state)
+            heartbeat.finish(state, message)
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
+            if ending is not None:
+                ending.close(_CLAIM_TIMEOUT_S)
+
+    def _parallelism(self, before: Manifest | None, info: JobInfo | None) -> int:
+        if info is not None and info.max_parallelism != MAX_PARALLELISM:
+            raise InvalidConfiguration(
+                f"job {info.name!r} was created with max_parallelism {info.max_parallelism}, and this version has "
+                f"{MAX_PARALLELISM}: "
+                "keys would belong to other shards. Start it with the version that created it; nothing was changed"
+            )
+        asked = self._plan.settings.parallelism
+        if asked == 0:
+            asked = before.parallelism if before is not None else self._spark.sparkContext.defaultParallelism
+        if not 1 <= asked <= MAX_PARALLELISM:
+            raise InvalidConfiguration(f"parallelism {asked} is outside 1 … {MAX_PARALLELISM}")
+        return asked
+
+    def _watermark_policy(self) -> Policy:
+        """How several watermarks are combined: Spark's own setting."""
+        value = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
+        return "max" if str(value).lower() == "max" else "min"
+
+    def _driver(
+        self,
+        pipeline: CompiledPipeline,
+        entries: tuple[OperatorEntry, ...],
+        info: JobInfo,
+        committer: Committer,
+        checkpoint: SparkCheckpoint,
+        parallelism: int,
+        local_dir: str,
+        savepoints: Savepoints,
+    ) -> EpochDriver:
+        plan = self._plan
+        root = (plan.root_url, plan.storage_options)
+        sinks = {name: sink.spec(plan.name, info.uid, name, root) for name, sink in pipeline.sinks.items()}
+        context = DriverContext(
+            job_name=plan.name,
+            store_url=plan.store_url,
+            storage_options=plan.storage_options,
+            root=self._root,
+            local_dir=local_dir,
+            settings=plan.settings,
+            parallelism=parallelism,
+            pipeline=pipeline,
+            sinks=sinks,
+            entries=entries,
+            watermark_policy=self._watermark_policy(),
+            clock=self._clock,
+            ids=self._ids,
+        )
+        return EpochDriver(context, committer, checkpoint, self._spark, self._on_progress, savepoints)
+
+    def _stream(
+        self,
+        source: DataFrame,
+        driver: EpochDriver,
+        checkpoint: SparkCheckpoint,
+        committer: Committer,
+        trigger: Mapping[str, Any] | None,
+        heartbeat: Heartbeat,
+        savepoints: Savepoints,
+    ) -> RunResult:
+        driver.publish_pending(self._spark)
+        # Scratch of runs that were killed; they are fenced by now.
+        for scratch in checkpoint.folder.parent.glob(f"{checkpoint.folder.name.rpartition('-')[0]}-*"):
+            shutil.rmtree(scratch, ignore_errors=True)
+        position = committer.last.source
+        if position is not None:
+            logs = {index: read_source_log(self._root, committer.last, index) for index in position.logs}
+            checkpoint.prime(position, logs)
+        writer = source.writeStream.foreachBatch(driver.run_batch).option(
+            "checkpointLocation", checkpoint.folder.as_uri()
+        )
+        if trigger:
+            writer = writer.trigger(**trigger)
+        query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
+        heartbeat.running()
+        empty = self._spark.createDataFrame([], source.schema)
+        stopped = False
+        try:
+            while not query.awaitTermination(0.1):  # type: ignore[arg-type]
+                driver.savepoint_if_asked()
+                if self._stop.is_set() or heartbeat.fenced is not None or driver.is_ending:
+                    stopped = True
+                    with driver.lock:
+                        driver.stop()
+                    query.stop()
+                    break
+                if driver.is_due() and _is_idle(query):
+                    driver.run_without_batch(empty)
+                driver.checkpoint_if_due()
+            stopped = stopped or driver.is_ending
+            while not stopped and driver.is_due() and not self._stop.is_set():
+                # The source has ended; what its last rows made due still happens.
+                driver.run_without_batch(empty)
+            if heartbeat.fenced is None:
+                if savepoints.is_drain_asked and not self._stop.is_set():
+                    stopped = True
+                    with driver.lock:
+                        driver.stop()
+                    driver.drain(empty)
+                driver.finish()
+                self._wait_for_savepoints(driver, heartbeat, savepoints)
+        except Exception as error:
+            raise driver.failure or typed_error(error) from error
+        finally:
+            if query.isActive:
+                query.stop()
+            with driver.lock:
+                driver.stop()
+            driver.close(_STOP_TIMEOUT_S)
+        if driver.failure is not None:
+            raise driver.failure
+        if heartbeat.fenced is not None:
+            raise Fenced(heartbeat.fenced)
+        return RunResult("stopped" if stopped else "finished", committer.last.snapshot_id, driver.epochs)
+
+    def _wait_for_savepoints(self, driver: EpochDriver, heartbeat: Heartbeat, savepoints: Savepoints) -> None:
+        """The run ends after the copies. One that was to stop after a savepoint waits for it until somebody stops it;
+        any other for
+        half a minute: what is left then is gone on with by the next run, or by `stillstate savepoint --resume`."""
+        begun_s, is_waiting = self._clock.monotonic_s(), driver.is_ending and not self._stop.is_set()
+
+        def is_enough() -> bool:
+            if heartbeat.fenced is not None or (is_waiting and self._stop.is_set()):
+                return True
+            return not is_waiting and self._clock.monotonic_s() - begun_s > _STOP_TIMEOUT_S
+
+        savepoints.wait(is_enough)
+
+
+def _check_outputs(beginning: Beginning, pipeline: CompiledPipeline) -> None:
+    """Whoever claims a job publishes what that one staged and may not have published.
+
+    Raises:
+        InvalidPipeline: a sink of it is missing; nothing was claimed.
+    """
+    for output in beginning.to_publish:
+        if output.files and output.sink not in pipeline.sinks:
+            raise InvalidPipeline(
+                f"the job that is claimed has output of sink {output.sink!r} that may be unpublished, and the pipeline "
+                "has no such "
+                "sink. Give it one with the same folder, or start the old job once more, which publishes it. Nothing "
+                "was changed"
+            )
+
+
+def _is_idle(query: StreamingQuery) -> bool:
+    """Whether Spark neither works on a batch nor knows of data for one: then an epoch of our own is in nobody's way."""
+    status = query.status
+    return not status["isTriggerActive"] and not status["isDataAvailable"]
+
+
+def _local_dir(settings: JobSettings) -> Path:
+    """The folder of local copies; private to the user."""
+    folder = (
+        Path(settings.local_dir) if settings.local_dir else Path(tempfile.gettempdir()) / f"stillstate-{os.getuid()}"
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"local_dir {folder} cannot be used: {error}; choose a folder that you can write to"
+        ) from error
+    return folder.absolute()

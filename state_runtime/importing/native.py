@@ -1,0 +1,310 @@
+"""A stopped native query becomes the first snapshot of a job: its state through Spark's own state reader, its clocks
+and source position.
+
+Order of work, and what a crash leaves: where the query stands is read and checked; `job.json`; tables, one state after
+the other; the logs of seen files; a second look at the query; then the manifest, create-if-absent. Until then there is
+no snapshot, and the import can be repeated; it writes tables under new names. The checkpoint is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidConfiguration, InvalidData
+from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.changelog.segment import sha256
+from state_runtime.importing.bootstrap import WriteCells, write_frame
+from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_unmoved, read_checkpoint
+from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators
+from state_runtime.pipeline.compile import CompiledPipeline
+from state_runtime.pipeline.plan import JobPlan, Planned
+from state_runtime.pipeline.sources import open_source
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
+from state_runtime.processors.user.timer_state import TIMERS
+from state_runtime.reading.building import SnapshotBuilder
+from state_runtime.reading.rows import RowLayout
+from state_runtime.reading.tables import WrittenTables, cell_bits
+from state_runtime.snapshot.manifest import FileEntry, Manifest, OriginEntry
+from state_runtime.spark.sql import quoted
+from state_runtime.state.ddl import parse_ddl
+from state_runtime.store import open_store
+
+__all__ = ["ImportResult", "import_checkpoint"]
+
+_READER_CONF = {"fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem", "fs.file.impl.disable.cache": "true"}
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """An import that is done.
+
+    Attributes:
+        query_id, batch_id: what was imported, as of which batch.
+        operators: uids by Spark's operator ids.
+    """
+
+    manifest: Manifest
+    query_id: str
+    batch_id: int
+    operators: Mapping[int, str]
+    states: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+def import_checkpoint(
+    spark: SparkSession,
+    checkpoint: str,
+    job: Planned,
+    target_url: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    operators: Mapping[int, str] | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    ids: Ids = SYSTEM_IDS,
+) -> ImportResult:
+    """Import the checkpoint of a native `transformWithState` query, whose classes the job has.
+
+    Args:
+        checkpoint: the query's checkpointLocation; a path or URL that both Spark and our store can open.
+        job: reads the same source with the same watermark, and has the same processors with the same modes.
+        target_url: an empty folder: the root of the job, or a place that it is started from.
+        operators: the job's uids by Spark's operator ids, where they do not follow from the states' names.
+        on_progress: called with (state, done, total).
+
+    Raises:
+        MissingSnapshot, InvalidData: the checkpoint cannot be imported; the message says why.
+        InvalidConfiguration: the job does not fit it, or the target has a snapshot.
+        InvalidPipeline, UserCodeError: the job cannot be built. CorruptData: the checkpoint is damaged.
+        Unavailable: try again.
+    """
+    started_s = clock.monotonic_s()
+    root = open_store(checkpoint, storage_options)
+    native = read_checkpoint(root)
+    _refuse_active(spark, native, root.url)
+    plan = job.plan()
+    pipeline = plan.compiled(spark, plan.opened_source(spark))
+    _check_sources(spark, plan, native, root.url)
+    found = parse_operators(_metadata(spark, checkpoint), root.url)
+    pairs = match_operators(found, pipeline.operators, operators)
+    builder = _builder(plan, target_url, target_options, native, pairs, pipeline, clock, ids)
+    work = [(number, own, state) for number, own in pairs for state in _states(number, own)]
+    with _state_reader_conf(spark):
+        for done, (number, own, state) in enumerate(work):
+            if on_progress is not None:
+                on_progress(f"{own.uid}/{state}", done, len(work))
+            layout = _layout(builder, own, state)
+            frame = _rows(spark, checkpoint, native, number, own, layout)
+            bits = cell_bits(sum(f.bytes for f in root.list_objects(f"state/{number.number}")))
+            options = dict(target_options or {})
+            cells = WriteCells(target_url, options, layout, builder.snapshot_id, builder.writer, bits)
+            builder.add(_written(frame, layout, cells))
+    if on_progress is not None:
+        on_progress("source position", len(work), len(work))
+    logs = _source_logs(builder, native)
+    check_unmoved(root, native)
+    manifest = builder.commit(
+        parallelism=plan.settings.parallelism or found[0].partitions,
+        time=native.time({column.name: column.delay_ms for column in pipeline.watermarks}),
+        source=native.position,
+        source_logs=logs,
+        epoch=1,
+    )
+    return ImportResult(
+        manifest,
+        native.query_id,
+        native.batch_id,
+        {number.number: own.uid for number, own in pairs},
+        len(work),
+        builder.written.rows,
+        builder.written.bytes,
+        clock.monotonic_s() - started_s,
+    )
+
+
+# --- does it fit? --------------------------------------------------------------------------------------------------
+
+
+def _refuse_active(spark: SparkSession, native: NativeCheckpoint, where: str) -> None:
+    if any(query.id == native.query_id for query in spark.streams.active):
+        raise InvalidData(f"the query in {where} runs in this session; stop it, and import again")
+
+
+def _check_sources(spark: SparkSession, plan: JobPlan, native: NativeCheckpoint, where: str) -> None:
+    """Spark matches sources by their place, and fails late if there are more or fewer."""
+    leaves = open_source(spark, plan.name, plan.source, None).frame._jdf.queryExecution().logical().collectLeaves()
+    names = [leaves.apply(n).getClass().getSimpleName() for n in range(leaves.size())]
+    streams = sum(name.startswith("StreamingRelation") for name in names)
+    if streams and streams != native.sources:
+        raise InvalidConfiguration(
+            f"the job reads {streams} streaming sources, and the query in {where} has {native.sources}; they must be "
+            "the same ones in the "
+            "same order, so that it goes on where the query stood"
+        )
+
+
+def _metadata(spark: SparkSession, checkpoint: str) -> list[dict[str, Any]]:
+    try:
+        return [row.asDict() for row in spark.read.format("state-metadata").load(checkpoint).collect()]
+    except PySparkException as error:
+        raise InvalidData(
+            f"Spark cannot read the operators of {checkpoint}: {_first_line(error)}. It must have been written by "
+            "Spark 4.0 or newer"
+        ) from error
+
+
+def _states(native: NativeOperator, own: StatefulProcessorOperator) -> list[str]:
+    return [*(state.name for state in native.states), *([TIMERS] if own.time_mode != "none" else [])]
+
+
+def _builder(
+    plan: JobPlan,
+    target_url: str,
+    target_options: Mapping[str, Any] | None,
+    native: NativeCheckpoint,
+    pairs: list[tuple[NativeOperator, StatefulProcessorOperator]],
+    pipeline: CompiledPipeline,
+    clock: Clock,
+    ids: Ids,
+) -> SnapshotBuilder:
+    own = {operator.uid for _, operator in pairs}
+    entries = [operator.entry() for operator in pipeline.operators if operator.uid in own]
+    schemas = {(operator.uid, name): schema for _, operator in pairs for name, schema in operator.state_schemas.items()}
+    origin = OriginEntry(plan.name, native.query_id, native.batch_id, "", "IMPORT")
+    return SnapshotBuilder.create(
+        open_store(target_url, target_options),
+        plan.name,
+        entries,
+        mode="IMPORT",
+        clock=clock,
+        ids=ids,
+        origin=origin,
+        schemas=schemas,
+    )
+
+
+@contextmanager
+def _state_reader_conf(spark: SparkSession) -> Iterator[None]:
+    """Spark's state store needs the checksum file system, which `build_session` replaces; for as long as state is
+    read."""
+    before = {name: spark.conf.get(name, None) for name in _READER_CONF}
+    for name, value in _READER_CONF.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def _rows(
+    spark: SparkSession,
+    checkpoint: str,
+    native: NativeCheckpoint,
+    number: NativeOperator,
+    own: StatefulProcessorOperator,
+    layout: RowLayout,
+) -> DataFrame:
+    """A state in the columns that people see.
+
+    Raises:
+        InvalidConfiguration: it has other columns than the job's. InvalidData: Spark cannot read it.
+    """
+    name = layout.state.name
+    state = next((s for s in number.states if s.name == name), None)
+    options = {"batchId": str(native.batch_id), "operatorId": str(number.number), "flattenCollectionTypes": "true"}
+    if state is None:
+        options["readRegisteredTimers"] = "true"
+    else:
+        options["stateVarName"] = name
+        # A list must come as one: only its own order is the order of its elements.
+        options["flattenCollectionTypes"] = "false" if state.kind == "list" else "true"
+    try:
+        frame = spark.read.format("statestore").options(**options).load(checkpoint)
+    except PySparkException as error:
+        raise InvalidData(f"Spark cannot read state {name!r} in {checkpoint}: {_first_line(error)}") from error
+    names = {role: shown for shown, role in layout.shown.roles().items()}
+    where = f"operator {own.uid!r}, state {name!r}"
+    columns = _selected(frame, "key", own.key_ddl, "key", names, f"{where}: its key")
+    if state is None:
+        columns.append(f"expiration_timestamp_ms AS {quoted(names['time', 'due'])}")
+        return frame.selectExpr(*columns)
+    value = {"value": "value", "list": "element", "map": "user_map_value"}[state.kind]
+    if state.kind == "list":
+        position = quoted(names["position", "position"])
+        frame = frame.selectExpr("key", f"posexplode(list_value) AS ({position}, element)")
+        columns.append(position)
+    if state.kind == "map":
+        columns += _selected(frame, "user_map_key", own.entry_ddl[name], "entry", names, f"{where}: its map key")
+    if state.has_ttl:
+        # What has run out is not removed by Spark before the end of a later batch.
+        frame = frame.where(f"{value}.ttlExpirationMs IS NULL OR {value}.ttlExpirationMs > {native.batch_time_ms}")
+        columns.append(f"{value}.ttlExpirationMs AS {quoted(names['time', 'expires'])}")
+        value = f"{value}.value"
+    columns += _selected(frame, value, own.state_ddl[name], "value", names, where)
+    return frame.selectExpr(*columns)
+
+
+def _selected(
+    frame: DataFrame, path: str, declared: str, role: str, names: Mapping[tuple[Any, str], str], where: str
+) -> list[str]:
+    """The fields of a struct as columns, if they are those that the job declares; by their places."""
+    struct = frame.selectExpr(f"{path} AS whole").schema["whole"].dataType
+    fields = struct.fields if isinstance(struct, T.StructType) else []
+    wanted = [(column.name, column.type_text.lower()) for column in parse_ddl(declared)]
+    there = [(field.name, field.dataType.simpleString().lower()) for field in fields]
+    if wanted != there:
+        shown = [", ".join(f"{name} {kind}" for name, kind in columns) or "none" for columns in (there, wanted)]
+        raise InvalidConfiguration(
+            f"{where} has the columns ({shown[0]}) in the checkpoint, and ({shown[1]}) in the job. Give the job the "
+            "schemas that the query "
+            "had; they can be changed after the import"
+        )
+    return [f"{path}.{quoted(name)} AS {quoted(names[role, name])}" for name, _ in wanted]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _layout(builder: SnapshotBuilder, own: StatefulProcessorOperator, name: str) -> RowLayout:
+    operator = next(o for o in builder.operators if o.uid == own.uid)
+    state = next(s for s in operator.states if s.name == name)
+    return RowLayout(operator, state, own.state_schemas[name])
+
+
+def _written(frame: DataFrame, layout: RowLayout, cells: WriteCells) -> WrittenTables:
+    try:
+        return write_frame(frame, layout, cells)
+    except PySparkException as error:
+        raise InvalidData(
+            f"Spark cannot read {layout.versions.name} of the checkpoint: {_first_line(error)}"
+        ) from error
+
+
+def _source_logs(builder: SnapshotBuilder, native: NativeCheckpoint) -> list[FileEntry]:
+    """The logs of seen files as a fold writes them."""
+    written = []
+    for source, lines in native.seen_files.items():
+        body = "\n".join(lines).encode()
+        path = f"tables/_sources/{builder.snapshot_id:020d}-{builder.writer}/source-{source}.log"
+        builder.root.put(path, body)
+        written.append(FileEntry(path, len(body), sha256(body)))
+    return written

@@ -1,0 +1,159 @@
+"""Spark's description of a native query's stateful operators, and which operator of a job each of them is; pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, InvalidData
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
+
+__all__ = ["NativeOperator", "NativeState", "match_operators", "parse_operators"]
+
+_KINDS: Mapping[str, Literal["value", "list", "map"]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
+_TIME_MODES = {"eventtime": "event", "processingtime": "processing", "none": "none", "notime": "none"}
+_NAME = "transformWithState"
+
+
+@dataclass(frozen=True)
+class NativeState:
+    """A state variable of a native operator."""
+
+    name: str
+    kind: Literal["value", "list", "map"]
+    has_ttl: bool
+
+
+@dataclass(frozen=True)
+class NativeOperator:
+    """A `transformWithState` of a native query.
+
+    Attributes:
+        number: Spark's operator id, by its place in the plan.
+        partitions: of its state.
+    """
+
+    number: int
+    partitions: int
+    time_mode: str
+    output_mode: str
+    states: tuple[NativeState, ...]
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What an operator of a job must have in common with it."""
+        return (
+            self.time_mode,
+            self.output_mode,
+            tuple(sorted((s.name, s.kind, s.has_ttl) for s in self.states)),
+        )
+
+
+def parse_operators(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[NativeOperator, ...]:
+    """Rows of Spark's `state-metadata` source.
+
+    Raises:
+        InvalidData: an operator is none that can be imported; or there is none at all.
+        CorruptData: its description cannot be read.
+    """
+    found: dict[int, NativeOperator] = {}
+    for row in rows:
+        number, name = int(row["operatorId"]), str(row["operatorName"])
+        if not name.startswith(_NAME):
+            raise InvalidData(
+                f"operator {number} of the query in {where} is a {name}; only transformWithState and "
+                "transformWithStateInPandas can be "
+                "imported. Process the input again for the others, in a job of their own"
+            )
+        found[number] = _operator(number, row, where)
+    if not found:
+        raise InvalidData(f"the query in {where} has no stateful operator; start a new job instead")
+    return tuple(found[number] for number in sorted(found))
+
+
+def _operator(number: int, row: Mapping[str, Any], where: str) -> NativeOperator:
+    try:
+        properties = json.loads(row["operatorProperties"] or "{}")
+        variables = properties.get("stateVariables", [])
+        if isinstance(variables, str):
+            variables = json.loads(variables)
+        states = tuple(
+            NativeState(str(v["stateName"]), _KINDS[str(v["stateVariableType"])], bool(v["ttlEnabled"]))
+            for v in variables
+            if v["stateVariableType"] != "TimerState" and not str(v["stateName"]).startswith("$")  # Spark's own
+        )
+        time_mode = _TIME_MODES[str(properties["timeMode"]).lower()]
+        output_mode = str(properties["outputMode"]).lower()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(
+            f"Spark's description of operator {number} in {where} cannot be read ({type(error).__name__}: {error}); it "
+            "was written by "
+            "a version of Spark that is not known"
+        ) from error
+    return NativeOperator(number, int(row["numPartitions"]), time_mode, output_mode, states)
+
+
+def match_operators(
+    native: Sequence[NativeOperator], own: Sequence[object], chosen: Mapping[int, str] | None = None
+) -> list[tuple[NativeOperator, StatefulProcessorOperator]]:
+    """Which operator of the job each native one becomes: by what was said, else the only one that has the same states.
+
+    Args:
+        own: the job's operators, in order.
+        chosen: uids by Spark's operator ids.
+
+    Raises:
+        InvalidConfiguration: none or several fit; the message says what differs.
+    """
+    candidates = [o for o in own if isinstance(o, StatefulProcessorOperator)]
+    pairs: list[tuple[NativeOperator, StatefulProcessorOperator]] = []
+    for one in native:
+        uid = (chosen or {}).get(one.number)
+        if uid is not None:
+            fitting = [o for o in candidates if o.uid == uid]
+            if not fitting:
+                raise InvalidConfiguration(f"the job has no transform_with_state operator {uid!r}; {_have(candidates)}")
+        else:
+            fitting = [o for o in candidates if _signature(o) == one.signature]
+            if not fitting and len(candidates) == len(native) == 1:
+                fitting = candidates  # so that the message names the difference
+        if len(fitting) != 1:
+            raise InvalidConfiguration(
+                f"operator {one.number} of the query ({_shown(one.signature)}) "
+                f"{'may be any of' if fitting else 'is none of'} the job's: {_have(candidates)}. Say which with "
+                f"--operator {one.number}=UID"
+            )
+        _check(one, fitting[0])
+        pairs.append((one, fitting[0]))
+    uids = [o.uid for _, o in pairs]
+    if len(set(uids)) != len(uids):
+        raise InvalidConfiguration(f"two operators of the query would become one: {', '.join(uids)}; name each once")
+    return pairs
+
+
+def _check(native: NativeOperator, own: StatefulProcessorOperator) -> None:
+    if _signature(own) != native.signature:
+        raise InvalidConfiguration(
+            f"operator {own.uid!r} of the job does not fit operator {native.number} of the query: it has "
+            f"{_shown(_signature(own))}, and the query has {_shown(native.signature)}. Give the job the same class and "
+            "the same modes; "
+            "it can be changed after the import"
+        )
+
+
+def _signature(own: StatefulProcessorOperator) -> tuple[object, ...]:
+    states = tuple(sorted((name, own.kind_of(name), name in own.ttls_ms) for name in own.state_ddl))
+    return own.time_mode, own.output_mode.lower(), states
+
+
+def _shown(signature: tuple[object, ...]) -> str:
+    time_mode, output_mode, states = signature
+    shown = [f"{kind} {name!r}{' with TTL' if ttl else ''}" for name, kind, ttl in states]  # type: ignore[attr-defined]
+    listed = ", ".join(shown) or "no state"
+    return f"time mode {time_mode}, output mode {output_mode}, {listed}"
+
+
+def _have(operators: Sequence[StatefulProcessorOperator]) -> str:
+    return "; ".join(f"{o.uid!r}: {_shown(_signature(o))}" for o in operators) or "it has none"

@@ -1,0 +1,504 @@
+"""Conversion of a snapshot to another format, outside the job: into a folder of its own, laid out like a job root.
+
+    changelog      tables, and the changelog above them. What a job with the changelog on goes on from without a
+                   rewrite.
+    incremental    no changelog: it is folded into deltas; tables that nothing changed are shared as they are
+    canonical      one layer of sorted Parquet tables in the newest columns: nothing but the live rows
+
+Every canonical snapshot is an incremental one, and every incremental one without files of shards a changelog one with
+nothing in its log. So a conversion rewrites only what the wanted format does not allow (`rewrite_of`), and copies the
+rest.
+
+Order of work, and what a crash leaves:
+
+1. pin the source; `conversion.json` says in the target what it is going to hold; then its `job.json`
+2. fold into the target; copy what stays
+3. compare source and target, by rows and digest of each state: both are read whole
+4. the manifest, create-if-absent: from here on the target is a snapshot
+5. remove what earlier attempts left behind, `conversion.json` last
+
+Until 4 the target is no snapshot, and repeating the call goes on: copies are kept, tables are folded anew under new
+names. A sleeper of an earlier attempt can publish nothing after it: its manifest would have the same name. So nothing
+that anybody's manifest names is ever removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
+    CorruptData,
+    InvalidConfiguration,
+    MissingFile,
+    SnapshotExpired,
+    StoreRefused,
+    Unavailable,
+)
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MIB, SMALL_JSON_BYTES_MAX
+from state_runtime.base.settings import JobSettings
+from state_runtime.maintenance.convert.compare import compare_here
+from state_runtime.maintenance.copy.objects import Copier, CopyProgress, create_manifest, needed_objects
+from state_runtime.materialize.fold import fold_source_logs
+from state_runtime.materialize.plan import FoldSizes
+from state_runtime.materialize.records import Pin, Record, apply, view_of
+from state_runtime.materialize.run import FoldUnits, Reached, fold_here, fold_snapshot
+from state_runtime.reading.references import references
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
+from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.locate import OpenedSnapshot
+from state_runtime.snapshot.manifest import LayerEntry, Manifest, OriginEntry, SnapshotFormat
+from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, MATERIALIZATIONS_DIR, TERMS_DIR
+from state_runtime.snapshot.pins import pin_snapshot, renew_pin, unpin
+from state_runtime.store import Store
+
+__all__ = [
+    "HERE_BYTES_MAX",
+    "CompareStates",
+    "ConversionResult",
+    "Phase",
+    "Rewrite",
+    "convert",
+    "is_of_format",
+    "rewrite_of",
+]
+
+_LOG = logging.getLogger(__name__)
+
+_PIN_LASTS_MS = 15 * 60_000
+_DATA_FOLDERS = ("tables", "changelog", "files")
+
+Phase = Literal["fold", "copy", "compare"]
+Rewrite = Literal["nothing", "log", "source-logs", "everything"]
+"""What a conversion writes anew: nothing; the changelog, into deltas; only what sources have seen; all of the state."""
+
+CompareStates = Callable[[OpenedSnapshot, Store, Manifest, Reached], list[str]]
+"""Compares the states of a source with those of a target that has no manifest yet; what differs, for people."""
+
+HERE_BYTES_MAX = 256 * MIB
+"""A snapshot up to this size is converted in one process: sooner done than a Spark session is started."""
+
+
+@dataclass(frozen=True)
+class ConversionResult:
+    """A conversion that is done.
+
+    Attributes:
+        manifest: of the target.
+        rewritten: what was written anew.
+        repeated: it had been done before; nothing was written.
+        pinned: whether the source could be pinned meanwhile. It cannot where the source is read-only.
+        tables_written, bytes_written: by folding. objects_copied, bytes_copied: as they were.
+        states: how many were compared.
+    """
+
+    manifest: Manifest
+    rewritten: Rewrite
+    repeated: bool = False
+    pinned: bool = True
+    tables_written: int = 0
+    bytes_written: int = 0
+    objects_copied: int = 0
+    bytes_copied: int = 0
+    states: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Intent:
+    """`conversion.json`.
+
+    Attributes:
+        uid: of the target.
+        job_uid, snapshot_id, commit_id: which snapshot is converted.
+        to: the format; another attempt may want another.
+    """
+
+    uid: str
+    job_uid: str
+    snapshot_id: int
+    commit_id: str
+    to: str
+    started_at_ms: int
+
+
+def is_of_format(manifest: Manifest, to: SnapshotFormat) -> bool:
+    """Whether a snapshot keeps what a format promises; a stricter format does too."""
+    if to == "changelog":
+        return manifest.shards is None
+    if to == "incremental":
+        return not manifest.segments
+    return manifest.snapshot_format == "canonical" and all(
+        not state.history for operator in manifest.operators for state in operator.states
+    )
+
+
+def rewrite_of(manifest: Manifest, to: SnapshotFormat) -> Rewrite:
+    """What has to be written anew to make a snapshot of a format of it; pure."""
+    if is_of_format(manifest, to):
+        return "nothing"
+    if to == "incremental" and not manifest.state_segments:
+        return "source-logs"
+    return "log" if to == "incremental" and manifest.shards is None else "everything"
+
+
+def convert(
+    source: OpenedSnapshot,
+    target: Store,
+    to: SnapshotFormat,
+    *,
+    clock: Clock,
+    ids: Ids,
+    compare: CompareStates = compare_here,
+    fold: FoldUnits | None = None,
+    on_progress: Callable[[Phase, int, int], None] | None = None,
+    holder: str = "convert",
+    sizes: FoldSizes | None = None,
+    threads: int = 16,
+) -> ConversionResult:
+    """Make a snapshot of another format of a snapshot, in a folder of its own. Atomic; repeat it after any error or
+    crash.
+
+    The target is a job of its own (another uid), whose snapshot came from the source: a job that is started from it
+    goes on where the source stood. Output that the source had staged and not yet published is the source's to publish,
+    and is left out.
+
+    Args:
+        source: only read, but for a pin.
+        target: an empty folder, or one with a conversion of the same snapshot that was cut short.
+        compare, fold: in this thread, unless they are those of a Spark job (`convert_job.in_tasks`).
+        on_progress: called with (phase, done, total) by this thread.
+        holder: who the pin is for.
+
+    Raises:
+        InvalidConfiguration: the target holds something else, or lies in the source or around it.
+        SnapshotExpired: the source was given up. MissingFile, CorruptData: it is damaged, or the comparison found a
+            difference; nothing was published.
+        Unavailable: repeat it.
+    """
+    started_s = clock.monotonic_s()
+    _check_apart(source.root, target)
+    found = _converted_before(source, target)
+    intent = _read_intent(target)
+    if found is not None:
+        if not is_of_format(found, to):
+            raise InvalidConfiguration(
+                f"{target.url} holds this snapshot as {found.snapshot_format} already; convert to another folder"
+            )
+        if intent is not None:
+            _sweep(target, found)
+        return ConversionResult(found, "nothing", repeated=True, seconds=clock.monotonic_s() - started_s)
+    _check_free(source, target, intent)
+    with _pinned(source, clock, ids, holder) as alive:
+        work = _Conversion(source, target, to, clock, ids, compare, fold, sizes or FoldSizes(), threads, alive)
+        try:
+            result = work.go(on_progress or (lambda phase, done, total: None))
+        except MissingFile as error:
+            if read_boundary(source.root).keeps(source.manifest.snapshot_id):
+                raise
+            raise SnapshotExpired(
+                f"snapshot {source.place} was given up while it was converted; nothing was published. Choose a newer "
+                "one"
+            ) from error
+    # Files of other attempts; who began with an empty folder has nothing but its own.
+    if intent is not None:
+        _sweep(target, result.manifest)
+    else:
+        target.delete(CONVERSION_FILE)
+    return replace(result, pinned=alive.pinned, seconds=clock.monotonic_s() - started_s)
+
+
+# --- the target ----------------------------------------------------------------------------------------------------
+
+
+def _check_apart(source: Store, target: Store) -> None:
+    one, other = source.url.rstrip("/") + "/", target.url.rstrip("/") + "/"
+    if one.startswith(other) or other.startswith(one):
+        raise InvalidConfiguration(
+            f"the target {target.url} is the source {source.url}, or lies in it or around it; choose a folder of its "
+            "own"
+        )
+
+
+def _converted_before(source: OpenedSnapshot, target: Store) -> Manifest | None:
+    """The target's snapshot, if it is one that this source was converted to."""
+    if read_job_info(target) is None:
+        return None
+    manifest = Catalog.of_root(target).latest()
+    if manifest is None:
+        return None
+    came = manifest.origins[-1] if manifest.origins else None
+    if came is None or came.mode != "CONVERT" or came.commit_id != source.manifest.commit_id:
+        raise InvalidConfiguration(
+            f"{target.url} holds snapshot {manifest.snapshot_id} of job {manifest.job_uid}, which did not come from "
+            f"{source.place}; "
+            "nothing was changed. Convert to an empty folder"
+        )
+    return manifest
+
+
+def _read_intent(target: Store) -> _Intent | None:
+    try:
+        data = target.read(CONVERSION_FILE, SMALL_JSON_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    return decode_document("conversion", _Intent, data, f"{target.url}/{CONVERSION_FILE}")
+
+
+def _check_free(source: OpenedSnapshot, target: Store, intent: _Intent | None) -> None:
+    if intent is not None:
+        if intent.commit_id != source.manifest.commit_id:
+            raise InvalidConfiguration(
+                f"{target.url} holds the beginning of a conversion of snapshot {intent.snapshot_id} of job "
+                f"{intent.job_uid}, not of "
+                f"{source.place}; repeat that one, or empty the folder"
+            )
+        return
+    there = next(iter(target.list_objects("")), None)
+    if there is not None:
+        raise InvalidConfiguration(
+            f"{target.url} is not empty: it holds {there.path}; nothing was changed. Convert to an empty folder"
+        )
+
+
+def _sweep(target: Store, manifest: Manifest) -> None:
+    """Remove the data of earlier attempts: what the snapshot does not name. Then the folder holds a conversion and
+    nothing else."""
+    named = {ref.path for ref in references(target, manifest)}
+    there = [found.path for folder in _DATA_FOLDERS for found in target.list_objects(folder)]
+    there += [name for name in target.list_names("") if name.startswith("_probe-")]
+    # In this order: a run claims its term, and a fold its pin, before it writes anything. So nothing that was listed is
+    # theirs.
+    if not target.list_names(TERMS_DIR) and not target.list_names(MATERIALIZATIONS_DIR):
+        for path in there:
+            if path not in named:
+                target.delete(path)
+    target.delete(CONVERSION_FILE)
+
+
+# --- the source's pin ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Alive:
+    """Keeps the source's pin; call it while the work goes on."""
+
+    pinned: bool = False
+    beat: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def _pinned(source: OpenedSnapshot, clock: Clock, ids: Ids, holder: str) -> Iterator[_Alive]:
+    root, snapshot_id = source.root, source.manifest.snapshot_id
+    alive = _Alive()
+    try:
+        pin = pin_snapshot(
+            root,
+            snapshot_id,
+            reason="convert",
+            holder=holder,
+            clock=clock,
+            ids=ids,
+            lasts_ms=_PIN_LASTS_MS,
+        )
+    except StoreRefused:
+        # Read-only: whoever owns it may delete it meanwhile. Then a file is missing, and nothing is published.
+        yield alive
+        return
+    alive.pinned = True
+    renewed_ms = clock.now_ms()
+
+    def beat() -> None:
+        nonlocal pin, renewed_ms
+        if clock.now_ms() - renewed_ms > _PIN_LASTS_MS / 3:
+            pin = renew_pin(root, pin, lasts_ms=_PIN_LASTS_MS, clock=clock)
+            renewed_ms = clock.now_ms()
+
+    alive.beat = beat
+    try:
+        yield alive
+    finally:
+        try:
+            unpin(root, pin)
+        except Unavailable:
+            _LOG.warning(
+                "the pin %s in %s could not be taken off; it ends by itself", pin.path, root.url, exc_info=True
+            )
+
+
+# --- the work ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    source: OpenedSnapshot
+    target: Store
+    to: SnapshotFormat
+    clock: Clock
+    ids: Ids
+    compare: CompareStates
+    fold: FoldUnits | None
+    sizes: FoldSizes
+    threads: int
+    alive: _Alive
+
+    def go(self, tell: Callable[[Phase, int, int], None]) -> ConversionResult:
+        """Everything from the intent to the manifest."""
+
+        def reached(phase: Phase) -> Reached:
+            def note(done: int, total: int) -> None:
+                self.alive.beat()
+                tell(phase, done, total)
+
+            return note
+
+        manifest = self.source.manifest
+        info = self._begin()
+        rewritten = rewrite_of(manifest, self.to)
+        record = self._folded(rewritten, reached("fold"))
+        draft = _described(apply(manifest, record) if record is not None else manifest, rewritten)
+        draft = self._adopted(draft, info)
+        written = {t.path for t in (*record.base, *record.deltas)} if record is not None else set()
+        written |= {f.path for f in record.source_logs} if record is not None else set()
+        objects, copied = self._copy(_without(draft, written), reached("copy"))
+        differences = self.compare(self.source, self.target, draft, reached("compare"))
+        if differences:
+            raise CorruptData(
+                f"{self.source.place} and its conversion in {self.target.url} differ: {'; '.join(differences[:5])}. "
+                "Nothing was "
+                "published. Look at the source with `stillstate verify`; if it is sound, please report this"
+            )
+        create_manifest(self.target, draft, draft.encode())
+        return ConversionResult(
+            draft,
+            rewritten,
+            tables_written=len(written),
+            bytes_written=record.written_bytes if record is not None else 0,
+            objects_copied=objects,
+            bytes_copied=copied,
+            states=sum(len(operator.states) for operator in draft.operators),
+        )
+
+    def _begin(self) -> JobInfo:
+        """Say what the target is going to hold, and who it is. Several attempts agree on both.
+
+        Raises:
+            InvalidConfiguration: somebody began a job, or another conversion, there meanwhile.
+        """
+        manifest, of, now_ms = self.source.manifest, self.source.info, self.clock.now_ms()
+        mine = _Intent(self.ids.uid(), manifest.job_uid, manifest.snapshot_id, manifest.commit_id, self.to, now_ms)
+        self.target.create(CONVERSION_FILE, encode_document("conversion", mine))
+        intent = _read_intent(self.target)
+        # Not before: what a kill leaves of it must not look like somebody else's.
+        self.target.probe()
+        if intent is not None and intent.commit_id == manifest.commit_id:
+            info = JobInfo(intent.uid, of.name, of.max_parallelism, FORMAT_VERSION, intent.started_at_ms)
+            self.target.create(JOB_FILE, encode_document("job", info))
+            there = read_job_info(self.target)
+            if there is not None and there.uid == intent.uid:
+                return there
+        raise InvalidConfiguration(
+            f"somebody else began to use {self.target.url} while this conversion started; convert to another folder"
+        )
+
+    def _folded(self, rewritten: Rewrite, reached: Reached) -> Record | None:
+        if rewritten == "nothing":
+            return None
+        root, manifest, now_ms = self.source.root, self.source.manifest, self.clock.now_ms()
+        # A pin that nobody stores: it gives the files of this attempt their names.
+        pin = Pin(0, manifest.job_uid, manifest.snapshot_id, self.ids.uid(), now_ms, now_ms)
+        if rewritten == "source-logs":
+            return self._with_source_logs(pin)
+        return fold_snapshot(
+            root,
+            manifest,
+            "major" if rewritten == "everything" else "minor",
+            pin,
+            settings=JobSettings(),
+            sizes=self.sizes,
+            clock=self.clock,
+            fold=self.fold or fold_here(root, self.ids, into=self.target),
+            reached=reached,
+            into=self.target,
+        )
+
+    def _with_source_logs(self, pin: Pin) -> Record:
+        """The state stays as it is; what sources have seen moves from segments into a file."""
+        root, manifest = self.source.root, self.source.manifest
+        logs, removed = fold_source_logs(root, manifest, pin.writer, everything=False, into=self.target)
+        return Record(
+            record_id=0,
+            job_uid=manifest.job_uid,
+            snapshot_id=manifest.snapshot_id,
+            writer=pin.writer,
+            mode="minor",
+            started_at_ms=pin.started_at_ms,
+            finished_at_ms=self.clock.now_ms(),
+            view=view_of(manifest, manifest.snapshot_id),
+            source_logs=logs,
+            removed_source_logs=removed,
+            written_bytes=sum(f.bytes for f in logs),
+        )
+
+    def _adopted(self, draft: Manifest, info: JobInfo) -> Manifest:
+        """The draft as the target's own snapshot."""
+        manifest = self.source.manifest
+        origin = OriginEntry(
+            self.source.info.name, manifest.job_uid, manifest.snapshot_id, manifest.commit_id, "CONVERT"
+        )
+        return replace(
+            draft,
+            format_version=FORMAT_VERSION,
+            job_uid=info.uid,
+            term=0,
+            commit_id=self.ids.uid(),
+            kind="checkpoint",
+            created_at_ms=self.clock.now_ms(),
+            outputs=(),
+            versions={},
+            previous=None,
+            epoch=manifest.epoch or manifest.snapshot_id,
+            origins=(*manifest.origins, origin),
+            abandoned=(),
+        )
+
+    def _copy(self, kept: Manifest, reached: Reached) -> tuple[int, int]:
+        def note(progress: CopyProgress) -> None:
+            reached(progress.objects_done, progress.objects)
+
+        needed = needed_objects(self.source.root, kept)
+        with Copier(self.source.root, self.target, ids=self.ids, progress=note, threads=self.threads) as copier:
+            copier.copy(needed.values())
+        return copier.objects_copied, copier.bytes_copied
+
+
+def _described(draft: Manifest, rewritten: Rewrite) -> Manifest:
+    """What the manifest says of its states. Where all rows were written anew they have the newest columns, and nothing
+    is left of what was dropped."""
+    if rewritten != "everything":
+        return draft
+    operators = tuple(
+        replace(o, dropped={}, states=tuple(replace(s, history=()) for s in o.states)) for o in draft.operators
+    )
+    return replace(draft, operators=operators)
+
+
+def _without(manifest: Manifest, paths: set[str]) -> Manifest:
+    """The manifest without what was just written: what remains is copied."""
+    layers = tuple(
+        LayerEntry(
+            layer.first_snapshot_id,
+            layer.last_snapshot_id,
+            tuple(t for t in layer.tables if t.path not in paths),
+            tuple(f for f in layer.source_logs if f.path not in paths),
+        )
+        for layer in manifest.layers
+    )
+    return replace(manifest, layers=layers)

@@ -1,0 +1,410 @@
+"""Copies of snapshots: everything that one needs, at the same relative paths below another root; data first, the
+manifest last.
+
+So a copy that was cut short is no snapshot, and whoever repeats it goes on from what is there. What is there is
+believed by its content, not by its name: inside one store by its size (nothing but a copy of the object itself can lie
+there, and the store made it), between stores by its digest too.
+
+Nothing is ever overwritten that is right, and the source is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
+    CorruptData,
+    CorruptManifest,
+    InvalidConfiguration,
+    MissingFile,
+    SnapshotExpired,
+    StoreRefused,
+    StoreUnavailable,
+)
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
+from state_runtime.reading.references import references
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import OUTPUTS_DIR, manifest_path
+from state_runtime.store import Created, Store, transfer
+from state_runtime.store.transfer import digest_of_file, is_inside
+
+__all__ = [
+    "Copier",
+    "CopyProgress",
+    "CopyResult",
+    "NeededObject",
+    "copy_snapshot",
+    "create_manifest",
+    "needed_objects",
+    "outputs_below_root",
+]
+
+# Futures that wait for a thread: enough that none is idle, few enough that a snapshot of a million objects is no
+# million futures.
+_QUEUED_PER_THREAD = 4
+
+
+@dataclass(frozen=True)
+class NeededObject:
+    """An object that a snapshot needs, and what is known of its bytes.
+
+    Attributes:
+        bytes: -1 if only `bytes_min` is known.
+        digest: SHA-256 of all of it; empty where only those of its parts are known.
+        parts: offset, length and SHA-256 of each part that is needed.
+        optional: it may be gone from the source, and is passed over then.
+    """
+
+    path: str
+    bytes: int
+    digest: str
+    bytes_min: int = 0
+    parts: tuple[tuple[int, int, str], ...] = ()
+    optional: bool = False
+
+    @property
+    def bytes_known(self) -> int:
+        """Its size, as far as it is known before it is looked at."""
+        return self.bytes if self.bytes >= 0 else self.bytes_min
+
+    def fits_size(self, size: int) -> bool:
+        """Whether an object of that size may be it."""
+        return size == self.bytes if self.bytes >= 0 else size >= self.bytes_min
+
+    def is_in(self, file: Path) -> bool:
+        """Whether a local file has its bytes: size and every digest that is known."""
+        if not self.fits_size(file.stat().st_size) or (self.digest and digest_of_file(file) != self.digest):
+            return False
+        with file.open("rb") as opened:
+            return all(_digest_of_part(opened, offset, length) == digest for offset, length, digest in self.parts)
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """How far a copy is. Bytes of what was there already count as done."""
+
+    objects_done: int
+    objects: int
+    bytes_done: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CopyResult:
+    """A copy that is complete.
+
+    Attributes:
+        manifest: as it was written to the target.
+        objects, bytes: of all data that it needs, without the manifest.
+        objects_copied, bytes_copied: of what was not there before.
+    """
+
+    manifest: Manifest
+    objects: int
+    bytes: int
+    objects_copied: int
+    bytes_copied: int
+    seconds: float
+
+
+def copy_snapshot(
+    source: Store,
+    manifest: Manifest,
+    target: Store,
+    *,
+    rewrite: Callable[[Manifest], Manifest] | None = None,
+    progress: Callable[[CopyProgress], None] | None = None,
+    threads: int = 16,
+    clock: Clock,
+    ids: Ids,
+) -> CopyResult:
+    """Copy a snapshot with everything that it needs. Atomic: the target has a complete snapshot or none.
+
+    Repeat it after any error or crash: what is right stays, the rest is copied. `job.json` is the caller's to write.
+
+    Args:
+        source: its root; only read. Whoever can pin the snapshot there does so before.
+        target: the root that gets it.
+        rewrite: what the target's manifest says, from the source's. A repeat must get the same result, or it meets its
+            own earlier manifest as another one. None copies the manifest's bytes.
+        progress: called in this thread, after each object.
+        threads: objects at a time.
+
+    Raises:
+        SnapshotExpired: a file is gone because the snapshot was given up meanwhile.
+        MissingFile, CorruptData: the source is damaged; nothing but complete objects was written.
+        InvalidConfiguration: the target has another snapshot of that id, or has given that id up.
+        StoreUnavailable, OutcomeUnknown: repeat it.
+    """
+    started_s = clock.monotonic_s()
+    try:
+        body = _manifest_bytes(source, manifest) if rewrite is None else b""
+        written = manifest if rewrite is None else rewrite(manifest)
+        body = body or written.encode()
+        if not read_boundary(target).keeps(written.snapshot_id):
+            raise InvalidConfiguration(
+                f"{target.url} has given snapshot {written.snapshot_id} up, so a copy there would never be read; "
+                "choose another target"
+            )
+        objects = needed_objects(source, manifest)
+        with Copier(source, target, progress=progress, threads=threads, ids=ids) as copier:
+            copier.copy([*objects.values(), *outputs_below_root(written)])
+    except MissingFile as error:
+        if not read_boundary(source).keeps(manifest.snapshot_id):
+            raise SnapshotExpired(
+                f"snapshot {manifest.snapshot_id} in {source.url} was given up while it was copied to {target.url}; "
+                "choose a newer one"
+            ) from error
+        raise
+    create_manifest(target, written, body)
+    return CopyResult(
+        written,
+        copier.objects,
+        copier.bytes,
+        copier.objects_copied,
+        copier.bytes_copied,
+        clock.monotonic_s() - started_s,
+    )
+
+
+def create_manifest(target: Store, manifest: Manifest, body: bytes) -> None:
+    """Complete a copy: everything that the manifest names is there.
+
+    Raises:
+        InvalidConfiguration: there is another snapshot of that id.
+        OutcomeUnknown, StoreUnavailable: see `Store.create`.
+    """
+    if target.create(manifest_path(manifest.snapshot_id), body) is not Created.MINE:
+        raise InvalidConfiguration(
+            f"{target.url} has another snapshot {manifest.snapshot_id}; nothing was overwritten. Choose an empty target"
+        )
+
+
+def needed_objects(root: Store, manifest: Manifest) -> dict[str, NeededObject]:
+    """The data of a snapshot by path, each object once, without the manifest.
+
+    Raises:
+        MissingFile, CorruptSegment, CorruptManifest, UnsupportedFormat, StoreUnavailable: see `references`.
+    """
+    found: dict[str, NeededObject] = {}
+    for ref in references(root, manifest):
+        if ref.kind == "manifest":
+            continue
+        need = found.setdefault(ref.path, NeededObject(ref.path, ref.bytes, ref.digest, ref.bytes_min))
+        if (need.bytes, need.digest) != (ref.bytes, ref.digest):
+            raise CorruptManifest(
+                f"snapshot {manifest.snapshot_id} in {root.url} names {ref.path} with two sizes or digests"
+            )
+        part = ref.part
+        if part is not None and (known := (part.offset, part.length, part.digest)) not in need.parts:
+            found[ref.path] = replace(need, bytes_min=max(need.bytes_min, ref.bytes_min), parts=(*need.parts, known))
+    return found
+
+
+def outputs_below_root(manifest: Manifest) -> list[NeededObject]:
+    """Output that is staged below the job root for this snapshot, which the next run delivers again; later snapshots
+    remove it.
+
+    Output that other sinks staged lies in their own folders, which are no part of a snapshot.
+    """
+    files = [file for output in manifest.outputs for file in output.files if file.staged.startswith(f"{OUTPUTS_DIR}/")]
+    return [NeededObject(file.staged, file.bytes, "", optional=True) for file in files]
+
+
+class Copier:
+    """Copies objects between two roots, several at a time, each once. Use it as a context manager, from one thread.
+
+    Args:
+        verified: every object is read in the target and compared, also where no bytes would pass through here.
+        known: paths that are right in the target, by an earlier copy of this process; grows.
+        progress: called in the caller's thread, after each object.
+
+    Attributes:
+        objects, bytes: of everything that was asked for; objects_copied, bytes_copied: of what had to be copied.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        *,
+        ids: Ids,
+        verified: bool = False,
+        known: set[str] | None = None,
+        progress: Callable[[CopyProgress], None] | None = None,
+        threads: int = 16,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._ids = ids
+        self._inside = is_inside(source, target)
+        self._verified = verified
+        self._progress = progress
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="copy")
+        self._scratch = tempfile.TemporaryDirectory(prefix="stillstate-copy-")
+        self._present: dict[str, dict[str, int]] = {}
+        self._known = known if known is not None else set()
+        self.objects = self.bytes = self.objects_copied = self.bytes_copied = 0
+
+    def __enter__(self) -> Copier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._scratch.cleanup()
+
+    def copy(self, needed: Iterable[NeededObject]) -> None:
+        """Bring objects to the target; returns when all of them are there. The first error ends it.
+
+        Raises:
+            MissingFile, CorruptData: the source's. StoreUnavailable: try again.
+        """
+        todo = list({need.path: need for need in needed if need.path not in self._known}.values())
+        left_objects, left_bytes = len(todo), sum(need.bytes_known for need in todo)
+        running: set[Future[tuple[NeededObject, int, bool]]] = set()
+        for number, need in enumerate(todo):
+            self._list_folder(need.path)
+            # Names are drawn here: a source of ids need not be thread-safe.
+            running.add(self._pool.submit(self._one, need, Path(self._scratch.name) / self._ids.short()))
+            while len(running) >= self._threads * _QUEUED_PER_THREAD or (running and number == len(todo) - 1):
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    finished, size, was_copied = future.result()
+                    self._count(finished, size, was_copied)
+                    left_objects, left_bytes = left_objects - 1, left_bytes - finished.bytes_known
+                    if self._progress is not None:
+                        objects, in_all = self.objects + left_objects, self.bytes + left_bytes
+                        self._progress(CopyProgress(self.objects, objects, self.bytes, in_all))
+
+    def _count(self, need: NeededObject, size: int, was_copied: bool) -> None:
+        self._known.add(need.path)
+        self.objects += 1
+        self.bytes += size
+        self.objects_copied += was_copied
+        self.bytes_copied += size if was_copied else 0
+
+    def _list_folder(self, path: str) -> None:
+        # A listing per folder, not a request per object: a copy mostly begins with nothing there.
+        top = path.partition("/")[0]
+        if top not in self._present:
+            self._present[top] = {found.path: found.bytes for found in self._target.list_objects(top)}
+
+    def _one(self, need: NeededObject, scratch: Path) -> tuple[NeededObject, int, bool]:
+        """Whether it had to be copied, and its size; of an optional object that is gone 0."""
+        size = self._present[need.path.partition("/")[0]].get(need.path, -1)
+        try:
+            if size >= 0 and self._is_there(need, size, scratch):
+                return need, size, False
+            size = self._copy_inside(need) if self._inside else self._copy_through(need, scratch)
+            if self._verified and not self._reads_back(need, scratch):
+                if not _reads(self._source, need, scratch):
+                    raise _altered(self._source, need.path, scratch.stat().st_size)
+                raise StoreUnavailable(
+                    f"{need.path} was copied to {self._target.url}, but reads back altered; repeat the copy, and check "
+                    "that store"
+                )
+            return need, size, True
+        except MissingFile:
+            if need.optional:
+                return need, 0, False
+            raise
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _is_there(self, need: NeededObject, size: int, scratch: Path) -> bool:
+        if not need.fits_size(size):
+            return False
+        if not self._inside or self._verified:
+            return self._reads_back(need, scratch)
+        return need.bytes >= 0 or size == self._source_size(need)
+
+    def _reads_back(self, need: NeededObject, scratch: Path) -> bool:
+        try:
+            return _reads(self._target, need, scratch)
+        except MissingFile:
+            return False
+
+    def _source_size(self, need: NeededObject) -> int:
+        try:
+            return self._source.size(need.path)
+        except FileNotFoundError as error:
+            raise _missing(self._source, need.path) from error
+
+    def _copy_inside(self, need: NeededObject) -> int:
+        size = self._source_size(need)
+        if not need.fits_size(size):
+            raise _altered(self._source, need.path, size)
+        try:
+            return transfer(self._source, need.path, self._target, need.path, bytes_expected=size)
+        except FileNotFoundError as error:
+            if self._source.exists(need.path):
+                raise StoreRefused(
+                    f"cannot write {need.path} to {self._target.url}: no such bucket or folder"
+                ) from error
+            raise _missing(self._source, need.path) from error
+
+    def _copy_through(self, need: NeededObject, scratch: Path) -> int:
+        # Twice: an answer that was cut or altered on its way is no damage.
+        if not (_reads(self._source, need, scratch) or _reads(self._source, need, scratch)):
+            raise _altered(self._source, need.path, scratch.stat().st_size)
+        size = scratch.stat().st_size
+        try:
+            self._target.put_file(scratch, need.path)
+        except FileNotFoundError as error:
+            raise StoreRefused(f"cannot write {need.path} to {self._target.url}: no such bucket or folder") from error
+        return size
+
+
+def _reads(root: Store, need: NeededObject, scratch: Path) -> bool:
+    """Read an object into a file; whether it is the one that is needed."""
+    scratch.touch()
+    try:
+        root.get_file(need.path, scratch)
+    except FileNotFoundError as error:
+        raise _missing(root, need.path) from error
+    return need.is_in(scratch)
+
+
+def _manifest_bytes(source: Store, manifest: Manifest) -> bytes:
+    # As they are: a manifest of an older format would not come out of the encoder as it went in.
+    path = manifest_path(manifest.snapshot_id)
+    try:
+        body = source.read(path, MANIFEST_BYTES_MAX)
+    except FileNotFoundError as error:
+        raise _missing(source, path) from error
+    if Manifest.decode(body, f"{source.url}/{path}") != manifest:
+        raise CorruptManifest(f"{source.url}/{path} is not the manifest that was read before; nothing was copied")
+    return body
+
+
+def _digest_of_part(file: BinaryIO, offset: int, length: int) -> str:
+    hasher = hashlib.sha256()
+    file.seek(offset)
+    while length > 0 and (block := file.read(min(length, 4 * MIB))):
+        hasher.update(block)
+        length -= len(block)
+    return hasher.hexdigest()
+
+
+def _missing(root: Store, path: str) -> MissingFile:
+    return MissingFile(
+        f"{path} is missing in {root.url} although a manifest names it. "
+        "Restore the file from a copy of the job root, or choose another snapshot"
+    )
+
+
+def _altered(root: Store, path: str, size: int) -> CorruptData:
+    return CorruptData(
+        f"{path} in {root.url} ({size:,} bytes) has another size or digest than its manifest says; it was not copied. "
+        "Restore the file from a copy of the job root, or choose another snapshot"
+    )

@@ -1,0 +1,1 @@
+"""Deleting snapshots, savepoints and whole roots, and what a claim leaves."""

@@ -1,0 +1,143 @@
+"""The end of a claimed root: once the claimer has a checkpoint of its own, it needs nothing of the old root.
+
+The root is deleted as a whole (maintenance/delete/roots.py). As long as somebody needs a part of it (a pin, a fold, a
+savepoint below it), only the checkpoints that nobody needs go, through the boundary; what stays is named, and the
+claimer's next run tries again. A crash leaves the claim or the tombstone in place, from which that run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import SnapshotInUse
+from state_runtime.base.ids import Ids
+from state_runtime.base.progress import Progress
+from state_runtime.maintenance.delete.roots import delete_root
+from state_runtime.maintenance.delete.snapshots import Failure, delete_snapshots
+from state_runtime.maintenance.marks import read_existing, read_holders
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.claim import read_claim
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.pins import unpin
+from state_runtime.snapshot.start_pins import start_pins
+from state_runtime.store import Store
+
+__all__ = ["ClaimEnding", "Remains", "end_claim"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What is left of a claimed root.
+
+    Attributes:
+        gone: it is no root any more.
+        holders: who needs what is left, for people; empty if nobody does.
+        failures: objects that could not be deleted, or are not ours.
+    """
+
+    gone: bool
+    holders: str = ""
+    failures: tuple[Failure, ...] = ()
+
+
+def end_claim(root: Store, claimer_uid: str, *, owner: str, clock: Clock, ids: Ids) -> Remains:
+    """Delete a root that a job has claimed, as far as nobody else needs it. Repeat it after a crash, or when who held
+    it is done.
+
+    Args:
+        claimer_uid: the job; it has a checkpoint of its own.
+        owner: who deletes, `host:pid`.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: somebody's need cannot be read; nothing was removed.
+        StoreUnavailable, OutcomeUnknown: it may be given up; repeat it.
+    """
+    claim = read_claim(root)
+    if claim is not None and claim.job_uid != claimer_uid:
+        return Remains(False, f"{claim}, which has claimed it")
+    boundary = read_boundary(root)
+    if claim is None and not boundary.is_tombstone:
+        if not any(True for _ in root.list_objects("")):
+            root.remove_empty_folders("")  # a crash left them
+        return Remains(True)
+    for pin in start_pins(root, claimer_uid):
+        unpin(root, pin)
+    try:
+        deleted = delete_root(root, clock=clock, ids=ids, owner=owner, claimed_by=claimer_uid)
+    except SnapshotInUse as error:
+        if not read_boundary(root).is_tombstone:
+            _delete_unneeded(root, clock, ids)
+        return Remains(False, str(error))
+    left = [f for f in deleted.failures if root.exists(f.path)]
+    return Remains(not root.list_names("boundary"), "", tuple(left))
+
+
+def _delete_unneeded(root: Store, clock: Clock, ids: Ids) -> None:
+    """The checkpoints that nobody needs; the newest stays with what is needed, so that what is left is still a root."""
+    snapshot_ids = read_existing(root).snapshot_ids
+    held, _ = read_holders(root, clock)
+    doomed = [i for i in snapshot_ids[:-1] if i not in held]
+    if doomed:
+        delete_snapshots(root, doomed, clock=clock, ids=ids)
+
+
+class ClaimEnding:
+    """Ends a job's claim beside its run, once the run has made a checkpoint. What fails is logged, and tried again by
+    the next run.
+
+    Life cycle: made → `watching` → (first checkpoint: a thread begins) → `close`.
+
+    Args:
+        source: opens the claimed root.
+    """
+
+    def __init__(self, source: Callable[[], Store], claimer_uid: str, owner: str, clock: Clock, ids: Ids) -> None:
+        self._source = source
+        self._uid = claimer_uid
+        self._owner = owner
+        self._clock = clock
+        self._ids = ids
+        self._thread: threading.Thread | None = None
+
+    def watching(
+        self, on_progress: Callable[[Progress], None] | None, committer: Committer
+    ) -> Callable[[Progress], None]:
+        """What is called after each epoch instead of `on_progress`."""
+
+        def watch(progress: Progress) -> None:
+            if self._thread is None and committer.last.kind == "checkpoint":
+                self._thread = threading.Thread(target=self._run, name="stillstate-claim", daemon=True)
+                self._thread.start()
+            if on_progress is not None:
+                on_progress(progress)
+
+        return watch
+
+    def close(self, timeout_s: float) -> None:
+        """The run ends: wait so long; what is left then is for the next run."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        url = "(not opened)"
+        try:
+            root = self._source()
+            url = root.url
+            left = end_claim(root, self._uid, owner=self._owner, clock=self._clock, ids=self._ids)
+        except Exception:
+            _LOG.warning("the claimed root %s could not be removed; the next run tries again", url, exc_info=True)
+            return
+        if left.holders:
+            _LOG.warning(
+                "not all of the claimed root %s could be removed: %s. The next run tries again", url, left.holders
+            )
+        for failure in left.failures:
+            _LOG.warning("of the claimed root %s this is left: %s: %s", url, failure.path, failure.message)
+        if left.gone and not left.failures:
+            _LOG.info("the claimed root %s is gone", url)

@@ -1,0 +1,1 @@
+"""Garbage collection: what nothing needs and nobody will name any more, in two passes."""

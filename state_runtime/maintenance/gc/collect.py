@@ -1,0 +1,213 @@
+"""Garbage collection of a job root: what nothing needs and nobody will name any more, in two passes.
+
+The first pass (`plan_gc`) marks, lists and shows; it only reads. The second (`apply_gc`) does all of it again and
+deletes what both passes found. In each, in this order:
+
+1. the watermark: when the newest manifest was written, by the store's own clock
+2. what exists, pins, materializations, manifests (marks.py)
+3. the listing of all objects
+4. before anything is deleted: pins and materializations once more
+
+Data is garbage if nothing of 2 needs it and it is older than the watermark by the floor. A job names what it writes in
+its next manifest or never; so what was written before a manifest that does not lead to it is garbage, and what was
+written after the newest is not, however old: the job may stand still, or its next checkpoint be a day away. The floor
+allows for clocks of stores that jump.
+
+Nothing is deleted if a manifest, a pin or a record cannot be read, if a listing fails, or if something that is needed
+is missing (then the store is damaged, and what is left may be what somebody repairs it with). Names that are not ours
+stay, and are reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import Ids
+from state_runtime.base.settings import FAILED_TTL_S
+from state_runtime.maintenance.delete.roots import delete_savepoint
+from state_runtime.maintenance.delete.snapshots import (
+    THREADS,
+    Failure,
+    OnProgress,
+    delete_objects,
+    remove_given_up,
+    settle,
+)
+from state_runtime.maintenance.gc.plan import Candidate, GcPlan
+from state_runtime.maintenance.gc.survey import Survey
+from state_runtime.maintenance.layout import DATA_KINDS, ObjectKind
+from state_runtime.maintenance.marks import read_holders
+from state_runtime.maintenance.plans import check_fresh
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.paths import SNAPSHOTS_DIR, snapshot_id_of
+from state_runtime.store import Store
+
+__all__ = ["MIN_AGE_S", "MIN_AGE_SAFE_S", "Collected", "apply_gc", "plan_gc"]
+
+MIN_AGE_S = 86_400.0
+MIN_AGE_SAFE_S = 3_600.0
+"""Clocks of stores jump; a lower floor must be asked for by a name that says so."""
+_FOLDERS_BY_TERM = ("changelog", "files")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection did.
+
+    Attributes:
+        objects, bytes: deleted, per kind.
+        given_up: snapshots of which nothing is left.
+        kept: candidates of the plan that stayed, because the second pass found otherwise.
+        failures: keys that could not be deleted, and why; the next collection tries them again.
+    """
+
+    objects: dict[ObjectKind, int] = field(default_factory=dict)
+    bytes: int = 0
+    given_up: tuple[int, ...] = ()
+    savepoints: tuple[str, ...] = ()
+    kept: int = 0
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(self.objects.values())
+
+
+def plan_gc(
+    root: Store,
+    *,
+    clock: Clock,
+    min_age_s: float = MIN_AGE_S,
+    failed_ttl_s: float = FAILED_TTL_S,
+    unsafe_min_age: bool = False,
+    on_listed: OnProgress | None = None,
+) -> GcPlan:
+    """The first pass: what would be deleted. Only reads.
+
+    Args:
+        min_age_s: the floor.
+        failed_ttl_s: how long savepoints that failed are kept.
+        unsafe_min_age: allows a floor below an hour.
+        on_listed: called now and then with the objects that were listed, and 0.
+
+    Raises:
+        InvalidConfiguration: a floor that is none, or lower than allowed.
+        MissingFile: something that is needed is missing or has another size; what and by whom. Nothing is planned.
+        CorruptData, UnsupportedFormat: something cannot be read; the same.
+        StoreUnavailable: try again.
+    """
+    _check_age(min_age_s, unsafe=unsafe_min_age)
+    if not (math.isfinite(failed_ttl_s) and failed_ttl_s > 0):
+        raise InvalidConfiguration(f"failed_ttl_s = {failed_ttl_s!r} must be more than 0 seconds")
+    survey = Survey.of(root, clock, min_age_s=min_age_s, failed_ttl_s=failed_ttl_s, on_listed=on_listed)
+    return survey.plan(clock.now_ms())
+
+
+def _check_age(min_age_s: float, *, unsafe: bool) -> None:
+    if not (math.isfinite(min_age_s) and min_age_s >= 0) or (min_age_s == 0 and not unsafe):
+        raise InvalidConfiguration(f"the age floor, {min_age_s!r} s, must be more than 0")
+    if min_age_s < MIN_AGE_SAFE_S and not unsafe:
+        raise InvalidConfiguration(
+            f"an age floor of {min_age_s:g} s is below {MIN_AGE_SAFE_S:g} s: clocks of stores and machines differ by "
+            "more. "
+            "Take a higher one, or --unsafe-min-age if this store has one clock and it never jumps"
+        )
+
+
+def apply_gc(
+    root: Store,
+    plan: GcPlan,
+    *,
+    clock: Clock,
+    ids: Ids,
+    owner: str,
+    on_progress: OnProgress | None = None,
+    threads: int = THREADS,
+) -> Collected:
+    """The second pass: delete what the plan says and this pass says too. Data first, then what leads to it.
+
+    Two at once, beside a running job, and after a crash of one: each deletes what is garbage, and a key that is gone is
+        fine.
+
+    Raises:
+        InvalidConfiguration: the plan is of another job, or old. And what `plan_gc` raises; nothing was deleted then.
+        OutcomeUnknown: a boundary may have been written; repeat it.
+    """
+    catalog = Catalog.of_root(root, clock)
+    check_fresh(plan.made, catalog.job_info(), root.url, clock.now_ms())
+    _check_age(plan.min_age_s, unsafe=True)
+    # Those that a collector announced and did not settle are looked at once more; then they are gone, or back.
+    settle(root, read_boundary(root).going, clock=clock, ids=ids)
+    survey = Survey.of(root, clock, min_age_s=plan.min_age_s, failed_ttl_s=plan.failed_ttl_s)
+    wanted = {(c.path, c.bytes, c.modified_ms) for c in plan.candidates}
+    chosen = [c for c in survey.candidates() if (c.path, c.bytes, c.modified_ms) in wanted]
+    # Once more, now that it is chosen: a materialization pins, and then looks whether its snapshot is there.
+    _, needed = read_holders(root, clock)
+    chosen = [c for c in chosen if not needed.keeps(c.path)]
+    done, failures = _delete(root, chosen, on_progress, threads)
+    given_up = remove_given_up(root, plan.given_up, marker=survey.marker, clock=clock, threads=threads)
+    failures += given_up.failures
+    removed_bytes, due, savepoints = sum(c.bytes for c in done) + given_up.bytes, dict(survey.savepoints()), []
+    for name, _ in plan.savepoints:
+        if name in due:
+            part = delete_savepoint(root, name, clock=clock, ids=ids, owner=owner, threads=threads)
+            failures += part.failures
+            removed_bytes += part.bytes
+            savepoints.append(name)
+    _tidy(root, survey.term)
+    return Collected(
+        dict(Counter(c.kind for c in done)),
+        removed_bytes,
+        given_up.snapshot_ids,
+        tuple(savepoints),
+        len(plan.candidates) - len(chosen),
+        tuple(failures),
+    )
+
+
+def _delete(
+    root: Store, chosen: Sequence[Candidate], on_progress: OnProgress | None, threads: int
+) -> tuple[list[Candidate], list[Failure]]:
+    """Those that are gone, and what failed."""
+    gone: list[Candidate] = []
+    failures: list[Failure] = []
+    for step in _steps(chosen):
+        if failures:
+            break  # what comes later leads to what could not be deleted
+        failures = delete_objects(root, [c.path for c in step], on_progress=on_progress, threads=threads)
+        left = {f.path for f in failures}
+        gone += [c for c in step if c.path not in left]
+    return gone, failures
+
+
+def _steps(chosen: Collection[Candidate]) -> list[list[Candidate]]:
+    """Data; then what leads to data; and a request before its answer, or it would be a request again."""
+
+    def step(candidate: Candidate) -> int:
+        if candidate.kind in DATA_KINDS:
+            return 0
+        return {"answer": 2}.get(candidate.kind, 1)
+
+    steps: list[list[Candidate]] = [[], [], []]
+    for candidate in chosen:
+        steps[step(candidate)].append(candidate)
+    return [s for s in steps if s]
+
+
+def _tidy(root: Store, term: int) -> None:
+    """Remove folders that are empty and that no run will write to any more."""
+    for folder in _FOLDERS_BY_TERM:
+        for name in root.list_names(folder):
+            if name.isascii() and name.isdigit() and int(name) < term:
+                root.remove_empty_folders(f"{folder}/{name}")
+    boundary = read_boundary(root)
+    for name in root.list_names(SNAPSHOTS_DIR):
+        snapshot_id = snapshot_id_of(name)
+        if snapshot_id is not None and boundary.is_gone(snapshot_id):
+            root.remove_empty_folders(f"{SNAPSHOTS_DIR}/{name}")

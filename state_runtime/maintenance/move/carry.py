@@ -1,0 +1,336 @@
+"""What a copy or move carries from one root to another: snapshots, oldest first, then what belongs to them. `job.json`
+is not its to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
+    InvalidConfiguration,
+    JobNotFound,
+    OutcomeUnknown,
+    SnapshotExpired,
+    StoreRefused,
+    Unavailable,
+)
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.maintenance.copy.objects import (
+    Copier,
+    CopyProgress,
+    create_manifest,
+    needed_objects,
+    outputs_below_root,
+)
+from state_runtime.maintenance.delete.roots import remove_debris
+from state_runtime.maintenance.move.plan import MovePlan, complete_savepoints, kept_pins, live_manifests
+from state_runtime.snapshot.boundary import read_boundary, read_boundary_document
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import (
+    JOB_FILE,
+    SAVEPOINTS_DIR,
+    boundary_path,
+    heartbeat_path,
+    manifest_path,
+    term_path,
+)
+from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot, read_pins, renew_pin, unpin
+from state_runtime.snapshot.savepoint import read_record, record_path, savepoint_names
+from state_runtime.snapshot.terms import RunStatus, Term
+from state_runtime.store import Created, Store
+
+__all__ = ["ROUNDS_MAX", "Carrier", "MoveProgress", "create_document", "read_job", "stopped"]
+
+ROUNDS_MAX = 8
+"""How often a source may have changed while it was copied."""
+
+_HOUR_MS = 3_600_000
+_PIN_LASTS_MS = 6 * _HOUR_MS
+_PIN_RENEWED_AFTER_MS = _HOUR_MS
+
+
+@dataclass(frozen=True)
+class MoveProgress:
+    """How far it is, of what the plan says; what came after the plan makes the whole larger."""
+
+    objects_done: int
+    objects: int
+    bytes_done: int
+    bytes: int
+
+
+class Carrier:
+    """One execution of a plan's copying. From one thread; repeat `carry` until it finds nothing new.
+
+    Args:
+        uid: of the move.
+        verified: every object is read in the target and compared.
+        progress: called in the caller's thread, after each object.
+
+    Attributes:
+        snapshots, savepoints: what is complete in the target. expired: what was given up in the source meanwhile.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        plan: MovePlan,
+        uid: str,
+        *,
+        verified: bool,
+        progress: Callable[[MoveProgress], None] | None,
+        threads: int,
+        clock: Clock,
+        ids: Ids,
+    ) -> None:
+        self._source, self._target, self._plan, self._uid = source, target, plan, uid
+        self._verified, self._progress, self._threads = verified, progress, threads
+        self._clock, self._ids = clock, ids
+        self._pin: SnapshotPin | None = None
+        self._known: dict[str, set[str]] = {}
+        self.snapshots: list[int] = []
+        self.savepoints: list[str] = []
+        self.expired: list[int] = []
+        self.objects = self.bytes = self.objects_copied = self.bytes_copied = 0
+
+    def carry(self) -> None:
+        """Copy everything that the plan is about, and is not there yet.
+
+        Raises:
+            SnapshotExpired: the one snapshot that the plan is about was given up. JobNotFound: the whole source was.
+            MissingFile, CorruptData: the source is damaged. StoreUnavailable, OutcomeUnknown: repeat it.
+        """
+        plan = self._plan
+        with self._held():
+            self._carry_folder("", plan.snapshot_id or None)
+        if plan.what != "root":
+            return
+        for folder in complete_savepoints(self._source, self._clock)[0]:
+            name = folder.url.rsplit("/", 1)[-1]
+            there = self._target.child(f"{SAVEPOINTS_DIR}/{name}")
+            try:
+                self._carry_folder(f"{SAVEPOINTS_DIR}/{name}", None)
+                create_document(there, JOB_FILE, read_job(folder, self._target), folder)
+            except JobNotFound:
+                # Deleted meanwhile. An earlier attempt may have a complete copy of it, which stays; any other never
+                # will be.
+                if not there.exists(JOB_FILE):
+                    remove_debris(there, clock=self._clock, ids=self._ids, threads=self._threads)
+                continue
+            if name not in self.savepoints:
+                self.savepoints.append(name)
+
+    def found_in_source(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
+        """What the source holds now: ids of its snapshots, names of savepoints, paths of people's pins."""
+        catalog = Catalog.of_root(self._source, self._clock)
+        snapshots = [manifest.snapshot_id for manifest in live_manifests(catalog)]
+        savepoints = [s.url.rsplit("/", 1)[-1] for s in complete_savepoints(self._source, self._clock)[0]]
+        pins = [pin.path for pin in kept_pins(self._source, None, self._clock.now_ms())]
+        return tuple(snapshots), tuple(savepoints), tuple(pins)
+
+    def give_pins_up(self) -> None:
+        """Take off the pins of people at the source that are at the target by now: they go with what they hold."""
+        for folder in ["", *(f"{SAVEPOINTS_DIR}/{name}" for name in savepoint_names(self._source))]:
+            source = self._source.child(folder) if folder else self._source
+            target = self._target.child(folder) if folder else self._target
+            for pin in kept_pins(source, self._plan.snapshot_id or None, self._clock.now_ms()):
+                if target.exists(pin.path):
+                    unpin(source, pin)
+
+    def drop_pins(self) -> None:
+        """Take off what this move, and attempts of it that were cut, pinned at the source."""
+        for pin in read_pins(self._source):
+            if pin.note == self._uid:
+                unpin(self._source, pin)
+
+    # --- one folder --------------------------------------------------------------------------------------------------
+
+    def _carry_folder(self, folder: str, only: int | None) -> None:
+        source = self._source.child(folder) if folder else self._source
+        target = self._target.child(folder) if folder else self._target
+        if only is None:
+            # Before the manifests: what it gives up must not be taken for a snapshot there either.
+            self._carry_boundary(source, target)
+        newest: Manifest | None = None
+        copier = Copier(
+            source,
+            target,
+            ids=self._ids,
+            verified=self._verified,
+            known=self._known.setdefault(folder, set()),
+            progress=self._report,
+            threads=self._threads,
+        )
+        carried: set[int] = set()
+        with copier:
+            for _ in range(ROUNDS_MAX):
+                for manifest in live_manifests(Catalog.of_root(source, self._clock), only):
+                    if manifest.snapshot_id not in carried and self._carry_snapshot(
+                        copier, source, target, manifest, only=only is not None
+                    ):
+                        carried.add(manifest.snapshot_id)
+                        newest = manifest
+                # And after them: what was given up meanwhile is not missed there. What it keeps may be newer than what
+                # was copied.
+                if only is not None or carried.issuperset(self._carry_boundary(source, target)):
+                    break
+            else:
+                raise Unavailable(
+                    f"{source.url} gave snapshots up {ROUNDS_MAX} times while newer ones were copied; repeat the copy"
+                )
+        self.objects += copier.objects
+        self.bytes += copier.bytes
+        self.objects_copied += copier.objects_copied
+        self.bytes_copied += copier.bytes_copied
+        for pin in kept_pins(source, only, self._clock.now_ms()):
+            # As it was read: its holder may renew it meanwhile, or take it off.
+            target.put(pin.path, encode_document("pin", pin))
+        record = read_record(source) if only is None else None
+        if record is not None:
+            target.put(record_path(record.number), encode_document("savepoint", record))
+        elif newest is not None and newest.term:
+            self._carry_term(source, target, newest)
+
+    @staticmethod
+    def _carry_boundary(source: Store, target: Store) -> Collection[int]:
+        """Copy the newest boundary; the ids up to it that are snapshots.
+
+        Raises:
+            JobNotFound: the source was given up as a whole. Unavailable: boundaries came and went; repeat the copy.
+        """
+        boundary, body = read_boundary_document(source)
+        if boundary.is_tombstone:
+            raise _gone(source, target)
+        if body:
+            create_document(target, boundary_path(boundary.sequence), body, source)
+        return boundary.kept
+
+    def _carry_snapshot(self, copier: Copier, source: Store, target: Store, manifest: Manifest, *, only: bool) -> bool:
+        """A snapshot's data, then its manifest. False if it was given up meanwhile, and is one of several."""
+        snapshot_id = manifest.snapshot_id
+        try:
+            copier.copy([*needed_objects(source, manifest).values(), *outputs_below_root(manifest)])
+            body = source.read(manifest_path(snapshot_id), MANIFEST_BYTES_MAX)
+        except FileNotFoundError as error:
+            if read_boundary(source).keeps(snapshot_id):
+                read_job(source, target)  # without it the folder is gone, boundary and all
+                raise
+            if only:
+                raise SnapshotExpired(
+                    f"snapshot {snapshot_id} in {source.url} was given up while it was copied; choose a newer one"
+                ) from error
+            self.expired.append(snapshot_id)
+            return False
+        create_manifest(target, manifest, body)
+        if source is self._source and snapshot_id not in self.snapshots:
+            self.snapshots.append(snapshot_id)
+        return True
+
+    def _carry_term(self, source: Store, target: Store, newest: Manifest) -> None:
+        """The newest snapshot's term, and that nobody runs: the next run at the target counts on from it."""
+        number = newest.term
+        try:
+            body = source.read(term_path(number), SMALL_JSON_BYTES_MAX)
+        except FileNotFoundError:
+            body = encode_document("term", Term(number, newest.commit_id, "", 0, newest.created_at_ms))
+        target.create(term_path(number), body)
+        if not target.exists(heartbeat_path(number)):
+            verb = "copied" if self._plan.mode == "copy" else "moved"
+            term = Term(number, newest.commit_id, "", 0, newest.created_at_ms)
+            status = stopped(term, newest, f"{verb} from {source.url}", self._clock)
+            target.put(heartbeat_path(number), encode_document("heartbeat", status))
+
+    # --- along the way -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """A pin on the snapshot that must not go while it is copied, where pins can be written.
+
+        Not of a whole root that is moved: its newest snapshot is never given up, and nobody makes newer ones.
+        """
+        plan = self._plan
+        newest = Catalog.of_root(self._source, self._clock).latest()
+        wanted = plan.snapshot_id or (newest.snapshot_id if newest is not None else 0)
+        if wanted and not (plan.mode == "move" and plan.what == "root"):
+            try:
+                self._pin = pin_snapshot(
+                    self._source,
+                    wanted,
+                    reason="copy",
+                    holder=f"{plan.mode} to {self._target.url}",
+                    clock=self._clock,
+                    ids=self._ids,
+                    note=self._uid,
+                    lasts_ms=_PIN_LASTS_MS,
+                )
+            except (StoreRefused, OutcomeUnknown):
+                # A source that may only be read. Nothing hangs on the pin: each file is checked as it is copied.
+                self._pin = None
+        try:
+            yield
+        finally:
+            if self._pin is not None:
+                self._pin = None
+                self.drop_pins()
+
+    def _report(self, now: CopyProgress) -> None:
+        pin = self._pin
+        if pin is not None and self._clock.now_ms() > pin.expires_at_ms - _PIN_LASTS_MS + _PIN_RENEWED_AFTER_MS:
+            self._pin = renew_pin(self._source, pin, lasts_ms=_PIN_LASTS_MS, clock=self._clock)
+        if self._progress is not None:
+            objects, size = self.objects + now.objects_done, self.bytes + now.bytes_done
+            self._progress(MoveProgress(objects, max(self._plan.objects, objects), size, max(self._plan.bytes, size)))
+
+
+def read_job(source: Store, target: Store) -> bytes:
+    """The bytes of `job.json`.
+
+    Raises:
+        JobNotFound: the source was deleted while it was copied.
+    """
+    try:
+        return source.read(JOB_FILE, SMALL_JSON_BYTES_MAX)
+    except FileNotFoundError as error:
+        raise _gone(source, target) from error
+
+
+def _gone(source: Store, target: Store) -> JobNotFound:
+    return JobNotFound(
+        f"{source.url} was deleted, or moved elsewhere, while it was copied; what is in {target.url} is of no use: "
+        "remove it with `stillstate delete --root`"
+    )
+
+
+def create_document(target: Store, path: str, body: bytes, source: Store) -> None:
+    """Write what was read in the source.
+
+    Raises:
+        InvalidConfiguration: the target has another one there.
+    """
+    if target.create(path, body) is not Created.MINE:
+        raise InvalidConfiguration(
+            f"{target.url}/{path} exists and is another than in {source.url}; nothing was overwritten. Choose an empty "
+            "target"
+        )
+
+
+def stopped(term: Term, newest: Manifest, message: str, clock: Clock) -> RunStatus:
+    """The heartbeat of a term that nobody runs."""
+    return RunStatus(
+        term=term.term,
+        run_uid=term.run_uid,
+        state="stopped",
+        at_ms=clock.now_ms(),
+        started_at_ms=term.started_at_ms,
+        heartbeat_interval_s=0.0,
+        pid=term.pid,
+        host=term.host,
+        snapshot_id=newest.snapshot_id,
+        message=message,
+    )

@@ -1,0 +1,323 @@
+"""Copies and moves between stores, of a whole job root, of one snapshot, or of a savepoint folder. Repeat one that was
+cut, and it goes on.
+
+In this order, so that a copy that was cut is nothing or valid, and nothing leaves the source that the target does not
+have:
+
+1. `moving.json` at the target, create-if-absent: who fills it from where. Onto anything else nothing is written.
+2. Of a job root that is moved: `moving.json` at the source, a term, a fencing snapshot. No run commits there any more,
+   and none starts (snapshot/handover.py).
+3. Per snapshot, oldest first, its data and then its manifest; then pins, and the newest term, so that runs count on
+   from it; savepoint folders the same way (maintenance/move/carry.py).
+4. Of a move again what came meanwhile (a savepoint, a pin), until there is nothing new. Then everything in the target
+is looked at. 5. `moved.json` at the target: decided. It cannot be taken back from here on.
+6. `job.json`: from here on the target is a job root, a savepoint or a snapshot that anybody may use.
+7. Of a move: the source is given up, through the same deletion as everywhere.
+8. `moving.json` goes.
+
+A repeat finds the documents and goes on; what is in the target is believed by its content
+(maintenance/copy/objects.py). Taking a move back (`abort_move`) creates `moved.json` first, with the other outcome: so
+of a mover and whoever aborts it, one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import (
+    CorruptData,
+    InvalidConfiguration,
+    JobNotFound,
+    MissingFile,
+    SnapshotInUse,
+    StoreUnavailable,
+    Unavailable,
+)
+from state_runtime.base.ids import Ids
+from state_runtime.maintenance.delete.roots import delete_root, delete_savepoint
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.layout import kind_of
+from state_runtime.maintenance.move.carry import ROUNDS_MAX, Carrier, MoveProgress, create_document, read_job, stopped
+from state_runtime.maintenance.move.plan import MovePlan, refuse_if_needed
+from state_runtime.maintenance.verify.roots import verify_root
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import open_run
+from state_runtime.snapshot.handover import MoveOutcome, Moving, read_moving, read_outcome
+from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
+from state_runtime.snapshot.savepoint import read_record
+from state_runtime.snapshot.terms import write_status
+from state_runtime.store import Created, Store
+
+__all__ = ["MoveProgress", "MoveResult", "abort_move", "execute_move"]
+
+
+@dataclass(frozen=True)
+class MoveResult:
+    """A copy or move that is complete.
+
+    Attributes:
+        expired: snapshots that were given up in the source while it was copied.
+        left: objects at the source of a move that are not of Stillstate, and stay.
+        objects, bytes: of data, each object once; objects_copied, bytes_copied: of what the target did not have yet.
+    """
+
+    plan: MovePlan
+    snapshots: tuple[int, ...] = ()
+    savepoints: tuple[str, ...] = ()
+    expired: tuple[int, ...] = ()
+    objects: int = 0
+    bytes: int = 0
+    objects_copied: int = 0
+    bytes_copied: int = 0
+    seconds: float = 0.0
+    left: tuple[str, ...] = ()
+
+
+def execute_move(
+    source: Store,
+    target: Store,
+    plan: MovePlan,
+    *,
+    parent: Store | None = None,
+    full: bool = False,
+    progress: Callable[[MoveProgress], None] | None = None,
+    threads: int = 16,
+    clock: Clock,
+    ids: Ids,
+    host: str,
+    pid: int,
+) -> MoveResult:
+    """Do what was planned; see the module for the order. Repeat it after any error or crash, with a plan made anew.
+
+    Args:
+        parent: the job root that a savepoint folder belongs to; None if the folder stands alone.
+        full: every object is read in the target and compared, also where the store copied it itself.
+        progress: called in this thread.
+        host, pid: who this is, for people.
+
+    Raises:
+        SnapshotInUse: the source of a move is needed, or somebody took the move back; nothing of the target is usable.
+        SnapshotExpired: the snapshot was given up while it was copied. MissingFile, CorruptData: the source is damaged.
+        InvalidConfiguration: the target got something else meanwhile. JobNotFound: the source was deleted meanwhile.
+        StoreUnavailable, OutcomeUnknown: repeat it.
+    """
+    started_s = clock.monotonic_s()
+    if plan.outcome is not None and plan.resumes is None:
+        return MoveResult(plan)
+    if plan.resumes is None:
+        target.probe()
+    moving = plan.resumes or _begin(target, plan, clock, ids, host, pid)
+    carrier = Carrier(
+        source,
+        target,
+        plan,
+        moving.uid,
+        # Between stores the bytes were in our hands: a move reads them back before it lets go of the only other copy.
+        verified=full or (plan.mode == "move" and not plan.inside),
+        progress=progress,
+        threads=threads,
+        clock=clock,
+        ids=ids,
+    )
+    if plan.outcome is None:
+        if plan.mode == "move" and plan.what == "root":
+            _take_over(source, target, plan, moving, clock, ids, host, pid)
+        _carry_all(carrier, plan)
+        _look_at_all(target, carrier, threads, clock, ids)
+    # Read before it is decided: the source of a copy may be deleted at any time.
+    job = None if target.exists(JOB_FILE) else read_job(source, target)
+    if plan.outcome is None:
+        _decide(source, target, moving, clock)
+    if job is not None:
+        create_document(target, JOB_FILE, job, source)
+    left: tuple[str, ...] = ()
+    if plan.mode == "move":
+        if plan.what != "snapshot":
+            carrier.give_pins_up()
+        left = _give_up(source, parent, plan, moving.uid, clock, ids, f"{host}:{pid}")
+    target.delete(MOVING_FILE)
+    return MoveResult(
+        plan,
+        tuple(carrier.snapshots),
+        tuple(carrier.savepoints),
+        tuple(carrier.expired),
+        carrier.objects,
+        carrier.bytes,
+        carrier.objects_copied,
+        carrier.bytes_copied,
+        clock.monotonic_s() - started_s,
+        left,
+    )
+
+
+def abort_move(source: Store, target: Store, *, clock: Clock, ids: Ids) -> None:
+    """Take a copy or move back: the source is free again, and what lies at the target will never be used.
+
+    Raises:
+        InvalidConfiguration: there is none between the two, or it is decided already: repeat it, and it ends.
+        OutcomeUnknown, StoreUnavailable: repeat it.
+    """
+    at_source, at_target = read_moving(source), read_moving(target)
+    if at_source is not None and (at_source.role != "source" or at_source.other_url != target.url):
+        at_source = None
+    if at_target is not None and (at_target.role != "target" or at_target.other_url != source.url):
+        at_target = None
+    moving = at_target or at_source
+    if moving is None:
+        raise InvalidConfiguration(f"nothing is on its way from {source.url} to {target.url}; nothing was changed")
+    outcome = MoveOutcome(moving.uid, "aborted", moving.mode, source.url, clock.now_ms())
+    if target.create(MOVED_FILE, outcome.encode()) is not Created.MINE:
+        found = read_outcome(target)
+        if found is None or found.outcome != "aborted":
+            raise InvalidConfiguration(
+                f"{target.url} is complete already, so the {moving.mode} can only be finished: repeat `stillstate "
+                f"{moving.mode}`"
+            )
+    _let_go(source, moving.uid)
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _begin(target: Store, plan: MovePlan, clock: Clock, ids: Ids, host: str, pid: int) -> Moving:
+    """The target becomes this move's. Whoever starts a job there from now on is turned away."""
+    moving = Moving(
+        uid=ids.uid(),
+        role="target",
+        mode=plan.mode,
+        what=plan.what,
+        other_url=plan.source_url,
+        job_uid=plan.job.uid,
+        snapshot_id=plan.snapshot_id,
+        at_ms=clock.now_ms(),
+        host=host,
+        pid=pid,
+    )
+    mine = target.create(MOVING_FILE, moving.encode()) is Created.MINE
+    # Once more after the create: a job may have been started there since the plan.
+    if not mine or target.exists(JOB_FILE):
+        if mine:
+            target.delete(MOVING_FILE)
+        raise InvalidConfiguration(f"{target.url} was taken by another copy or job meanwhile; choose another target")
+    return moving
+
+
+def _take_over(
+    source: Store, target: Store, plan: MovePlan, moving: Moving, clock: Clock, ids: Ids, host: str, pid: int
+) -> None:
+    """Fence the job at the source: no run commits there from here on, and none starts."""
+    _stop_if_aborted(source, target, moving)
+    own = replace(moving, role="source", other_url=target.url)
+    # Before the create: an earlier attempt wrote the very same bytes.
+    resumed = read_moving(source) is not None
+    if source.create(MOVING_FILE, own.encode()) is not Created.MINE:
+        found = read_moving(source)
+        if found is None or found.uid != moving.uid:
+            where = found.other_url if found is not None else "elsewhere"
+            raise SnapshotInUse(f"{source.url} is being moved to {where} by somebody else; nothing was moved")
+        if found.term:
+            return
+    # From here on whoever looks for the file finds it; whoever looked before has an older term than the one that comes
+    # now.
+    try:
+        refuse_if_needed(source, "root", None, clock, mover=moving.uid, resumed=resumed)
+    except SnapshotInUse:
+        _let_go(source, moving.uid)
+        raise
+    catalog = Catalog.of_root(source, clock)
+    newest = catalog.latest()
+    if newest is None:
+        raise MissingFile(f"the snapshots in {source.url} went while it was about to be moved; nothing was moved")
+    committer = open_run(catalog, plan.job, newest, clock=clock, ids=ids, host=host, pid=pid, mover=moving.uid)
+    write_status(source, stopped(committer.term, committer.last, f"moved to {target.url}", clock))
+    source.put(MOVING_FILE, replace(own, term=committer.term.term).encode())
+
+
+def _carry_all(carrier: Carrier, plan: MovePlan) -> None:
+    """Copy, and of a root that is moved copy again, until nothing came meanwhile."""
+    if plan.mode == "copy" or plan.what != "root":
+        carrier.carry()
+        return
+    before = carrier.found_in_source()
+    for _ in range(ROUNDS_MAX):
+        carrier.carry()
+        now = carrier.found_in_source()
+        if now == before:
+            return
+        before = now
+    raise Unavailable(
+        f"{plan.source_url} changed {ROUNDS_MAX} times while it was moved; find out who works on it, and repeat the "
+        "move"
+    )
+
+
+def _look_at_all(target: Store, carrier: Carrier, threads: int, clock: Clock, ids: Ids) -> None:
+    """Everything that a manifest in the target names is there, with its size. (Digests were compared as it was
+    copied.)"""
+    for folder in [target, *(target.child(f"{SAVEPOINTS_DIR}/{name}") for name in carrier.savepoints)]:
+        report = verify_root(folder, level="structure", threads=threads, clock=clock, ids=ids)
+        for finding in report.findings:
+            kind = StoreUnavailable if finding.kind == "unreachable" else CorruptData
+            raise kind(
+                f"{finding.path} in {folder.url} is {finding.kind} after it was copied: {finding.detail}. "
+                "The source was not touched; repeat the copy"
+            )
+
+
+def _decide(source: Store, target: Store, moving: Moving, clock: Clock) -> None:
+    """Complete, if nobody took it back before."""
+    outcome = MoveOutcome(moving.uid, "complete", moving.mode, source.url, clock.now_ms())
+    if target.create(MOVED_FILE, outcome.encode()) is not Created.MINE:
+        _stop_if_aborted(source, target, moving)
+
+
+def _give_up(
+    source: Store, parent: Store | None, plan: MovePlan, uid: str, clock: Clock, ids: Ids, owner: str
+) -> tuple[str, ...]:
+    """Delete what was moved, as anybody would. What is not of Stillstate stays, and is returned.
+
+    Raises:
+        SnapshotInUse: somebody came meanwhile, who is named; the target is complete, repeat the move when they are
+            done.
+        Unavailable: something could not be removed; repeat the move.
+    """
+    if plan.what == "snapshot":
+        done = delete_snapshots(source, [plan.snapshot_id], clock=clock, ids=ids)
+    elif plan.what == "savepoint" and parent is not None:
+        name = source.url.rsplit("/", 1)[-1]
+        if read_record(source) is None:
+            return ()  # gone, by an attempt that was cut
+        done = delete_savepoint(parent, name, clock=clock, ids=ids, owner=owner)
+    else:
+        try:
+            done = delete_root(source, clock=clock, ids=ids, owner=owner, with_savepoints=True, moved_by=uid)
+        except JobNotFound:
+            return ()  # the same
+    if done.kept:
+        who = "; ".join(name for names in done.kept.values() for name in names)
+        raise SnapshotInUse(
+            f"{plan.target_url} is complete, but the source is needed by {who}: repeat the move when they are done"
+        )
+    failed = [f for f in done.failures if kind_of(f.path) is not None]
+    if failed:
+        raise Unavailable(
+            f"{plan.target_url} is complete, but {len(failed)} objects could not be removed from {source.url}, among "
+            "them "
+            f"{failed[0].path}: {failed[0].message}. Repeat the move"
+        )
+    return tuple(f.path for f in done.failures)
+
+
+def _stop_if_aborted(source: Store, target: Store, moving: Moving) -> None:
+    outcome = read_outcome(target)
+    if outcome is not None and outcome.outcome == "aborted":
+        _let_go(source, moving.uid)
+        raise SnapshotInUse(f"the {moving.mode} to {target.url} was taken back; nothing more is done")
+
+
+def _let_go(source: Store, uid: str) -> None:
+    found = read_moving(source)
+    if found is not None and found.uid == uid and found.role == "source":
+        source.delete(MOVING_FILE)

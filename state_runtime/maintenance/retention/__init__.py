@@ -1,0 +1,1 @@
+"""Which snapshots a policy keeps, and giving up the others."""

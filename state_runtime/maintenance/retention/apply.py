@@ -1,0 +1,176 @@
+"""Retention of a job: read what there is, plan by its policy, execute the plan. See maintenance/retention/policy.py for
+what a policy means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
+from state_runtime.base.ids import Ids
+from state_runtime.base.settings import RetentionPolicy
+from state_runtime.maintenance.delete.roots import delete_savepoint
+from state_runtime.maintenance.delete.snapshots import (
+    THREADS,
+    Deleted,
+    Failure,
+    OnProgress,
+    delete_snapshots,
+    needed_by,
+)
+from state_runtime.maintenance.marks import CLOCK_SKEW_MS, Marker, read_existing, read_holders
+from state_runtime.maintenance.plans import Made, check_fresh
+from state_runtime.maintenance.retention.plan import RetentionPlan
+from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Item, check_share, plan_retention
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.paths import savepoint_path
+from state_runtime.snapshot.savepoint import SavepointRecord, list_savepoints
+from state_runtime.snapshot.terms import newest_term
+from state_runtime.store import Store
+
+__all__ = ["Retained", "apply_retention", "make_retention_plan", "read_items"]
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What executing a plan did.
+
+    Attributes:
+        savepoints: that were deleted.
+        kept: who came while the plan was executed, by snapshot.
+    """
+
+    snapshot_ids: tuple[int, ...] = ()
+    savepoints: tuple[str, ...] = ()
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    objects: int = 0
+    bytes: int = 0
+    failures: tuple[Failure, ...] = ()
+
+
+def read_items(root: Store, *, clock: Clock) -> list[Item]:
+    """Snapshots and savepoints of a job, with who needs them. Reads every manifest.
+
+    Raises:
+        CorruptData, UnsupportedFormat: one cannot be read; nothing is planned.
+        StoreUnavailable: try again.
+    """
+    catalog = Catalog.of_root(root, clock)
+    existing = read_existing(root)
+    needed = needed_by(catalog, existing, read_holders(root, clock)[0], clock)
+    items = []
+    for snapshot_id in existing.snapshot_ids:
+        try:
+            manifest = catalog.manifest(snapshot_id)
+        except MissingSnapshot:
+            continue  # on its way, or given up by somebody else since
+        held = needed.get(snapshot_id, ())
+        items.append(
+            Item("checkpoint", str(snapshot_id), snapshot_id, manifest.created_at_ms, manifest.total_bytes, held=held)
+        )
+    return [*items, *(_savepoint(root, record, clock) for record in list_savepoints(root))]
+
+
+def _savepoint(root: Store, record: SavepointRecord, clock: Clock) -> Item:
+    held = []
+    if record.trigger == "user" and record.state == "COMPLETED":
+        held.append("a user asked for it, and deletes it")
+    if record.is_open:
+        held.append(f"{record.owner} is at work on it ({record.state})")
+    holders, _ = read_holders(root.child(savepoint_path(record.name)), clock)
+    held += [who for names in holders.values() for who in names]
+    return Item(
+        "savepoint",
+        record.name,
+        record.requested_at_ms,
+        record.requested_at_ms,
+        record.total_bytes,
+        restorable=record.state == "COMPLETED",
+        tags=record.tags,
+        failed_at_ms=record.finished_at_ms if record.state in ("FAILED", "ABANDONED") else 0,
+        held=tuple(held),
+    )
+
+
+def make_retention_plan(
+    root: Store, policy: RetentionPolicy, *, clock: Clock, share_max: float = DELETED_SHARE_MAX
+) -> RetentionPlan:
+    """What a policy decides now; only reads.
+
+    Raises:
+        InvalidConfiguration: the policy is empty, or deletes a larger share than allowed.
+        CorruptData, UnsupportedFormat, StoreUnavailable: see `read_items`.
+    """
+    plan = _planned(root, policy, clock=clock, share_max=share_max)
+    check_share(plan.decisions, share_max)
+    return plan
+
+
+def _planned(root: Store, policy: RetentionPolicy, *, clock: Clock, share_max: float) -> RetentionPlan:
+    catalog = Catalog.of_root(root, clock)
+    info = catalog.job_info()
+    existing = read_existing(root)
+    made = Made(
+        info.name,
+        info.uid,
+        root.url,
+        clock.now_ms(),
+        max(existing.snapshot_ids, default=0),
+        existing.boundary.sequence,
+        newest_term(root),
+    )
+    decisions = plan_retention(read_items(root, clock=clock), policy, now_ms=clock.now_ms() - CLOCK_SKEW_MS)
+    return RetentionPlan(made, policy, share_max, tuple(decisions))
+
+
+def apply_retention(
+    root: Store,
+    plan: RetentionPlan,
+    *,
+    clock: Clock,
+    ids: Ids,
+    owner: str,
+    on_progress: OnProgress | None = None,
+    threads: int = THREADS,
+) -> Retained:
+    """Execute a plan. What it deletes is decided once more, by the same policy: what would be kept now makes the plan
+    stale.
+
+    What was deleted since is fine, so a plan that was cut short is executed again.
+
+    Raises:
+        InvalidConfiguration: the plan is stale; nothing was deleted. Make a new one.
+        What `delete_snapshots` and `delete_savepoint` raise.
+    """
+    check_fresh(plan.made, Catalog.of_root(root, clock).job_info(), root.url, clock.now_ms())
+    check_share(plan.decisions, plan.share_max)
+    now = {
+        (d.item.kind, d.item.name): d
+        for d in _planned(root, plan.policy, clock=clock, share_max=plan.share_max).decisions
+    }
+    wanted = [d for d in plan.deleted if (d.item.kind, d.item.name) in now]
+    for decision in wanted:
+        current = now[decision.item.kind, decision.item.name]
+        if current.kept or current.item.created_at_ms != decision.item.created_at_ms:
+            raise InvalidConfiguration(
+                f"the plan is stale: {decision.item.kind} {decision.item.name} would be kept now "
+                f"({'; '.join(current.reasons) or 'it is another one'}). Nothing was deleted; make a new plan"
+            )
+    resumed = [d for d in plan.deleted if d.item.kind == "checkpoint" and d not in wanted]
+    doomed = [int(d.item.name) for d in (*wanted, *resumed) if d.item.kind == "checkpoint"]
+    deleted = (
+        delete_snapshots(
+            root, doomed, clock=clock, ids=ids, marker=Marker(root, clock), on_progress=on_progress, threads=threads
+        )
+        if doomed
+        else Deleted()
+    )
+    objects, removed_bytes, failures, savepoints = deleted.objects, deleted.bytes, [*deleted.failures], []
+    for decision in wanted:
+        if decision.item.kind == "savepoint":
+            part = delete_savepoint(root, decision.item.name, clock=clock, ids=ids, owner=owner, threads=threads)
+            objects, removed_bytes = objects + part.objects, removed_bytes + part.bytes
+            failures += part.failures
+            savepoints.append(decision.item.name)
+    return Retained(deleted.snapshot_ids, tuple(savepoints), deleted.kept, objects, removed_bytes, tuple(failures))

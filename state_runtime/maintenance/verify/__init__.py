@@ -1,0 +1,1 @@
+"""Whether everything that a snapshot needs is there and undamaged."""

@@ -1,0 +1,158 @@
+"""What a verification finds; pure values, and what can be said from manifests alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from state_runtime.base.errors import CorruptData, MissingFile, StillstateError, Unavailable, UnsupportedFormat
+from state_runtime.reading.references import StoredRef
+from state_runtime.snapshot.manifest import Manifest
+
+__all__ = ["Finding", "FindingKind", "VerifyLevel", "VerifyProgress", "VerifyReport", "broken_chain", "kind_of_error"]
+
+FindingKind = Literal["missing", "damaged", "unreachable", "unsupported"]
+VerifyLevel = Literal["structure", "sample", "full"]
+
+_ALL_HASHES = (0, (1 << 64) - 1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        kind: "unreachable" is a fault of the store or the network: nothing is known to be wrong with the data.
+        path: below the root that was verified.
+        snapshot_ids: whose restore needs it.
+        operator, state: whose data it is; empty if it is everybody's (a segment's index, a listing, a manifest).
+        hash_low, hash_high: closed range of key hashes.
+    """
+
+    kind: FindingKind
+    path: str
+    detail: str
+    snapshot_ids: tuple[int, ...]
+    operator: str = ""
+    state: str = ""
+    hash_low: int = 0
+    hash_high: int = _ALL_HASHES[1]
+
+    @staticmethod
+    def of(kind: FindingKind, ref: StoredRef, detail: str, snapshot_id: int) -> Finding:
+        """About an object that a snapshot needs."""
+        return Finding(kind, ref.path, detail, (snapshot_id,), ref.operator, ref.state, ref.hash_low, ref.hash_high)
+
+    @property
+    def whose(self) -> str:
+        """For people: operator, state and hash range."""
+        owner = "/".join(part for part in (self.operator, self.state) if part) or "all operators"
+        if (self.hash_low, self.hash_high) == _ALL_HASHES:
+            return owner
+        return f"{owner} [{self.hash_low:016x}, {self.hash_high:016x}]"
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For `--json`; hashes as hexadecimal text, because JSON's numbers end at 2^53."""
+        return {
+            "kind": self.kind,
+            "path": self.path,
+            "detail": self.detail,
+            "snapshot_ids": list(self.snapshot_ids),
+            "operator": self.operator,
+            "state": self.state,
+            "hash_low": f"{self.hash_low:016x}",
+            "hash_high": f"{self.hash_high:016x}",
+        }
+
+
+@dataclass(frozen=True)
+class VerifyProgress:
+    """How far it is. Objects and bytes are of the snapshots that were looked at so far."""
+
+    snapshots_done: int
+    snapshots: int
+    objects_done: int
+    objects: int
+    bytes_done: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was looked at, and what was found.
+
+    Attributes:
+        objects, bytes: that the snapshots need, each once.
+        objects_read, bytes_read, rows: of what was read and compared; rows are those that were decoded.
+        complete: False if it was given up before the end, because the store did not answer any more.
+        findings_left_out: beyond the bound of what a report holds.
+        savepoints: folders that were looked at besides; what was found there has their path in front.
+    """
+
+    url: str
+    level: VerifyLevel
+    snapshots: tuple[int, ...]
+    objects: int
+    bytes: int
+    objects_read: int
+    bytes_read: int
+    rows: int
+    findings: tuple[Finding, ...]
+    findings_left_out: int
+    complete: bool
+    seconds: float
+    savepoints: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing was found; else that of the worst: damage, then what is too new, then what could not be
+        reached."""
+        kinds = {finding.kind for finding in self.findings}
+        if kinds & {"missing", "damaged"}:
+            return CorruptData.exit_code
+        if "unsupported" in kinds:
+            return UnsupportedFormat.exit_code
+        return Unavailable.exit_code if kinds or not self.complete else 0
+
+
+def kind_of_error(error: StillstateError | FileNotFoundError) -> FindingKind:
+    """What an error says about the data. Whatever is not certainly damage is none."""
+    if isinstance(error, FileNotFoundError | MissingFile):
+        return "missing"
+    if isinstance(error, CorruptData):
+        return "damaged"
+    return "unsupported" if isinstance(error, UnsupportedFormat) else "unreachable"
+
+
+def broken_chain(previous: Manifest | None, manifest: Manifest) -> list[str]:
+    """What a manifest's changelog cannot be; as far as that is known from it and the snapshot before.
+
+    Not every checkpoint has a segment, so numbers alone show no gap. But a segment that a snapshot names, and that the
+    next one neither names nor has in its tables, is lost; and no segment comes into the past.
+    """
+    found = []
+    ids = [segment.snapshot_id for segment in manifest.segments]
+    paths = {segment.path for segment in manifest.segments}
+    if ids != sorted(ids) or len(paths) != len(ids):
+        found.append("its segments are not in order")
+    if ids and ids[-1] > manifest.snapshot_id:
+        found.append(f"it names a segment of snapshot {ids[-1]}, which is newer than itself")
+    if previous is None or previous.job_uid != manifest.job_uid:
+        return found
+    if any(low <= previous.snapshot_id <= high for low, high in manifest.abandoned):
+        return found
+    folded = max((layer.last_snapshot_id for layer in manifest.layers), default=0)
+    if manifest.shards is not None:
+        folded = max(folded, manifest.shards.snapshot_id)
+    lost = [s.path for s in previous.state_segments if s.snapshot_id > folded and s.path not in paths]
+    if lost:
+        found.append(
+            f"{lost[0]}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''} of snapshot {previous.snapshot_id} "
+            "is neither in its changelog nor in its tables: its changelog has a gap"
+        )
+    if manifest.shards is None and previous.shards is None:
+        known = {segment.path for segment in previous.segments}
+        came = [s.path for s in manifest.segments if s.snapshot_id <= previous.snapshot_id and s.path not in known]
+        if came:
+            found.append(f"{came[0]} is older than snapshot {previous.snapshot_id}, which does not have it")
+    return found

@@ -1,0 +1,170 @@
+"""Materialization as a Spark batch job of its own: each unit of the plan is a row, each task folds the units that it
+gets.
+
+The session may be any with a SparkContext: the stream's own cluster, another one, or one thread. Tasks read and write
+the store by the same port as the stream, so executors need no connectors; they need this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.base.settings import JobSettings
+from state_runtime.materialize.background import adoptable, other_at_work
+from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
+from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, Unit
+from state_runtime.materialize.run import Reached, materialize
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.spark.tasks import SparkSession, run_in_tasks
+from state_runtime.store import Store, open_store
+
+__all__ = ["Location", "MaterializationResult", "SparkFold", "materialize_job"]
+
+
+@dataclass(frozen=True)
+class MaterializationResult:
+    """What one call did, in numbers.
+
+    Attributes:
+        mode: "major" if any base table was written anew, "none" if nothing was done.
+        reason: why nothing was done; else empty.
+        ranges: cells of the hash range that were folded.
+        read_bytes, written_bytes: of log and tables.
+        rows: written.
+        log_bytes_folded: of the segments that a restart need not replay any more, once the driver has adopted the
+            record.
+        shared_tables: tables that stay as they are.
+        snapshot_id: what was folded; 0 if there is no snapshot.
+        record_id: of the record; None if nothing was done.
+    """
+
+    mode: Literal["none", "minor", "major"]
+    reason: str = ""
+    ranges: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    rows: int = 0
+    log_bytes_folded: int = 0
+    shared_tables: int = 0
+    duration_s: float = 0.0
+    snapshot_id: int = 0
+    record_id: int | None = None
+
+    @property
+    def write_amplification(self) -> float:
+        """Bytes written for each byte of log that was folded; 0 if none was."""
+        return self.written_bytes / self.log_bytes_folded if self.log_bytes_folded else 0.0
+
+
+def materialize_job(
+    spark: SparkSession,
+    store_url: str,
+    storage_options: Mapping[str, Any] | None,
+    job: str,
+    *,
+    settings: JobSettings | None = None,
+    mode: Mode = "auto",
+    on_progress: Callable[[int, int], None] | None = None,
+    sizes: FoldSizes | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    ids: Ids = SYSTEM_IDS,
+) -> MaterializationResult:
+    """Fold the changelog of a job's newest snapshot into its tables, as a Spark job.
+
+    Safe at any moment: it changes nothing that exists. The running driver adopts the record with its next checkpoint,
+        or the next
+    run with its first. Whether it is time is the caller's question (`state_runtime.materialize.due`); this folds
+    whatever there is.
+
+    Args:
+        settings: `materialize_ratio` decides which cells get a new base.
+        mode: "auto", "minor" (deltas only) or "major" (every cell).
+        on_progress: called with (done, total) units, by this thread.
+
+    Raises:
+        JobNotFound: there is no such job. CorruptData: the snapshot is damaged. Unavailable: try again later.
+    """
+    settings = settings or JobSettings()
+    started_s = clock.monotonic_s()
+    catalog = Catalog(open_store(store_url, storage_options), job, clock)
+    catalog.job_info()
+    manifest = catalog.latest()
+    if manifest is None:
+        return MaterializationResult("none", "the job has no snapshot yet")
+    nothing = partial(MaterializationResult, "none", snapshot_id=manifest.snapshot_id)
+    if not manifest.state_segments and mode != "major":
+        return nothing("there is no changelog to fold")
+    other = other_at_work(catalog.root, clock)
+    if other is not None:
+        return nothing(f"materialization {other.record_id} is under way")
+    waiting = adoptable(catalog.root, manifest, clock, refused=set())
+    if waiting is not None:
+        return nothing(f"materialization {waiting.record_id} waits for the job's next checkpoint")
+    place = Location(f"{store_url.rstrip('/')}/{job}", dict(storage_options or {}))
+    fold = SparkFold(spark, place, place, f"materialize {job}")
+    record = materialize(
+        catalog.root,
+        manifest,
+        mode,
+        settings=settings,
+        clock=clock,
+        ids=ids,
+        fold=fold,
+        sizes=sizes,
+        on_progress=on_progress,
+    )
+    return MaterializationResult(
+        record.mode,
+        "",
+        record.ranges,
+        record.read_bytes,
+        record.written_bytes,
+        record.rows,
+        record.log_bytes,
+        record.shared_tables,
+        clock.monotonic_s() - started_s,
+        record.snapshot_id,
+        record.record_id,
+    )
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder laid out like a job root, as tasks open it."""
+
+    url: str
+    options: dict[str, Any] = field(repr=False)
+
+    def open(self) -> Store:
+        return open_store(self.url, self.options)
+
+
+@dataclass(frozen=True)
+class SparkFold:
+    """Folds a plan's units in Spark tasks; a `FoldUnits`.
+
+    Attributes:
+        root, into: where is read, and where tables are written.
+        title: of the Spark job, for people.
+    """
+
+    spark: SparkSession
+    root: Location
+    into: Location
+    title: str
+
+    def __call__(self, plan: FoldPlan, context: FoldContext, reached: Reached) -> Folded:
+        begin = partial(_begin_folding, self.root, self.into, context)
+        group = f"stillstate-materialize-{context.writer}"
+        title = f"{self.title} snapshot {context.snapshot_id}"
+        return sum(run_in_tasks(self.spark, plan.units, begin, reached, group, title), Folded())
+
+
+def _begin_folding(root: Location, into: Location, context: FoldContext) -> Callable[[Unit], Folded]:
+    """Runs in a Spark task. An attempt that dies leaves files that no record names."""
+    return partial(fold_unit, root.open(), context=context, ids=SYSTEM_IDS, into=into.open())

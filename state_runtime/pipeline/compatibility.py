@@ -1,0 +1,258 @@
+"""Whether a pipeline fits the state that is stored, and what a manifest says of its states from then on; pure.
+
+What may change between two runs, without anything being rewritten:
+
+- value columns: added (old rows have null, or the column's default), dropped, reordered, widened (integers, float to
+  double, more digits of a decimal, what is nested likewise); renaming is dropping and adding;
+- TTL of a state switched on (stored rows never expire) or off (what had expired by then stays gone);
+- operators and states added; removed only if that is said: `allow_dropped_state`, or `deleteIfExists` of the processor.
+
+Everything else is refused before a row is processed. Old rows stay as they are and are brought to the newest columns
+when they are read (`changelog/versions.py`), so a restart with changed states costs no more than one without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, InvalidPipeline, check
+from state_runtime.snapshot.manifest import (
+    DUE_WHEN_REMOVED,
+    Manifest,
+    OperatorEntry,
+    SchemaVersion,
+    StateEntry,
+    StateKind,
+)
+from state_runtime.state.ddl import DdlColumn, parse_ddl
+from state_runtime.state.table import widens
+
+__all__ = ["reconcile", "refuse_drained", "usable_versions"]
+
+_KIND_TEXT: Mapping[StateKind, str] = {
+    "value": "a value state",
+    "list": "a list state",
+    "map": "a map state",
+    "timers": "the timers",
+    "rows": "a state of many rows",
+}
+_NEW_UID = "Give the changed operator a new uid, with which it starts empty"
+
+
+def refuse_drained(before: Manifest | None, where: str, *, allow_drained: bool) -> None:
+    """Turn a start away from a snapshot whose job was told that its input had ended, unless it is asked for.
+
+    Its windows have closed early and their output is out; what comes after would open them once more, and output them
+    twice.
+
+    Args:
+        where: the job or the place, for the message.
+
+    Raises:
+        InvalidConfiguration: nothing was written.
+    """
+    if before is not None and before.drained and not allow_drained:
+        raise InvalidConfiguration(
+            f"snapshot {before.snapshot_id} of {where} was drained: all its windows and event-time timers have fired. "
+            "To go on from "
+            "it nevertheless, start with --allow-drained (allow_drained=True); rows for windows that were open then "
+            "make new ones"
+        )
+
+
+def reconcile(
+    before: Manifest | None,
+    operators: Sequence[OperatorEntry],
+    dropped_by_processor: Mapping[str, Collection[str]] | None = None,
+    *,
+    snapshot_id: int,
+    allow_dropped_state: bool = False,
+) -> tuple[OperatorEntry, ...]:
+    """Check a pipeline's operators against a snapshot and describe their states for the manifests to come.
+
+    Args:
+        before: the snapshot that the run goes on from; None if the job has none.
+        operators: as the pipeline declares them.
+        dropped_by_processor: per uid the states that its processor deletes (`deleteIfExists`). One that it also
+            declares starts empty.
+        snapshot_id: exactly the first snapshot that may hold rows of the run; everything older is read as it was then.
+            With the run's fencing snapshot as `before` it is the next one. (A check before the fencing may pass any
+            newer id.)
+        allow_dropped_state: whether operators and states that the pipeline no longer has are given up.
+
+    Returns:
+        Entries in the order of `operators`. Readers of `before` need them too, instead of those in `before`: they know
+        both what is stored and what it is read as.
+
+    Raises:
+        InvalidPipeline: the stored state does not fit; the message names operator, state and column, old and new, and
+            what to do. Nothing was changed. CorruptManifest: the snapshot's own description cannot be read.
+    """
+    if before is None:
+        return tuple(operators)
+    check(snapshot_id > before.snapshot_id, f"snapshot {snapshot_id} goes on from {before.snapshot_id}")
+    stored = {operator.uid: operator for operator in before.operators}
+    gone = sorted(set(stored) - {operator.uid for operator in operators})
+    if gone and not allow_dropped_state:
+        raise InvalidPipeline(
+            f"snapshot {before.snapshot_id} holds state of operator {gone[0]!r}, which the pipeline no longer has. Put "
+            "it "
+            "back (operators match by uid), or give its state up with allow_dropped_state"
+        )
+    entries = []
+    for new in operators:
+        old = stored.get(new.uid)
+        if old is None:
+            entries.append(replace(new, since=snapshot_id))
+            continue
+        step = _Step(before, new.uid, snapshot_id, frozenset((dropped_by_processor or {}).get(new.uid, ())))
+        entries.append(step.operator(old, new, allow_dropped_state=allow_dropped_state))
+    return tuple(entries)
+
+
+def usable_versions(before: Manifest, operators: Sequence[OperatorEntry]) -> dict[str, str]:
+    """The local versions of `before` that still serve: of operators whose states are stored as they were.
+
+    Args:
+        operators: what `reconcile` returned.
+    """
+    stored = {operator.uid: operator for operator in before.operators}
+    return {
+        new.uid: before.versions[new.uid]
+        for new in operators
+        if new.uid in before.versions and new.uid in stored and _layout(new) == _layout(stored[new.uid])
+    }
+
+
+def _layout(operator: OperatorEntry) -> object:
+    return {state.name: replace(state, history=()) for state in operator.states}
+
+
+class _Step:
+    """From one description of an operator to the next."""
+
+    def __init__(self, before: Manifest, uid: str, snapshot_id: int, deleted: frozenset[str]) -> None:
+        self._before = before
+        self._uid = uid
+        self._snapshot_id = snapshot_id
+        self._deleted = deleted
+        self._ended_ms = before.time.batch_time_ms if before.time is not None else 0
+        stored = [s.snapshot_id for s in before.segments]
+        stored += [layer.newest_in(table) for layer in before.layers for table in layer.tables]
+        stored += [before.shards.oldest_snapshot_id] if before.shards is not None else []
+        # What ended before the oldest thing that is stored has nothing left to describe.
+        self._oldest = min(stored, default=snapshot_id)
+
+    def operator(self, old: OperatorEntry, new: OperatorEntry, *, allow_dropped_state: bool) -> OperatorEntry:
+        where = f"operator {self._uid!r}"
+        if new.kind != old.kind:
+            raise InvalidPipeline(
+                f"{where}: it is a {new.kind} now, and a {old.kind} in {self._snapshot}, whose state it cannot read. "
+                f"{_NEW_UID}"
+            )
+        if self._shape(new.key_schema) != self._shape(old.key_schema):
+            raise InvalidPipeline(
+                f"{where}: its keys are ({new.key_schema}) now, and ({old.key_schema}) in {self._snapshot}; state "
+                "cannot be "
+                f"found under other keys. {_NEW_UID}"
+            )
+        # Format 1 did not write modes down.
+        if old.modes not in ("", new.modes, new.modes.removesuffix(DUE_WHEN_REMOVED)):
+            raise InvalidPipeline(
+                f"{where}: it runs as {new.modes or 'none'} now, and as {old.modes} in {self._snapshot}; that cannot "
+                "change "
+                f"(Spark's STATE_STORE_INVALID_CONFIG_AFTER_RESTART). Set it back. {_NEW_UID}"
+            )
+        for name in sorted(set(old.functions) & set(new.functions)):
+            if old.functions[name] != new.functions[name]:
+                raise InvalidPipeline(
+                    f"{where}: {name!r} is {new.functions[name]} now, and {old.functions[name]} in {self._snapshot}. "
+                    "Give the changed one another name"
+                )
+        states = tuple(self._state(old.state(state.name), state) for state in new.states)
+        names = {state.name for state in states}
+        for state in old.states:
+            if state.name not in names and state.name not in self._deleted and not allow_dropped_state:
+                raise InvalidPipeline(
+                    f"{where}, state {state.name!r}: {self._snapshot} holds it, and the operator no longer has it. Put "
+                    "it "
+                    "back; or delete it with deleteIfExists in the processor's init(), or with allow_dropped_state"
+                )
+        # A state that starts anew under its name says so itself, by `since`.
+        dropped = dict(old.dropped) | {s.name: self._snapshot_id for s in old.states if s.name not in names}
+        dropped = {name: at for name, at in dropped.items() if at > self._oldest and name not in names}
+        return replace(
+            new, states=states, since=old.since, dropped=dict(sorted(dropped.items())), next_due_ms=old.next_due_ms
+        )
+
+    def _state(self, old: StateEntry | None, new: StateEntry) -> StateEntry:
+        if old is None or new.name in self._deleted:
+            return replace(new, since=self._snapshot_id, history=())
+        where = f"operator {self._uid!r}, state {new.name!r}"
+        if new.kind != old.kind:
+            raise InvalidPipeline(
+                f"{where}: it is {_KIND_TEXT[new.kind]} now, and {_KIND_TEXT[old.kind]} in {self._snapshot} (Spark's "
+                "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE). Give the changed state another name"
+            )
+        if self._shape(new.entry_schema) != self._shape(old.entry_schema):
+            raise InvalidPipeline(
+                f"{where}: its map key is ({new.entry_schema}) now, and ({old.entry_schema}) in {self._snapshot}; "
+                "entries "
+                "cannot be found under other keys. Give the changed state another name"
+            )
+        if new.time != old.time and "due" in (new.time, old.time):
+            raise InvalidPipeline(
+                f"{where}: its rows have the time {new.time or 'none'!r} now, and {old.time or 'none'!r} in "
+                f"{self._snapshot}; that cannot change. {_NEW_UID}"
+            )
+        self._check_columns(self._columns(old.schema), self._columns(new.schema), where)
+        history = old.history
+        if (new.schema, new.time) != (old.schema, old.time):
+            history = (*history, SchemaVersion(self._snapshot_id, old.schema, old.time, self._ended_ms))
+        history = tuple(version for version in history if version.until > self._oldest)
+        return replace(new, since=old.since, history=history)
+
+    def _check_columns(self, old: Sequence[DdlColumn], new: Sequence[DdlColumn], where: str) -> None:
+        before = {column.name: column for column in old}
+        spelled = {column.name.lower(): column.name for column in old}
+        for column in new:
+            was = before.get(column.name)
+            if was is None and column.name.lower() in spelled:
+                raise InvalidPipeline(
+                    f"{where}: the column {column.name!r} is spelled {spelled[column.name.lower()]!r} in "
+                    f"{self._snapshot}; "
+                    "Spark does not tell case apart. Spell it as it was"
+                )
+            if was is None:
+                if column.type is None:
+                    raise InvalidPipeline(
+                        f"{where}: a column {column.name!r} of type {column.type_text} cannot be added to stored rows. "
+                        "Put it into a state of its own"
+                    )
+            elif was.type_text != column.type_text and not (
+                was.type is not None and column.type is not None and widens(was.type, column.type)
+            ):
+                raise InvalidPipeline(
+                    f"{where}: the column {column.name!r} is {column.type_text} now, and {was.type_text} in "
+                    f"{self._snapshot}; "
+                    "stored values do not fit. Types may only be widened (int to bigint, float to double). Set the "
+                    "type "
+                    "back, or give the changed column another name: then the old one is dropped"
+                )
+
+    @property
+    def _snapshot(self) -> str:
+        return f"snapshot {self._before.snapshot_id}"
+
+    def _columns(self, schema: str) -> tuple[DdlColumn, ...]:
+        try:
+            return parse_ddl(schema) if schema else ()
+        except ValueError as error:
+            raise CorruptManifest(
+                f"{self._snapshot}: the columns ({schema[:200]}) of operator {self._uid!r} cannot be read: {error}"
+            ) from error
+
+    def _shape(self, schema: str) -> list[tuple[str, str]]:
+        """What must not change of key columns: Spark's spelling of a DDL may."""
+        return [(column.name, column.type_text.lower()) for column in self._columns(schema)]

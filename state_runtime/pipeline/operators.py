@@ -1,0 +1,468 @@
+"""From the operator steps that a user wrote to the operators that run in tasks, checked on the schemas that flow into
+them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.base.settings import JobSettings
+from state_runtime.pipeline.sources import JoinedStreams, OpenedSource
+from state_runtime.pipeline.watermark import DELAY_METADATA, event_time_column
+from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
+from state_runtime.processors.builtin.interval_join import IntervalJoinOperator, plan_interval_join
+from state_runtime.processors.builtin.latest import LATEST, plan_latest
+from state_runtime.processors.builtin.window_state import WINDOW
+from state_runtime.processors.builtin.windows import plan_windows
+from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
+from state_runtime.processors.operator import Operator
+from state_runtime.processors.user.handle import DeclaringHandle, check_state_name, layout_of
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
+from state_runtime.processors.user.vectorized import VectorizedOperator, VectorizedProcessor, plan_states, time_mode_of
+from state_runtime.spark.sql import ddl
+from state_runtime.state.table import StateSchema, Time
+
+__all__ = [
+    "AggregateStep",
+    "DeduplicateStep",
+    "IntervalJoinStep",
+    "LatestByStep",
+    "OperatorStep",
+    "ProcessorStep",
+    "TimeMode",
+    "VectorizedStep",
+    "WindowStep",
+    "build_operator",
+    "output_schema",
+]
+
+TimeMode = Literal["none", "processing", "event"]
+
+
+@dataclass(frozen=True)
+class ProcessorStep:
+    """A `StatefulProcessor` behind a key."""
+
+    uid: str
+    keys: tuple[str, ...]
+    processor: Any
+    output_schema: T.StructType | str
+    pandas: bool
+    output_mode: str = "update"
+    time_mode: TimeMode = "none"
+    event_time_column: str = ""
+    initial_state: DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class AggregateStep:
+    """Built-in aggregates behind a key."""
+
+    uid: str
+    keys: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate]
+
+
+@dataclass(frozen=True)
+class WindowStep:
+    """Built-in aggregates per key and window of event time."""
+
+    uid: str
+    keys: tuple[str, ...]
+    window: TimeWindow | SessionWindow
+    aggregates: Mapping[str, Aggregate]
+    output_mode: Literal["update", "append"]
+    allowed_lateness: str
+
+
+@dataclass(frozen=True)
+class VectorizedStep:
+    """A `VectorizedProcessor` behind a key."""
+
+    uid: str
+    keys: tuple[str, ...]
+    processor: VectorizedProcessor
+    output_schema: T.StructType | str
+
+
+@dataclass(frozen=True)
+class LatestByStep:
+    """Of each key the row with the greatest value of `order`; no `columns` means all."""
+
+    uid: str
+    keys: tuple[str, ...]
+    order: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeduplicateStep:
+    """The first row of each key."""
+
+    uid: str
+    keys: tuple[str, ...]
+    within_watermark: bool = False
+
+
+@dataclass(frozen=True)
+class IntervalJoinStep:
+    """Rows of two streams with equal keys and times within a range; the first step of its pipeline."""
+
+    uid: str
+    keys: tuple[str, ...]
+    streams: JoinedStreams
+    lower_us: int
+    upper_us: int
+    how: str
+
+
+OperatorStep: TypeAlias = (
+    ProcessorStep | AggregateStep | WindowStep | VectorizedStep | LatestByStep | DeduplicateStep | IntervalJoinStep
+)
+
+
+def build_operator(
+    step: OperatorStep, schema: T.StructType, source: OpenedSource, settings: JobSettings, time_zone: str
+) -> tuple[Operator, frozenset[str]]:
+    """The operator of a step.
+
+    Args:
+        schema: of the step's input, with the mark on the column that carries event time.
+        time_zone: of the session; user code sees timestamps in it.
+
+    Returns:
+        The operator, and the states that its processor gives up (`deleteIfExists`).
+
+    Raises:
+        InvalidPipeline: it cannot run on this input. UserCodeError: a processor's `init` or `states` raised.
+    """
+    keys = T.StructType([_key_field(schema, name, step.uid) for name in step.keys])
+    if isinstance(step, ProcessorStep):
+        return _processor(step, keys, schema, settings, time_zone)
+    none: frozenset[str] = frozenset()
+    if isinstance(step, AggregateStep):
+        return _aggregate(step, keys, schema), none
+    if isinstance(step, WindowStep):
+        return _window(step, keys, schema), none
+    if isinstance(step, IntervalJoinStep):
+        return _interval_join(step, keys, source, settings), none
+    return _vectorized(step, keys, schema, settings), none
+
+
+def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -> T.StructType:
+    """What an operator emits, with the mark on the column that carries event time, if it has one.
+
+    A join's output has none: rows without a match come long after their own time, and would be late for what follows.
+
+    Args:
+        given: the operator's input.
+    """
+    schema = from_arrow_schema(operator.output_schema)
+    if isinstance(step, ProcessorStep):
+        marked = step.event_time_column
+        if marked and (
+            marked not in schema.names or not isinstance(schema[marked].dataType, T.TimestampType | T.TimestampNTZType)
+        ):
+            raise InvalidPipeline(
+                f"operator {step.uid!r}: event_time_column {marked!r} must be a timestamp column of its output, which "
+                "has "
+                f"{schema.simpleString()}"
+            )
+        metadata: dict[str, Any] = {DELAY_METADATA: 0}
+    elif isinstance(step, DeduplicateStep):
+        marked = event_time_column(given)
+        metadata = given[marked].metadata if marked else {}
+    elif isinstance(step, WindowStep):
+        # What Spark's window_time() looks for; it gives the time of a window's last microsecond.
+        kind = "spark.timeWindow" if isinstance(step.window, TimeWindow) else "spark.sessionWindow"
+        marked, metadata = WINDOW, {DELAY_METADATA: 0, kind: True}
+    else:
+        return schema
+    fields = [
+        T.StructField(f.name, f.dataType, f.nullable, metadata if f.name == marked else {}) for f in schema.fields
+    ]
+    return T.StructType(fields)
+
+
+def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) -> AggregateOperator:
+    plan = plan_aggregates(step.aggregates, arrow_schema(schema), step.uid)
+    taken = set(step.keys) & set(step.aggregates)
+    if taken:
+        raise InvalidPipeline(
+            f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
+        )
+    slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
+    return AggregateOperator(step.uid, step.keys, ddl(keys), arrow_schema(keys), plan, ddl(from_arrow_schema(slots)))
+
+
+def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Operator:
+    time = event_time_column(schema)
+    if not time:
+        raise InvalidPipeline(
+            f"operator {step.uid!r}: windows need a column with event time; call Spark's withWatermark on the stream "
+            "that the job "
+            "reads"
+        )
+    return plan_windows(
+        uid=step.uid,
+        key_columns=step.keys,
+        key_ddl=ddl(keys),
+        key_schema=arrow_schema(keys),
+        schema=arrow_schema(schema),
+        time_column=time,
+        window=step.window,
+        aggregates=step.aggregates,
+        mode=step.output_mode,
+        watermarked=True,
+        ddl=lambda columns: ddl(from_arrow_schema(columns)),
+        allowed_lateness=step.allowed_lateness,
+    )
+
+
+def _interval_join(
+    step: IntervalJoinStep, keys: T.StructType, source: OpenedSource, settings: JobSettings
+) -> IntervalJoinOperator:
+    if source.left is None or source.right is None:
+        raise InvalidPipeline(
+            f"operator {step.uid!r}: interval_join() must be the first step after read(); put stateless code into the "
+            "two streams"
+        )
+    times = [event_time_column(side) for side in (source.left, source.right)]
+    for name, time in zip(("left", "right"), times):
+        if not time:
+            raise InvalidPipeline(
+                f"operator {step.uid!r}: the {name} stream of the join has no event time; call Spark's withWatermark "
+                "on it"
+            )
+    plan = plan_interval_join(
+        arrow_schema(source.left),
+        arrow_schema(source.right),
+        left_keys=step.streams.left_keys,
+        right_keys=step.streams.right_keys,
+        left_time=times[0],
+        right_time=times[1],
+        lower_us=step.lower_us,
+        upper_us=step.upper_us,
+        how=step.how,
+        uid=step.uid,
+    )
+    states = {name: ddl(from_arrow_schema(values)) for name, values in plan.state_values.items()}
+    return IntervalJoinOperator(step.uid, step.keys, ddl(keys), plan, states, settings.output_rows_per_batch)
+
+
+def _vectorized(
+    step: VectorizedStep | LatestByStep | DeduplicateStep,
+    keys: T.StructType,
+    schema: T.StructType,
+    settings: JobSettings,
+) -> VectorizedOperator:
+    processor: Any
+    kind: Literal["vectorized", "latest-by", "deduplicate"]
+    times: dict[str, Time] = {}
+    ttl_ms: dict[str, int] = {}
+    event_time = event_time_column(schema)
+    modes = ""
+    if isinstance(step, VectorizedStep):
+        kind, processor = "vectorized", step.processor
+        states, times, ttl_ms = _states_of(step)
+        output = parse_schema(step.output_schema, f"the output of operator {step.uid!r}")
+        event_time = event_time if time_mode_of(processor, step.uid) == "event" else ""
+    elif isinstance(step, LatestByStep):
+        kind, processor = "latest-by", plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid)
+        states = {LATEST: T.StructType([schema[name] for name in processor.kept])}
+        output = T.StructType([*keys.fields, *states[LATEST].fields])
+        event_time = ""
+    else:
+        delay_ms = int(schema[event_time].metadata[DELAY_METADATA]) if event_time else 0
+        processor = plan_deduplicate(
+            step.keys, event_time, delay_ms, step.within_watermark, arrow_schema(schema), step.uid
+        )
+        kind, states, output = "deduplicate", {SEEN: T.StructType([])}, schema
+        times, modes = {SEEN: processor.state_time}, processor.modes
+    return VectorizedOperator(
+        uid=step.uid,
+        key_columns=step.keys,
+        key_ddl=ddl(keys),
+        key_schema=arrow_schema(keys),
+        output_schema=arrow_schema(output),
+        state_schemas={
+            name: StateSchema(arrow_schema(keys), arrow_schema(value), time=times.get(name, ""))
+            for name, value in states.items()
+        },
+        state_ddl={name: ddl(value) for name, value in states.items()},
+        kind=kind,
+        processor=processor,
+        output_rows_per_batch=settings.output_rows_per_batch,
+        ttl_ms=ttl_ms,
+        event_time=event_time,
+        modes=modes,
+    )
+
+
+def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str, Time], dict[str, int]]:
+    """The states that a vectorised processor names: value columns, time column, TTL (ms)."""
+    where = f"operator {step.uid!r}: states() of {type(step.processor).__name__}"
+    try:
+        declared = copy.deepcopy(step.processor).states()
+    except StillstateError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(declared, Mapping) or not all(isinstance(name, str) for name in declared):
+        raise InvalidPipeline(f'{where} must return a mapping of names to schemas, as in {{"totals": "n long"}}')
+    if not declared:
+        raise InvalidPipeline(f"{where} names no state; stateless code needs no key and belongs into transform()")
+    planned = plan_states(declared, step.processor, step.uid)
+    schemas = {
+        check_state_name(step.uid, name): parse_schema(value, f"state {name!r} of operator {step.uid!r}")
+        for name, (value, _, _) in planned.items()
+    }
+    times = {name: time for name, (_, time, _) in planned.items()}
+    return schemas, times, {name: ttl for name, (_, _, ttl) in planned.items() if ttl is not None}
+
+
+def _processor(
+    step: ProcessorStep, keys: T.StructType, schema: T.StructType, settings: JobSettings, time_zone: str
+) -> tuple[StatefulProcessorOperator, frozenset[str]]:
+    event_time = event_time_column(schema)
+    if step.time_mode == "event" and not event_time:
+        raise InvalidPipeline(
+            f"operator {step.uid!r}: time_mode eventTime needs a column with event time; call Spark's withWatermark on "
+            "the stream "
+            "that the job reads, or name the event_time_column of the operator before"
+        )
+    handle = _declared_states(step)
+    key_schema = arrow_schema(keys)
+    values: dict[str, T.StructType] = {}
+    entries: dict[str, T.StructType] = {}
+    for name, declared in handle.declared.items():
+        values[name] = parse_schema(declared.schema, f"state {name!r} of operator {step.uid!r}")
+        if declared.kind == "map":
+            entries[name] = parse_schema(
+                declared.entry_schema, f"the map key of state {name!r} of operator {step.uid!r}"
+            )
+    operator = StatefulProcessorOperator(
+        uid=step.uid,
+        key_columns=step.keys,
+        key_ddl=ddl(keys),
+        key_schema=key_schema,
+        # Spark parses DDL, so this cannot happen before there is a session.
+        output_schema=arrow_schema(parse_schema(step.output_schema, f"the output of operator {step.uid!r}")),
+        state_schemas={
+            name: layout_of(
+                declared,
+                key_schema,
+                arrow_schema(values[name]),
+                arrow_schema(entries[name]) if name in entries else None,
+            )
+            for name, declared in handle.declared.items()
+        },
+        state_ddl={name: ddl(value) for name, value in values.items()},
+        processor=step.processor,
+        pandas=step.pandas,
+        output_rows_per_batch=settings.output_rows_per_batch,
+        state_kinds={name: declared.kind for name, declared in handle.declared.items()},
+        entry_ddl={name: ddl(entry) for name, entry in entries.items()},
+        ttls_ms={name: declared.ttl_ms for name, declared in handle.declared.items() if declared.ttl_ms},
+        dropped=frozenset(handle.dropped),
+        time_mode=step.time_mode,
+        output_mode=step.output_mode,
+        event_time_column=event_time if step.time_mode == "event" else "",
+        output_event_time=step.event_time_column,
+        time_zone=time_zone,
+    )
+    return operator, frozenset(handle.dropped)
+
+
+def _declared_states(step: ProcessorStep) -> DeclaringHandle:
+    """The states that the processor asks for, learnt as Spark learns them: `init` and `close` of a copy, on the
+    driver."""
+    handle = DeclaringHandle(step.uid, step.time_mode)
+    try:
+        processor = copy.deepcopy(step.processor)
+        processor.init(handle)
+        processor.close()
+        return handle
+    except StillstateError:
+        raise
+    except Exception as error:
+        raise UserCodeError(
+            f"operator {step.uid!r}: init() of {type(step.processor).__name__} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
+    """A StructType, or DDL ("n int, s string") parsed by Spark.
+
+    Raises:
+        InvalidPipeline: not a schema of columns.
+    """
+    try:
+        parsed = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise InvalidPipeline(f"the schema of {what} cannot be parsed: {str(error).splitlines()[0]}") from error
+    if not isinstance(parsed, T.StructType) or not parsed.fields:
+        raise InvalidPipeline(f'the schema of {what} must name columns, as in "n int, s string"')
+    return parsed
+
+
+def arrow_schema(schema: T.StructType) -> pa.Schema:
+    """A schema as state and output hold it."""
+    # Time zones are metadata of a column; one canonical zone keeps stored schemas independent of the session.
+    nullable = T.StructType([T.StructField(f.name, f.dataType, True) for f in schema.fields])
+    return to_arrow_schema(nullable, timezone="UTC")
+
+
+_KEY_TYPES = (
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.StringType,
+    T.BinaryType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+)
+
+
+def _hashable(data_type: T.DataType) -> bool:
+    """Whether Spark can hash it, and state can compare it: everything but maps, intervals and user-defined types."""
+    if isinstance(data_type, T.StructType):
+        return bool(data_type.fields) and all(_hashable(f.dataType) for f in data_type.fields)
+    if isinstance(data_type, T.ArrayType):
+        return _hashable(data_type.elementType)
+    return isinstance(data_type, _KEY_TYPES)
+
+
+def _key_field(schema: T.StructType, name: str, uid: str) -> T.StructField:
+    if name not in schema.names:
+        raise InvalidPipeline(
+            f"operator {uid!r}: there is no key column {name!r}; the input has {', '.join(schema.names)}"
+        )
+    column = schema[name]
+    if isinstance(column.dataType, T.NullType):
+        raise InvalidPipeline(
+            f"operator {uid!r}: key column {name!r} has type void (nothing but null); cast it to the type that it "
+            "should have"
+        )
+    if not _hashable(column.dataType):
+        raise InvalidPipeline(
+            f"operator {uid!r}: key column {name!r} has type {column.dataType.simpleString()}; this version takes "
+            "booleans, numbers, strings, binary, dates, timestamps, and structs and arrays of them as keys"
+        )
+    return column

@@ -1,0 +1,130 @@
+"""What a job reads: one streaming frame, or two that an interval join brings together in one.
+
+Spark gives `foreachBatch` one frame. So the two sides of a join are united into one stream with a column that tells
+them apart, the layout of `processors/builtin/interval_join.py`; each batch then holds both sides' rows of its moment,
+one source position covers both, and an epoch reads its input once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
+from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
+from state_runtime.spark.sql import quoted, type_sql
+
+__all__ = ["JoinedStreams", "OpenedSource", "Source", "cleans_up", "open_source"]
+
+Source = DataFrame | Callable[[SparkSession], DataFrame]
+
+
+@dataclass(frozen=True)
+class JoinedStreams:
+    """The second stream of a join.
+
+    Attributes:
+        left_keys, right_keys: the columns that must be equal, pair by pair.
+    """
+
+    right: Source
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """The streaming frame, and what is known of it.
+
+    Attributes:
+        watermarks: its columns with event time.
+        left, right: the columns of both sides, if it is two streams in one.
+    """
+
+    frame: DataFrame
+    watermarks: tuple[WatermarkColumn, ...]
+    left: T.StructType | None = None
+    right: T.StructType | None = None
+
+
+def open_source(spark: SparkSession, job: str, source: Source | None, joined: JoinedStreams | None) -> OpenedSource:
+    """Make the streaming frame of a job.
+
+    Raises:
+        InvalidPipeline: it is none, or a key column is missing. UserCodeError: the user's function raised.
+    """
+    frame = _frame(spark, job, source)
+    if joined is None:
+        return OpenedSource(frame, watermark_columns(frame.schema))
+    right = _frame(spark, job, joined.right)
+    for side, keys in ((frame, joined.left_keys), (right, joined.right_keys)):
+        for key in keys:
+            if key not in side.columns:
+                raise InvalidPipeline(
+                    f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join has no key column "
+                    f"{key!r}; it "
+                    f"has {', '.join(side.columns)}"
+                )
+    return OpenedSource(_united(frame, right, joined), _watermarks(frame, right, joined), frame.schema, right.schema)
+
+
+def cleans_up(frame: DataFrame) -> bool:
+    """Whether a file source removes or moves files behind Spark's own position (option `cleanSource`).
+
+    Spark's Python API does not show the options of a source, so they are looked up in its plan. False also where that
+    has another shape than in Spark 4.3.
+    """
+    leaves = frame._jdf.queryExecution().logical().collectLeaves()
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if leaf.getClass().getSimpleName() == "StreamingRelation":
+            options = leaf.dataSource().options().toString().lower()
+            if "cleansource -> " in options and "cleansource -> off" not in options:
+                return True
+    return False
+
+
+def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
+    if source is None:
+        raise InvalidPipeline(f"job {job!r} reads nothing; begin with job.read(…)")
+    if isinstance(source, DataFrame):
+        frame = source
+    else:
+        try:
+            frame = source(spark)
+        except StillstateError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {error}") from error
+    if not isinstance(frame, DataFrame) or not frame.isStreaming:
+        raise InvalidPipeline(f"job {job!r}: read() needs a streaming DataFrame (spark.readStream…)")
+    return frame
+
+
+def _united(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> DataFrame:
+    others = [[name for name in left.columns if name not in joined.left_keys]]
+    others.append([name for name in right.columns if name not in joined.right_keys])
+    sides = []
+    for number, (frame, keys) in enumerate(((left, joined.left_keys), (right, joined.right_keys))):
+        named = [f"{quoted(key)} AS {quoted(name)}" for key, name in zip(keys, joined.left_keys, strict=True)]
+        whole = f"struct({', '.join(map(quoted, others[number]))})"
+        absent = [f for f in (right, left)[number].schema.fields if f.name in others[1 - number]]
+        nothing = f"CAST(NULL AS {type_sql(T.StructType(absent))})"
+        columns = (whole, nothing) if number == 0 else (nothing, whole)
+        tagged = [f"{number} AS {SIDE_COLUMN}", f"{columns[0]} AS {LEFT_COLUMN}", f"{columns[1]} AS {RIGHT_COLUMN}"]
+        sides.append(frame.selectExpr(*named, *tagged))
+    return sides[0].union(sides[1])
+
+
+def _watermarks(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> tuple[WatermarkColumn, ...]:
+    """Event time of both sides, where the united frame has it."""
+    found: list[WatermarkColumn] = []
+    for frame, keys, place in ((left, joined.left_keys, LEFT_COLUMN), (right, joined.right_keys, RIGHT_COLUMN)):
+        inner = T.StructType([f for f in frame.schema.fields if f.name not in keys])
+        wrapped = T.StructType([T.StructField(place, inner)])
+        found.extend(watermark_columns(wrapped))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Which shard sits on which executor, and what local state an executor's host has."""

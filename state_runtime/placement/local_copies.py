@@ -1,0 +1,55 @@
+"""Which local state the disk of an executor's host holds; runs inside Spark tasks.
+
+Nothing of this is trusted: it only decides where a shard is tried first. Who opens a copy checks it (state/backend.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from state_runtime.placement.assignment import CopyFound
+
+__all__ = ["find_copies"]
+
+_FOLDER = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
+_VERSION_CHARS = 16
+
+
+def find_copies(folder: Path, parallelism: int, versions: Mapping[str, str]) -> list[CopyFound]:
+    """Look for local versions under `<folder>/<operator>/<parallelism>-<shard>/`. What cannot be read is not there.
+
+    Args:
+        folder: the job's local state on this host.
+        parallelism: of the newest snapshot.
+        versions: per operator uid the wanted version of each shard of that parallelism, 16 characters each, joined.
+    """
+    matching: dict[int, int] = {}
+    newest_ms: dict[int, int] = {}
+    for uid, joined in versions.items():
+        for shard, held, changed_ms in _shards_in(folder / uid, parallelism):
+            wanted = joined[shard * _VERSION_CHARS : (shard + 1) * _VERSION_CHARS]
+            found = any(name.startswith(wanted) for name in held) if wanted else False
+            matching[shard] = matching.get(shard, 0) + found
+            newest_ms[shard] = max(newest_ms.get(shard, 0), changed_ms)
+    return [CopyFound(parallelism, shard, matching[shard], newest_ms[shard]) for shard in sorted(matching)]
+
+
+def _shards_in(folder: Path, parallelism: int) -> list[tuple[int, list[str], int]]:
+    """Shard, names in its folder, and when that changed; empty folders and links are left out."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                named = _FOLDER.match(entry.name)
+                if named is None or int(named[1]) != parallelism or not entry.is_dir(follow_symlinks=False):
+                    continue
+                if held := os.listdir(entry.path):
+                    changed_ms = entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000
+                    found.append((int(named[2]), held, changed_ms))
+    except OSError:
+        # No folder yet, or not readable: a copy that nobody can read is none.
+        return []
+    return found

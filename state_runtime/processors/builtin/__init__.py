@@ -1,0 +1,2 @@
+"""Operators without a Python loop over rows or keys: aggregates, windows, joins, deduplication, the latest row of each
+key."""

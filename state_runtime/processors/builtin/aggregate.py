@@ -1,0 +1,243 @@
+"""The built-in `aggregate`: keyed aggregate functions, without a Python loop over rows or keys.
+
+A shard's rows are sorted by key hash for the look-up anyway, so each group is one contiguous range that is reduced at
+once (processors/builtin/partials.py). The partial results are then merged with the looked-up state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.processors.builtin.distinct import Distinct, registers_log2
+from state_runtime.processors.builtin.partials import (
+    Chosen,
+    Collected,
+    Combine,
+    Groups,
+    Moments,
+    PartialFunction,
+    Scalar,
+    order_of,
+)
+from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import Positions, StateSchema
+
+__all__ = ["STATE", "AggregateOperator", "AggregatePlan", "plan_aggregates"]
+
+STATE = "aggregate"
+_SUM_PRECISION_MAX = 38
+
+
+@dataclass(frozen=True)
+class AggregatePlan:
+    """The aggregates of an operator, by output name; all their slots side by side are the value columns of its state.
+
+    Attributes:
+        texts: what each output is, for the manifest: a name keeps its meaning over restarts.
+    """
+
+    functions: tuple[tuple[str, PartialFunction], ...]
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def slots(self) -> tuple[pa.Field, ...]:
+        """Value columns of the state."""
+        return tuple(slot for _, function in self.functions for slot in function.slots)
+
+    @cached_property
+    def outputs(self) -> tuple[pa.Field, ...]:
+        """Output columns."""
+        return tuple(pa.field(name, function.output) for name, function in self.functions)
+
+    @property
+    def columns(self) -> list[str]:
+        """Input columns that the functions read."""
+        return sorted({f.column for _, f in self.functions if f.column is not None})
+
+    @property
+    def ordered(self) -> bool:
+        """Whether `reduce` needs the order of the rows."""
+        return any(function.ordered for _, function in self.functions)
+
+    def order(self, snapshot_id: int, sequence: Positions) -> Positions | None:
+        """The places of rows, where a function asks for them."""
+        return order_of(snapshot_id, sequence) if self.ordered else None
+
+    def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
+        """Slots of one row per group."""
+        return [slot for _, function in self.functions for slot in function.reduce(rows, groups, order)]
+
+    def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        """Slots of both sides together, row by row; null on the old side where there is nothing."""
+        return [
+            slot
+            for (_, function), before, after in zip(self.functions, self._split(old), self._split(new))
+            for slot in function.merge(before, after)
+        ]
+
+    def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Slots of many rows per group as one row each."""
+        return [
+            slot
+            for (_, function), part in zip(self.functions, self._split(slots))
+            for slot in function.merge_groups(part, groups)
+        ]
+
+    def finish(self, slots: Sequence[pa.Array]) -> list[pa.Array]:
+        """Output columns."""
+        return [function.finish(part) for (_, function), part in zip(self.functions, self._split(slots))]
+
+    def split(self, slots: Sequence[pa.Array]) -> Iterator[tuple[PartialFunction, Sequence[pa.Array]]]:
+        """Each function with its slots."""
+        return zip((function for _, function in self.functions), self._split(slots))
+
+    def _split(self, slots: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
+        at = 0
+        for _, function in self.functions:
+            yield slots[at : at + len(function.slots)]
+            at += len(function.slots)
+
+
+def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, uid: str) -> AggregatePlan:
+    """Types and state of the aggregates over an input schema.
+
+    Raises:
+        InvalidPipeline: a column is missing or has a type that the function cannot take, or there are no aggregates.
+    """
+    functions: list[tuple[str, PartialFunction]] = []
+    for name, aggregate in aggregates.items():
+        where = f"operator {uid!r}, aggregate {name!r}"
+        if aggregate.column is not None and schema.get_field_index(aggregate.column) < 0:
+            raise InvalidPipeline(
+                f"{where}: there is no column {aggregate.column!r}; the input has {', '.join(schema.names)}"
+            )
+        data_type = schema.field(aggregate.column).type if aggregate.column is not None else None
+        functions.append((name, _function(name, aggregate, data_type, where, uid)))
+    plan = AggregatePlan(tuple(functions), {name: aggregate.text for name, aggregate in aggregates.items()})
+    names = [slot.name for slot in plan.slots]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidPipeline(f"operator {uid!r}: two aggregates keep state under {twice}; name one differently")
+    return plan
+
+
+def _function(name: str, aggregate: Aggregate, data_type: Any, where: str, uid: str) -> PartialFunction:
+    function, column = aggregate.function, aggregate.column
+    if function == "count":
+        return Scalar((pa.field(name, pa.int64()),), ("count",), column, pa.int64(), False, uid)
+    if column is None:
+        raise InvalidPipeline(f"{where}: {function} needs a column")
+    if pa.types.is_null(data_type):
+        if function in ("min", "max"):
+            raise InvalidPipeline(f"{where}: {function} cannot order values of type {data_type}")
+        raise InvalidPipeline(f"{where}: column {column!r} has type void (nothing but null); cast it first")
+    if function == "sum":
+        result = _sum_type(data_type, where)
+        return Scalar((pa.field(name, result),), ("sum",), column, result, False, uid)
+    if function == "min" or function == "max":
+        if pa.types.is_nested(data_type):
+            raise InvalidPipeline(f"{where}: {function} cannot order values of type {data_type}")
+        return Scalar((pa.field(name, data_type),), (function,), column, data_type, False, uid)
+    if function in ("any", "every"):
+        if not pa.types.is_boolean(data_type):
+            raise InvalidPipeline(f"{where}: {function} takes booleans, not {data_type}")
+        greatest: Combine = "max" if function == "any" else "min"
+        return Scalar((pa.field(name, data_type),), (greatest,), column, data_type, False, uid)
+    if function in ("first", "last"):
+        return Chosen(name, column, data_type, function == "last", aggregate.ignore_nulls)
+    if function == "collect":
+        return Collected(name, column, data_type, aggregate.limit)
+    if function == "count_distinct_approx":
+        if pa.types.is_nested(data_type):
+            raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
+        return Distinct(name, column, registers_log2(aggregate.rsd))
+    if not (pa.types.is_integer(data_type) or pa.types.is_floating(data_type)):
+        raise InvalidPipeline(
+            f"{where}: {function} takes integers and floats, not {data_type}; cast it to double first"
+        )
+    if function == "avg":
+        slots = (pa.field(f"{name}.sum", pa.float64()), pa.field(f"{name}.count", pa.int64()))
+        return Scalar(slots, ("sum", "count"), column, pa.float64(), True, uid)
+    return Moments(name, column, not function.endswith("_pop"), function.startswith("stddev"))
+
+
+def _sum_type(data_type: Any, where: str) -> pa.DataType:
+    if pa.types.is_integer(data_type):
+        return pa.int64()
+    if pa.types.is_floating(data_type):
+        return pa.float64()
+    if pa.types.is_decimal128(data_type):
+        return pa.decimal128(min(_SUM_PRECISION_MAX, data_type.precision + 10), data_type.scale)
+    raise InvalidPipeline(f"{where}: sum takes numbers, not {data_type}")
+
+
+@dataclass(frozen=True)
+class AggregateOperator(WokenWhenDue):
+    """The operator; emits the new value of every key that the epoch touched (update mode)."""
+
+    uid: str
+    key_columns: tuple[str, ...]
+    key_ddl: str
+    key_schema: pa.Schema
+    plan: AggregatePlan
+    state_ddl: str
+
+    @cached_property
+    def output_schema(self) -> pa.Schema:
+        return pa.schema([*self.key_schema, *self.plan.outputs])
+
+    @cached_property
+    def _schema(self) -> StateSchema:
+        return StateSchema(self.key_schema, pa.schema(self.plan.slots))
+
+    @property
+    def state_schemas(self) -> Mapping[str, StateSchema]:
+        return {STATE: self._schema}
+
+    def entry(self) -> OperatorEntry:
+        """How a manifest describes the operator."""
+        states = (StateEntry(STATE, "value", self.state_ddl),)
+        return OperatorEntry(self.uid, "aggregate", self.key_ddl, states, functions=dict(self.plan.texts))
+
+    @property
+    def time_domain(self) -> TimeDomain:
+        """Nothing is ever due."""
+        return ""
+
+    def process(
+        self,
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Reduce the epoch, combine with the state, emit."""
+        result = ShardResult(iter(()))
+        result.outputs = self._run(rows, version, clock, result)
+        return result
+
+    def _run(
+        self, rows: GroupedRows, version: StateReader, clock: EpochClock, result: ShardResult
+    ) -> Iterator[pa.RecordBatch]:
+        if rows.groups == 0:
+            return
+        found, before = version.find(STATE, rows.hashes, rows.keys)
+        order = self.plan.order(clock.epoch, rows.sequence)
+        slots = self.plan.reduce(rows.rows, Groups(rows.starts, rows.rows.num_rows), order)
+        if bool(found.any()):
+            slots = self.plan.merge(before, slots)
+        result.changes[STATE] = self._schema.batch(rows.hashes, None, rows.keys, slots)
+        result.rows_added = int(rows.groups - np.count_nonzero(found))
+        yield pa.RecordBatch.from_arrays([*rows.keys, *self.plan.finish(slots)], schema=self.output_schema)

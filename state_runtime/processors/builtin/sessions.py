@@ -1,0 +1,227 @@
+"""Session windows: Spark's `session_window`, merged for all keys of a shard at once.
+
+A row at time t opens the session [t, t + gap); sessions of a key that overlap or touch are one. The state has the open
+sessions, each under its start. An epoch sorts its rows by (key, time) and cuts them where the gap is longer, puts the
+result among the stored sessions of the same keys and cuts again where a session starts after the highest end so far. A
+stored session that became part of an earlier one leaves a tombstone.
+
+A session closes when the watermark has reached its end plus the allowed lateness. As in Spark a row is late by itself,
+whatever it could be merged with: if the watermark of the epoch before reached t + gap. In append mode each session is
+emitted once, when it closes. In update mode (which Spark does not have for sessions) an epoch emits each session that
+it changed, in its new extent; nothing takes back what was emitted of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.processors.builtin.aggregate import AggregatePlan
+from state_runtime.processors.builtin.partials import Groups
+from state_runtime.processors.builtin.window_state import (
+    WINDOW,
+    WINDOW_TYPE,
+    OutputMode,
+    Part,
+    assemble,
+    contained,
+    event_times,
+    members,
+    order_by,
+    running_max,
+    window_column,
+)
+from state_runtime.processors.declared.windows import SessionWindow
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import Mask, Positions, StateSchema
+
+__all__ = ["STATE", "SessionOperator", "session_values"]
+
+STATE = "sessions"
+_TIME = pa.timestamp("us", "UTC")
+
+
+def session_values(plan: AggregatePlan) -> pa.Schema:
+    """Value columns of the state: the end, and the aggregates' slots."""
+    return pa.schema([pa.field("window.end", _TIME), *plan.slots])
+
+
+@dataclass(frozen=True)
+class SessionOperator(WokenWhenDue):
+    """Aggregates per key and session; attributes as those of `WindowOperator`."""
+
+    uid: str
+    key_columns: tuple[str, ...]
+    key_ddl: str
+    key_schema: pa.Schema
+    plan: AggregatePlan
+    state_ddl: str
+    time_column: str
+    window: SessionWindow
+    mode: OutputMode
+    lateness_us: int
+    watermarked: bool
+
+    @cached_property
+    def output_schema(self) -> pa.Schema:
+        return pa.schema([*self.key_schema, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
+
+    @cached_property
+    def _schema(self) -> StateSchema:
+        return StateSchema(self.key_schema, session_values(self.plan), pa.schema([]), "due")
+
+    @property
+    def state_schemas(self) -> Mapping[str, StateSchema]:
+        return {STATE: self._schema}
+
+    def entry(self) -> OperatorEntry:
+        """How a manifest describes the operator."""
+        state = StateEntry(STATE, "rows", self.state_ddl, time="due")
+        modes = f"{self.mode}, {self.window.text}, lateness {self.lateness_us} us"
+        return OperatorEntry(self.uid, "sessions", self.key_ddl, (state,), modes, functions=dict(self.plan.texts))
+
+    @property
+    def time_domain(self) -> TimeDomain:
+        """Sessions close by event time."""
+        return "event" if self.watermarked else ""
+
+    def process(
+        self,
+        rows: GroupedRows,
+        reader: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Cut rows into sessions, merge them with the stored ones, emit, remove what has closed."""
+        result = ShardResult(iter(()))
+        result.outputs = self._run(rows, reader, clock, result)
+        return result
+
+    def _run(
+        self, rows: GroupedRows, reader: StateReader, clock: EpochClock, result: ShardResult
+    ) -> Iterator[pa.RecordBatch]:
+        new, group = self._cut_rows(rows, clock, result)
+        due = self._none
+        if self.watermarked:
+            result.due_taken[STATE] = clock.watermark_ms
+            due = Part.of(reader.due(STATE, clock.watermark_ms), self._schema)
+        changed, merged_away = self._none, self._none
+        if len(new):
+            changed, used, used_group = self._merge(rows, new, group, reader)
+            merged_away = used.only(self._no_longer(used, used_group, changed, rows))
+            if len(due):
+                # A session that took part in this epoch is handled with what became of it.
+                key = members(due, rows.hashes, rows.keys, self.key_schema)
+                due = due.only(~contained(key, due.at, used_group, used.at))
+        closing = np.zeros(len(changed), dtype=np.bool_)
+        if self.watermarked:
+            closing = changed.due <= clock.watermark_ms
+        closed, open_ = changed.only(closing), changed.only(~closing)
+        removed = closed.only(closed.stored).and_(merged_away).and_(due)
+        if len(open_) or len(removed):
+            result.changes[STATE] = assemble(self._schema, open_, removed)
+        result.rows_added = int(np.count_nonzero(~open_.stored)) - len(removed)
+        emitted = changed if self.mode == "update" else closed.and_(due)
+        if len(emitted):
+            yield self._emit(emitted)
+
+    @property
+    def _none(self) -> Part:
+        return Part.of(self._schema.empty(), self._schema)
+
+    def _due_ms(self, ends: Positions) -> Positions:
+        """The first watermark that closes a session."""
+        return -(-(ends + self.lateness_us) // 1000)
+
+    def _cut_rows(self, rows: GroupedRows, clock: EpochClock, result: ShardResult) -> tuple[Part, Positions]:
+        """Sessions of the epoch's rows alone, sorted by (key, start), and of each the number of its key."""
+        if rows.groups == 0:
+            return self._none, np.zeros(0, dtype=np.int64)
+        times, keep = event_times(rows.rows, self.time_column)
+        if self.watermarked:
+            late = self._due_ms(times + self.window.gap_us) <= clock.late_watermark_ms
+            late = late if keep is None else late & keep
+            result.late_rows = int(np.count_nonzero(late))
+            keep = ~late if keep is None else keep & ~late
+        group = np.repeat(np.arange(rows.groups, dtype=np.int64), rows.stops - rows.starts)
+        picked = np.arange(len(times)) if keep is None else np.flatnonzero(keep)
+        if len(picked) == 0:
+            return self._none, np.zeros(0, dtype=np.int64)
+        picked = picked[order_by(group[picked], times[picked])]
+        group, times = group[picked], times[picked]
+        first = np.ones(len(times), dtype=np.bool_)
+        first[1:] = (group[1:] != group[:-1]) | (times[1:] - times[:-1] > self.window.gap_us)
+        groups = Groups.of(first)
+        order = self.plan.order(clock.epoch, rows.sequence)
+        read = [name for name in self.plan.columns if name != self.time_column]
+        batch = rows.rows.select([self.time_column, *read]).take(pa.array(picked))
+        slots = self.plan.reduce(batch, groups, None if order is None else order[picked])
+        ends = times[groups.starts + groups.sizes - 1] + self.window.gap_us
+        return self._sessions(rows, group[groups.starts], times[groups.starts], ends, slots), group[groups.starts]
+
+    def _sessions(
+        self, rows: GroupedRows, group: Positions, starts: Positions, ends: Positions, slots: list[pa.Array]
+    ) -> Part:
+        at = pa.array(group)
+        return Part(
+            rows.hashes[group],
+            [k.take(at) for k in rows.keys],
+            starts,
+            [pa.array(ends).cast(_TIME), *slots],
+            self._due_ms(ends),
+            np.zeros(len(starts), dtype=np.bool_),
+        )
+
+    def _merge(
+        self, rows: GroupedRows, new: Part, group: Positions, reader: StateReader
+    ) -> tuple[Part, Part, Positions]:
+        """The changed sessions; the stored ones that went into them, sorted by (key, start), with the numbers of their
+        keys."""
+        touched = np.unique(group)
+        at = pa.array(touched)
+        batch, offsets = reader.read_entries(STATE, rows.hashes[touched], [k.take(at) for k in rows.keys])
+        stored = Part.of(batch, self._schema)
+        both = stored.and_(new)
+        both_group = np.concatenate((np.repeat(touched, np.diff(offsets)), group))
+        order = order_by(both_group, both.at)
+        both, both_group = both.take(order), both_group[order]
+        ends = both.slots[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
+        first = np.ones(len(both), dtype=np.bool_)
+        # A session that starts exactly at the end of another belongs to it.
+        first[1:] = (both_group[1:] != both_group[:-1]) | (both.at[1:] > running_max(both_group, ends)[:-1])
+        session = np.cumsum(first) - 1
+        changed = np.zeros(int(session[-1]) + 1, dtype=np.bool_)
+        changed[session[~both.stored]] = True
+        parts = np.flatnonzero(changed[session])
+        both, both_group, ends, first = both.take(parts), both_group[parts], ends[parts], first[parts]
+        groups = Groups.of(first)
+        slots = self.plan.merge_groups(both.slots[1:], groups)
+        ends = np.maximum.reduceat(ends, groups.starts)
+        merged = self._sessions(rows, both_group[groups.starts], both.at[groups.starts], ends, slots)
+        # A stored session that starts a merged one is overwritten; it may come second after a new one of the same
+        # start.
+        same_start = both.stored & (both.at == both.at[groups.starts][groups.group_of_row])
+        overwritten = np.logical_or.reduceat(same_start, groups.starts)
+        merged = Part(merged.hashes, merged.keys, merged.at, merged.slots, merged.due, overwritten)
+        used = np.flatnonzero(both.stored)
+        return merged, both.take(used), both_group[used]
+
+    def _no_longer(self, used: Part, used_group: Positions, changed: Part, rows: GroupedRows) -> Mask:
+        """Which of the stored sessions that were merged are not the start of the merged one."""
+        key = members(changed, rows.hashes, rows.keys, self.key_schema)
+        return ~contained(used_group, used.at, key, changed.at)
+
+    def _emit(self, sessions: Part) -> pa.RecordBatch:
+        ends = sessions.slots[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
+        window = window_column(sessions.at, ends)
+        return pa.RecordBatch.from_arrays(
+            [*sessions.keys, window, *self.plan.finish(sessions.slots[1:])], schema=self.output_schema
+        )

@@ -1,0 +1,473 @@
+"""Tumbling and sliding windows over an event-time column, without a Python loop over rows, keys or windows.
+
+The state keeps *panes*, not windows: the stretches of time between two neighbouring borders of windows. A row is in one
+pane, a pane in up to size/slide windows, and a window is a range of panes. So an epoch writes each touched (key, pane)
+once, where one row per (key, window) would be size/slide times as much. A tumbling window is its one pane.
+
+Panes are numbered. With `per_slide` panes between two starts of windows (two if the slide does not divide the size,
+else one), window number w begins `start + w·slide` and holds the panes w·per_slide … w·per_slide + length - 1.
+
+Time, in Spark's terms. A window *closes* when the watermark has reached its end plus the allowed lateness. Rows count
+for those of their windows that the watermark of the epoch before had not closed; the others are late, and `late_rows`
+counts every pair of a row and a window that it came too late for. In update mode an epoch emits each window that it
+changed; closed ones disappear silently. In append mode it emits each window once, when it closes.
+
+A pane is due (`due`, ms) when its last window closes and it is removed: a time that never moves, so a pane is written
+for its rows and removed, and no more. In append mode windows that close in an epoch end with panes that are due later,
+so the panes due within a window's size are read as well; and a shard is woken at every close that a pane of it has a
+window for. The watermark has milliseconds, windows have microseconds; a close is rounded up to the next millisecond,
+which is the first watermark that reaches it.
+
+Earlier versions of this code moved `due` in append mode, to the next close of a window that begins with the pane. Such
+a pane is due early; it gets its proper time then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.processors.builtin.aggregate import AggregatePlan, plan_aggregates
+from state_runtime.processors.builtin.partials import Groups
+from state_runtime.processors.builtin.ranges import reduce_ranges
+from state_runtime.processors.builtin.sessions import SessionOperator, session_values
+from state_runtime.processors.builtin.window_state import (
+    WINDOW,
+    WINDOW_TYPE,
+    OutputMode,
+    Part,
+    assemble,
+    contained,
+    event_times,
+    grouped_by_key,
+    members,
+    order_by,
+    search,
+    union_of_intervals,
+    window_column,
+)
+from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow, parse_duration_us
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.snapshot.manifest import DUE_WHEN_REMOVED, OperatorEntry, StateEntry
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entry_of_time
+
+__all__ = ["STATE", "WindowOperator", "plan_windows"]
+
+Numbers = TypeVar("Numbers", int, Positions)
+
+STATE = "windows"
+# Windows emitted at a time: bounds what is held of the output, and of the pairs of windows and panes behind it.
+_WINDOWS_PER_BATCH = 1 << 18
+
+
+@dataclass(frozen=True)
+class WindowOperator:
+    """Aggregates per key and window.
+
+    Attributes:
+        state_ddl: DDL of the slots.
+        time_column: event time.
+        mode: what is emitted.
+        lateness_us: how much longer than Spark a window stays open.
+        watermarked: whether the stream has a watermark. Without one nothing is late, closes or disappears.
+    """
+
+    uid: str
+    key_columns: tuple[str, ...]
+    key_ddl: str
+    key_schema: pa.Schema
+    plan: AggregatePlan
+    state_ddl: str
+    time_column: str
+    window: TimeWindow
+    mode: OutputMode
+    lateness_us: int
+    watermarked: bool
+
+    @cached_property
+    def output_schema(self) -> pa.Schema:
+        return pa.schema([*self.key_schema, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
+
+    @cached_property
+    def _schema(self) -> StateSchema:
+        return StateSchema(self.key_schema, pa.schema(self.plan.slots), pa.schema([]), "due")
+
+    @property
+    def state_schemas(self) -> Mapping[str, StateSchema]:
+        return {STATE: self._schema}
+
+    def entry(self) -> OperatorEntry:
+        """How a manifest describes the operator. Its panes mean nothing to windows of another shape."""
+        state = StateEntry(STATE, "rows", self.state_ddl, time="due")
+        modes = f"{self.mode}, {self.window.text}, lateness {self.lateness_us} us"
+        if self.mode == "append" and self._length > 1:
+            modes += DUE_WHEN_REMOVED
+        return OperatorEntry(self.uid, "windows", self.key_ddl, (state,), modes, functions=dict(self.plan.texts))
+
+    @property
+    def time_domain(self) -> TimeDomain:
+        """Windows close by event time."""
+        return "event" if self.watermarked else ""
+
+    def process(
+        self,
+        rows: GroupedRows,
+        reader: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Assign rows to panes, merge them with the stored ones, emit windows, remove what has closed."""
+        result = ShardResult(iter(()))
+        result.outputs = self._run(rows, reader, clock, result)
+        return result
+
+    def _run(
+        self, rows: GroupedRows, reader: StateReader, clock: EpochClock, result: ShardResult
+    ) -> Iterator[pa.RecordBatch]:
+        new, group = self._panes(rows, clock, result)
+        due = self._due(reader, clock, result)
+        if len(due) and len(new):
+            # A touched pane is handled with what the epoch adds to it.
+            key = members(due, rows.hashes, rows.keys, self.key_schema)
+            due = due.only(~contained(key, due.at, group, new.at))
+        if self.mode == "update" and self._length > 1 and len(new):
+            merged, around = self._merge_around(rows, new, group, reader)
+            outputs = self._changed_windows(around, group, new.at, clock)
+        else:
+            merged = self._merge(new, reader)
+            outputs = self._of_their_own(merged) if self.mode == "update" else iter(())
+        if self.mode == "append":
+            outputs = (
+                self._closed_windows(merged, due, clock) if self._length > 1 else self._closed_panes(merged, due, clock)
+            )
+        closing = self._passed(merged.due, clock)
+        gone, early = self._removed_or_early(due, clock)
+        removed = merged.only(closing & merged.stored).and_(gone)
+        merged = merged.only(~closing).and_(early)
+        if len(merged) or len(removed):
+            result.changes[STATE] = assemble(self._schema, self._as_stored(merged), self._as_stored(removed))
+        result.rows_added = int(np.count_nonzero(~merged.stored)) - len(removed)
+        yield from outputs
+
+    def wake_ms(self, due_ms: int, clock: EpochClock) -> int:
+        """In append mode a pane has windows that close before it is due."""
+        if self.mode == "update":
+            return due_ms
+        windows = -(-self.window.size_us // self.window.slide_us)  # that hold a pane, at most
+        # The pane's last window closes in the millisecond before `due_ms`; others may do so, too.
+        earliest = self._last_closed(due_ms - 1) + 1 - (windows - 1)
+        return self._closes_ms(max(earliest, self._last_closed(clock.watermark_ms) + 1))
+
+    # Geometry: numbers of panes and windows, times and closes; microseconds unless the name says otherwise.
+
+    @cached_property
+    def _per_slide(self) -> int:
+        return 1 if self.window.size_us % self.window.slide_us == 0 else 2
+
+    @cached_property
+    def _length(self) -> int:
+        """Panes of a window."""
+        whole = self.window.size_us // self.window.slide_us
+        return whole if self._per_slide == 1 else 2 * whole + 1
+
+    def _pane_of(self, times: Positions) -> Positions:
+        since = times - self.window.start_us
+        slide = self.window.slide_us
+        number = since // slide  # rounds down, also before 1970
+        if self._per_slide == 1:
+            return number
+        second = (since - number * slide) >= self.window.size_us % slide
+        return 2 * number + second
+
+    def _start_of_pane(self, panes: Positions) -> Positions:
+        if self._per_slide == 1:
+            return self._start_of_window(panes)
+        inner = (panes & 1) * (self.window.size_us % self.window.slide_us)
+        return self._start_of_window(panes >> 1) + inner
+
+    def _start_of_window(self, windows: Numbers) -> Numbers:
+        return windows * self.window.slide_us + self.window.start_us
+
+    def _first_window(self, panes: Positions) -> Positions:
+        """Number of the first window that holds a pane."""
+        if self._per_slide == 1:
+            return panes - (self._length - 1)
+        return (panes - self._length + 2) >> 1
+
+    def _last_window(self, panes: Numbers) -> Numbers:
+        return panes if self._per_slide == 1 else panes >> 1
+
+    def _closes_ms(self, windows: Numbers) -> Numbers:
+        """The first watermark that closes a window."""
+        return -(-(self._start_of_window(windows) + self.window.size_us + self.lateness_us) // 1000)
+
+    def _last_closed(self, watermark_ms: int) -> int:
+        """Number of the last window that a watermark has closed."""
+        end = self.window.size_us + self.lateness_us + self.window.start_us
+        return (watermark_ms * 1000 - end) // self.window.slide_us
+
+    def _passed(self, due_ms: Positions, clock: EpochClock) -> Mask:
+        if not self.watermarked:
+            return np.zeros(len(due_ms), dtype=np.bool_)
+        passed: Mask = due_ms <= clock.watermark_ms
+        return passed
+
+    # Steps.
+
+    def _panes(self, rows: GroupedRows, clock: EpochClock, result: ShardResult) -> tuple[Part, Positions]:
+        """The epoch's rows by (key, pane), in that order, and of each pane the number of its key; late rows are
+        dropped."""
+        if rows.groups == 0:
+            return self._part(self._schema.empty()), np.zeros(0, dtype=np.int64)
+        times, valid = event_times(rows.rows, self.time_column)
+        panes = self._pane_of(times)
+        group = np.repeat(np.arange(rows.groups, dtype=np.int64), rows.stops - rows.starts)
+        keep = valid
+        if self.watermarked and len(panes):
+            closed = self._last_closed(clock.late_watermark_ms)
+            first, last = self._first_window(panes), self._last_window(panes)
+            late = np.clip(closed - first + 1, 0, last - first + 1)
+            if valid is not None:
+                late = np.where(valid, late, 0)
+            result.late_rows = int(late.sum())
+            open_ = last > closed
+            keep = open_ if valid is None else open_ & valid
+        order = self.plan.order(clock.epoch, rows.sequence)
+        picked = None if keep is None or bool(keep.all()) else np.flatnonzero(keep)
+        group, panes = (group, panes) if picked is None else (group[picked], panes[picked])
+        if not bool(np.all((group[:-1] < group[1:]) | (panes[:-1] <= panes[1:]))):
+            inner = order_by(group, panes)
+            picked = inner if picked is None else picked[inner]
+            group, panes = group[inner], panes[inner]
+        first_of = np.ones(len(panes), dtype=np.bool_)
+        first_of[1:] = (group[1:] != group[:-1]) | (panes[1:] != panes[:-1])
+        groups = Groups.of(first_of)
+        read = [name for name in self.plan.columns if name != self.time_column]
+        batch = rows.rows.select([self.time_column, *read])
+        if picked is not None:
+            batch = batch.take(pa.array(picked))
+            order = None if order is None else order[picked]
+        slots = self.plan.reduce(batch, groups, order) if groups.count else self._no_slots
+        group, panes = group[groups.starts], panes[groups.starts]
+        at = pa.array(group)
+        keys = [k.take(at) for k in rows.keys]
+        due = self._closes_ms(self._last_window(panes))
+        return Part(rows.hashes[group], keys, panes, slots, due, np.zeros(len(panes), dtype=np.bool_)), group
+
+    @property
+    def _no_slots(self) -> list[pa.Array]:
+        return [pa.nulls(0, slot.type) for slot in self.plan.slots]
+
+    def _due(self, reader: StateReader, clock: EpochClock, result: ShardResult) -> Part:
+        """The stored panes of all windows that close: in append mode also those that are due later."""
+        if not self.watermarked:
+            return self._part(self._schema.empty())
+        result.due_taken[STATE] = through_ms = clock.watermark_ms
+        closed = self._last_closed(clock.watermark_ms)
+        if self.mode == "append" and closed > self._last_closed(clock.late_watermark_ms):
+            last_pane = closed * self._per_slide + self._length - 1
+            through_ms = max(through_ms, self._closes_ms(self._last_window(last_pane)))
+        return self._part(reader.due(STATE, through_ms))
+
+    def _removed_or_early(self, due: Part, clock: EpochClock) -> tuple[Part, Part]:
+        """Of stored panes those whose last window has closed, and those that are due although it has not, with their
+        proper time."""
+        due = due.only(self._passed(due.due, clock))
+        due = replace(due, due=self._closes_ms(self._last_window(due.at)))
+        passed = self._passed(due.due, clock)
+        return due.only(passed), due.only(~passed)
+
+    def _part(self, batch: pa.RecordBatch) -> Part:
+        """Stored rows; `at` is the number of the pane."""
+        part = Part.of(batch, self._schema)
+        return Part(part.hashes, part.keys, self._pane_of(part.at), part.slots, part.due, part.stored)
+
+    def _as_stored(self, part: Part) -> Part:
+        """The inverse of `_part`."""
+        return Part(part.hashes, part.keys, self._start_of_pane(part.at), part.slots, part.due, part.stored)
+
+    def _merge(self, new: Part, reader: StateReader) -> Part:
+        """The touched panes, each looked up by itself."""
+        if len(new) == 0:
+            return new
+        entries = entry_of_time(self._start_of_pane(new.at))
+        hashes, keys = new.hashes, new.keys
+        order = None
+        same = hashes[1:] == hashes[:-1]
+        if bool(np.any(same & (entries[1:] < entries[:-1]))):
+            # Keys that share a hash: pairs are wanted in order of (hash, entry).
+            order = np.lexsort((entries, hashes))
+            hashes, entries, keys = hashes[order], entries[order], [k.take(pa.array(order)) for k in keys]
+        found, columns = reader.find_entries(STATE, hashes, keys, entries, [])
+        if order is not None:
+            back = np.argsort(order)
+            found, columns = found[back], [c.take(pa.array(back)) for c in columns]
+        return self._merged(new, found, columns[:-1])
+
+    def _merged(self, new: Part, found: Mask, slots: Sequence[pa.Array]) -> Part:
+        if not bool(found.any()):
+            return new
+        return replace(new, slots=self.plan.merge(slots, new.slots), stored=found)
+
+    def _merge_around(
+        self, rows: GroupedRows, new: Part, group: Positions, reader: StateReader
+    ) -> tuple[Part, tuple[Part, Positions]]:
+        """The touched panes, and all panes of their keys with those in it, sorted, with the numbers of the keys."""
+        touched = np.unique(group)
+        at = pa.array(touched)
+        stored, stored_group = self._read(reader, rows.hashes[touched], [k.take(at) for k in rows.keys], touched)
+        order, twice = _side_by_side(stored, stored_group, new, group)
+        position = np.full(len(new), -1, dtype=np.int64)
+        position[order[twice + 1] - len(stored)] = order[twice]
+        picked = pa.array(position, mask=position < 0)
+        merged = self._merged(new, position >= 0, [s.take(picked) for s in stored.slots])
+        kept = np.delete(order, twice)
+        return merged, (stored.and_(merged).take(kept), np.concatenate((stored_group, group))[kept])
+
+    def _read(
+        self, reader: StateReader, hashes: Hashes, keys: Sequence[pa.Array], numbers: Positions
+    ) -> tuple[Part, Positions]:
+        """All stored panes of some keys, sorted by (key, pane), and of each the number of its key."""
+        batch, offsets = reader.read_entries(STATE, hashes, keys)
+        return self._part(batch), np.repeat(numbers, np.diff(offsets))
+
+    def _of_their_own(self, merged: Part) -> Iterator[pa.RecordBatch]:
+        """Tumbling windows: each is its pane."""
+        if len(merged) == 0:
+            return
+        yield self._emit(merged.keys, merged.at, merged.slots)
+
+    def _changed_windows(
+        self, around: tuple[Part, Positions], group: Positions, touched: Positions, clock: EpochClock
+    ) -> Iterator[pa.RecordBatch]:
+        """Every window that is not late and holds a touched pane."""
+        first, last = self._first_window(touched), self._last_window(touched)
+        if self.watermarked:
+            first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
+        yield from self._windows(*around, *union_of_intervals(group, first, last))
+
+    def _closed_panes(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
+        """Append mode: the tumbling windows that close now; each is its pane."""
+        return self._of_their_own(merged.only(self._passed(merged.due, clock)).and_(due))
+
+    def _closed_windows(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
+        """The same for windows of many panes: those that the watermark has closed since the epoch before, which emitted
+        the others."""
+        emitted, closed = self._last_closed(clock.late_watermark_ms), self._last_closed(clock.watermark_ms)
+        if closed == emitted:
+            return iter(())
+        part, group = grouped_by_key(merged.and_(due))
+        first = np.maximum(self._first_window(part.at), emitted + 1)
+        last = np.minimum(self._last_window(part.at), closed)
+        return self._windows(part, group, *union_of_intervals(group, first, last))
+
+    def _windows(self, part: Part, group: Positions, owner: Positions, windows: Positions) -> Iterator[pa.RecordBatch]:
+        """Windows, given by the number of their key and their own, from panes sorted by (key, pane)."""
+        low = search(group, part.at, owner, windows * self._per_slide)
+        high = search(group, part.at, owner, windows * self._per_slide + self._length)
+        reduced = reduce_ranges(self.plan, part.slots)
+        for start in range(0, len(windows), _WINDOWS_PER_BATCH):
+            some = slice(start, start + _WINDOWS_PER_BATCH)
+            at = pa.array(low[some])
+            yield self._emit([k.take(at) for k in part.keys], windows[some], reduced(low[some], high[some]))
+
+    def _emit(self, keys: Sequence[pa.Array], windows: Positions, slots: Sequence[pa.Array]) -> pa.RecordBatch:
+        starts = self._start_of_window(windows)
+        window = window_column(starts, starts + self.window.size_us)
+        return pa.RecordBatch.from_arrays([*keys, window, *self.plan.finish(slots)], schema=self.output_schema)
+
+
+def _side_by_side(stored: Part, stored_group: Positions, new: Part, group: Positions) -> tuple[Positions, Positions]:
+    """The order of stored and new panes by (key, pane), and where in it a stored one is followed by the new one of its
+    place."""
+    both_group, both_at = np.concatenate((stored_group, group)), np.concatenate((stored.at, new.at))
+    # Stable, so that of two of a place the stored one comes first.
+    order = order_by(both_group, both_at)
+    both_group, both_at = both_group[order], both_at[order]
+    return order, np.flatnonzero((both_group[1:] == both_group[:-1]) & (both_at[1:] == both_at[:-1]))
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+def _check_names(
+    uid: str, schema: pa.Schema, key_columns: Sequence[str], time_column: str, plan: AggregatePlan
+) -> None:
+    """Whether there is such an event time, and whether the names of the output are different.
+
+    Raises:
+        InvalidPipeline
+    """
+    where = f"operator {uid!r}"
+    if schema.get_field_index(time_column) < 0:
+        raise InvalidPipeline(
+            f"{where}: there is no event-time column {time_column!r}; the input has {', '.join(schema.names)}"
+        )
+    kind = schema.field(time_column).type
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        raise InvalidPipeline(f"{where}: event time {time_column!r} must be a timestamp, not {kind}; cast it")
+    if not plan.functions:
+        raise InvalidPipeline(f"{where}: windows need at least one aggregate, as in n=aggregates.count()")
+    taken = {WINDOW.lower(), *(name.lower() for name in key_columns)}
+    clash = sorted(name for name, _ in plan.functions if name.lower() in taken)
+    if clash or WINDOW in {name.lower() for name in key_columns}:
+        raise InvalidPipeline(
+            f"{where}: {clash or [WINDOW]} would be in the output twice: it has the key columns, {WINDOW!r} and the "
+            "aggregates; rename"
+        )
+
+
+def plan_windows(
+    *,
+    uid: str,
+    key_columns: Sequence[str],
+    key_ddl: str,
+    key_schema: pa.Schema,
+    schema: pa.Schema,
+    time_column: str,
+    window: TimeWindow | SessionWindow,
+    aggregates: Mapping[str, Aggregate],
+    mode: OutputMode,
+    watermarked: bool,
+    ddl: Callable[[pa.Schema], str],
+    allowed_lateness: str = "0 seconds",
+) -> WindowOperator | SessionOperator:
+    """The operator of a window step.
+
+    Args:
+        schema: of the input.
+        ddl: writes Arrow columns as Spark's DDL.
+        allowed_lateness: how long after the watermark a window stays open.
+
+    Raises:
+        InvalidPipeline: a column, type, name, mode or duration does not fit.
+    """
+    plan = plan_aggregates(aggregates, schema, uid)
+    _check_names(uid, schema, key_columns, time_column, plan)
+    lateness_us = parse_duration_us(allowed_lateness)
+    if lateness_us < 0:
+        raise InvalidPipeline(f"operator {uid!r}: the allowed lateness {allowed_lateness!r} is negative")
+    if mode == "append" and not watermarked:
+        raise InvalidPipeline(
+            f"operator {uid!r}: append mode emits a window when the watermark has passed it, and there is none; "
+            "call with_watermark() before, or take update mode"
+        )
+    if isinstance(window, SessionWindow):
+        return SessionOperator(
+            uid, tuple(key_columns), key_ddl, key_schema, plan, ddl(session_values(plan)), time_column, window, mode,
+            lateness_us, watermarked,
+        )  # fmt: skip
+    return WindowOperator(
+        uid, tuple(key_columns), key_ddl, key_schema, plan, ddl(pa.schema(plan.slots)), time_column, window, mode,
+        lateness_us, watermarked,
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Aggregate functions for `KeyedStream.aggregate` and for windows: `aggregates.count()`, `aggregates.sum("delay")`, …
+
+They follow Spark SQL: nulls are ignored, an aggregate over nothing but nulls is null (count: 0), integers sum to long
+with an error on overflow, NaN is larger than any number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from state_runtime.base.errors import InvalidPipeline
+
+__all__ = [
+    "Aggregate",
+    "any",
+    "avg",
+    "collect",
+    "count",
+    "count_distinct_approx",
+    "every",
+    "first",
+    "last",
+    "max",
+    "min",
+    "stddev",
+    "stddev_pop",
+    "sum",
+    "variance",
+    "variance_pop",
+]
+
+COLLECT_LIMIT_MAX = 1_000_000
+# Of the relative standard deviation: 2^4 … 2^14 registers. Spark goes on to sizes that no key should have.
+RSD_MIN, RSD_MAX = 0.0087, 0.39
+
+Function = Literal[
+    "count", "sum", "min", "max", "avg", "any", "every", "first", "last", "collect", "count_distinct_approx",
+    "variance", "variance_pop", "stddev", "stddev_pop",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One aggregate function over a column.
+
+    Attributes:
+        column: None only for counting rows.
+        ignore_nulls: of `first` and `last`.
+        limit: of `collect`: how many elements at most.
+        rsd: of `count_distinct_approx`: the relative standard deviation.
+    """
+
+    function: Function
+    column: str | None
+    ignore_nulls: bool = False
+    limit: int = 0
+    rsd: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """What it is, as far as its stored state depends on it: `sum(delay)`."""
+        options = (", ignore nulls" if self.ignore_nulls else "") + (f", rsd {self.rsd:g}" if self.rsd else "")
+        return f"{self.function}({self.column or '*'}{options})"
+
+
+def count(column: str | None = None) -> Aggregate:
+    """Rows, or with a column its non-null values."""
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:
+    """Sum; long for integers, double for floats, decimal(p+10, s) for decimals."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:
+    """Smallest value."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:
+    """Largest value."""
+    return Aggregate("max", column)
+
+
+def avg(column: str) -> Aggregate:
+    """Mean as double, of integers and floats."""
+    return Aggregate("avg", column)
+
+
+def any(column: str) -> Aggregate:
+    """Whether one value of a boolean column is true."""
+    return Aggregate("any", column)
+
+
+def every(column: str) -> Aggregate:
+    """Whether all values of a boolean column are true."""
+    return Aggregate("every", column)
+
+
+def first(column: str, ignore_nulls: bool = False) -> Aggregate:
+    """The value of the first row: earliest epoch, and within it the order of the source. Spark's order is not fixed."""
+    return Aggregate("first", column, ignore_nulls=ignore_nulls)
+
+
+def last(column: str, ignore_nulls: bool = False) -> Aggregate:
+    """The value of the last row, in the same order."""
+    return Aggregate("last", column, ignore_nulls=ignore_nulls)
+
+
+def collect(column: str, limit: int = 1_000) -> Aggregate:
+    """The first `limit` non-null values as an array, in the order of the source: Spark's `collect_list` with a bound.
+
+    An epoch rewrites the whole array of every key that it touches.
+    """
+    if not 1 <= limit <= COLLECT_LIMIT_MAX:
+        raise InvalidPipeline(f"collect({column!r}, limit={limit}): the limit is 1 to {COLLECT_LIMIT_MAX:,}")
+    return Aggregate("collect", column, limit=limit)
+
+
+def count_distinct_approx(column: str, rsd: float = 0.05) -> Aggregate:
+    """About how many different non-null values: Spark's `approx_count_distinct` (HyperLogLog++), the same number.
+
+    Args:
+        rsd: relative standard deviation of the result; 0.05 keeps up to 512 registers a key, 0.01 up to 16,384.
+    """
+    if not RSD_MIN <= rsd <= RSD_MAX:
+        raise InvalidPipeline(f"count_distinct_approx({column!r}, rsd={rsd}): the deviation is {RSD_MIN} to {RSD_MAX}")
+    return Aggregate("count_distinct_approx", column, rsd=rsd)
+
+
+def variance(column: str) -> Aggregate:
+    """Sample variance as double; null for a single value, as Spark's `variance`."""
+    return Aggregate("variance", column)
+
+
+def variance_pop(column: str) -> Aggregate:
+    """Population variance as double: Spark's `var_pop`."""
+    return Aggregate("variance_pop", column)
+
+
+def stddev(column: str) -> Aggregate:
+    """Sample standard deviation as double; null for a single value, as Spark's `stddev`."""
+    return Aggregate("stddev", column)
+
+
+def stddev_pop(column: str) -> Aggregate:
+    """Population standard deviation as double: Spark's `stddev_pop`."""
+    return Aggregate("stddev_pop", column)

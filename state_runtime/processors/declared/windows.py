@@ -1,0 +1,131 @@
+"""Windows over an event-time column: `windows.tumbling("10 seconds")`, `windows.sliding(…)`, `windows.session(…)`.
+
+They are Spark's `window` and `session_window`: a window holds its start and not its end, starts are counted from
+1970-01-01 00:00:00 UTC plus `start`, and rows without a time are in no window.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from state_runtime.base.errors import InvalidPipeline
+
+__all__ = ["SessionWindow", "TimeWindow", "parse_duration_us", "session", "sliding", "tumbling"]
+
+_UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_PART = re.compile(r"\s*([+-]?)(\d{1,18})(?:\.(\d{1,6}))?\s+([a-z]+)(?!\S)", re.IGNORECASE)
+# A century: what is longer is a mistake, and times plus durations stay far from the ends of a long.
+DURATION_US_MAX = 36_525 * _UNITS_US["day"]
+# One row is in so many windows at most: each of them is a row of the output.
+WINDOWS_PER_ROW_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class TimeWindow:
+    """Windows of `size_us` that begin every `slide_us` microseconds, at `start_us` among others."""
+
+    size_us: int
+    slide_us: int
+    start_us: int = 0
+
+    @property
+    def text(self) -> str:
+        """What a manifest says of it; state of other windows cannot be continued."""
+        return f"size {self.size_us} us, slide {self.slide_us} us, start {self.start_us} us"
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """A window that goes on as long as the next row comes at most `gap_us` microseconds after the one before."""
+
+    gap_us: int
+
+    @property
+    def text(self) -> str:
+        """What a manifest says of it."""
+        return f"session, gap {self.gap_us} us"
+
+
+def tumbling(size: str, start: str = "0 seconds") -> TimeWindow:
+    """Windows side by side.
+
+    Args:
+        size: a duration, as in "10 seconds" or "1 hour 30 minutes".
+        start: where a window begins, relative to 1970-01-01 00:00:00 UTC ("15 minutes": at a quarter past).
+
+    Raises:
+        InvalidPipeline: not a duration, or one that makes no window.
+    """
+    return sliding(size, size, start)
+
+
+def sliding(size: str, slide: str, start: str = "0 seconds") -> TimeWindow:
+    """Overlapping windows of `size`, one beginning every `slide`; a row is in size/slide of them.
+
+    Raises:
+        InvalidPipeline: not a duration, or one that makes no window.
+    """
+    window = TimeWindow(parse_duration_us(size), parse_duration_us(slide), parse_duration_us(start))
+    if window.size_us <= 0 or window.slide_us <= 0:
+        raise InvalidPipeline(f"a window of {size!r} every {slide!r}: both must be longer than nothing")
+    if window.slide_us > window.size_us:
+        raise InvalidPipeline(f"a window of {size!r} every {slide!r} leaves rows out; the slide is at most the size")
+    if abs(window.start_us) >= window.slide_us:
+        raise InvalidPipeline(f"a window's start {start!r} must be shorter than its slide {slide!r}, as in Spark")
+    if window.size_us > window.slide_us * WINDOWS_PER_ROW_MAX:
+        raise InvalidPipeline(
+            f"a window of {size!r} every {slide!r} puts a row into more than {WINDOWS_PER_ROW_MAX:,} windows; "
+            "take a longer slide"
+        )
+    return window
+
+
+def session(gap: str) -> SessionWindow:
+    """Rows of a key that follow one another within `gap`; a row exactly `gap` later still belongs to the session.
+
+    Raises:
+        InvalidPipeline: not a duration, or nothing.
+    """
+    window = SessionWindow(parse_duration_us(gap))
+    if window.gap_us <= 0:
+        raise InvalidPipeline(f"a session's gap {gap!r} must be longer than nothing")
+    return window
+
+
+def parse_duration_us(text: str) -> int:
+    """Microseconds of a duration: weeks, days, hours, minutes, seconds (1.5 too), milliseconds, microseconds.
+
+    Raises:
+        InvalidPipeline: something else, also months and years, whose length is not fixed.
+    """
+    where = f"the duration {text!r}"
+    rest = re.sub(r"^\s*interval\s", "", text, flags=re.IGNORECASE).strip() if isinstance(text, str) else ""
+    total, at = 0, 0
+    while at < len(rest):
+        part = _PART.match(rest, at)
+        if part is None:
+            raise InvalidPipeline(f'{where} is not understood; write numbers and units, as in "1 hour 30 minutes"')
+        sign, whole, fraction, name = part.groups()
+        unit = name.lower().removesuffix("s")
+        if unit not in _UNITS_US:
+            fixed = ", ".join(f"{known}s" for known in _UNITS_US)
+            raise InvalidPipeline(f"{where} has the unit {name!r}; there are {fixed}")
+        if fraction and unit != "second":
+            raise InvalidPipeline(f"{where}: only seconds may have a fraction")
+        amount = int(whole) * _UNITS_US[unit] + int((fraction or "").ljust(6, "0"))
+        total += -amount if sign == "-" else amount
+        at = part.end()
+    if not rest:
+        raise InvalidPipeline(f'{where} is empty; write a number and a unit, as in "10 seconds"')
+    if abs(total) > DURATION_US_MAX:
+        raise InvalidPipeline(f"{where} is longer than a century")
+    return total

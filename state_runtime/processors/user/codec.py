@@ -1,0 +1,342 @@
+"""Values of states: what user code may give, what it gets back, and the Arrow columns between; by the declared types.
+
+What is read is what Spark gives: structs are Rows, arrays lists, maps dictionaries, timestamps datetimes without a zone
+in the time zone of the process. What is written may be looser (dictionaries for structs, datetimes with a zone, pandas
+and numpy scalars). A value is brought into the form in which it is read when it is written, if its type needs that at
+all; so what was written is read back the same in this epoch and in any later one, and a list that user code changes
+afterwards changes nothing.
+
+Where Spark would store null or cut something off without a word, we refuse: either at once (fields, structure) or when
+the column is made (types and ranges), which is still within the epoch.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Row
+
+from state_runtime.processors.columns import from_python, to_python
+from state_runtime.processors.user.refusals import InvalidStateValue
+from state_runtime.processors.user.rows import row_class_of
+
+__all__ = ["RowCodec", "local_timestamps", "read_column"]
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+_SCALARS = frozenset(
+    {type(None), bool, int, float, str, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, Row, list, dict, tuple}
+)
+"""Types that are read as they are; anything else may be a numpy scalar."""
+
+_EXACT = Context(prec=100)  # more digits than any decimal column has; the default of 28 would refuse long ones
+
+
+class RowCodec:
+    """The rows of one schema: a state's values, or the keys of a map.
+
+    Args:
+        schema: at least one field.
+        where: operator and state, for messages.
+    """
+
+    __slots__ = ("_fields", "_fixes", "_makes", "_names", "_reads", "_where", "loose", "schema", "width")
+
+    def __init__(self, schema: pa.Schema, where: str) -> None:
+        self.schema = schema
+        self.width = len(schema)
+        self._where = where
+        self._names = ", ".join(schema.names)
+        self._fixes = [_normal_of(f.type) for f in schema]
+        self._reads = [_read_of(f.type) for f in schema]
+        self._makes = [_make_of(f.type) for f in schema]
+        self._fields = list(schema)
+        self.loose = any(fix is not None for fix in self._fixes)
+        """Whether `row_of` must look at every row; else only at those that are no tuple of `width`."""
+
+    def row_of(self, value: Any, method: str) -> tuple[Any, ...]:
+        """A row as user code gave it, in the form in which it is read.
+
+        Raises:
+            InvalidStateValue: not a row of this schema's fields.
+        """
+        if (
+            value is None
+            or isinstance(value, str | bytes | Mapping | set | frozenset)
+            or not isinstance(value, Iterable)
+        ):
+            raise InvalidStateValue(
+                f"{self._where}: {method}() got a {type(value).__name__}; give a tuple (or a Row) with the fields "
+                f"{self._names}"
+            )
+        row = tuple(value)
+        if len(row) != self.width:
+            raise InvalidStateValue(
+                f"{self._where}: {method}() got {len(row)} fields, the schema has {self.width}: {self._names}"
+            )
+        if not self.loose:
+            return row
+        try:
+            return tuple([fix(v) if fix is not None and v is not None else v for fix, v in zip(self._fixes, row)])
+        except (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation):
+            raise self._misfit(row, method) from None  # the cause may hold the value
+
+    def _misfit(self, row: tuple[Any, ...], method: str) -> InvalidStateValue:
+        for field, fix, value in zip(self._fields, self._fixes, row):
+            try:
+                if fix is not None and value is not None:
+                    fix(value)
+            except (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation) as error:
+                why = f" ({error})" if isinstance(error, _Misfit) else ""
+                return InvalidStateValue(
+                    f"{self._where}: {method}() got a {type(value).__name__} for field {field.name!r}, which is "
+                    "declared as "
+                    f"{field.type}, and it does not fit{why}. Change the declared schema or convert the value"
+                )
+        return InvalidStateValue(f"{self._where}: {method}() got a value that does not fit")
+
+    @staticmethod
+    def read_back(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A row that `row_of` took in this epoch, as a later epoch will read it: plain values of numpy scalars."""
+        if _SCALARS.issuperset(map(type, row)):
+            return row
+        return tuple([v.item() if isinstance(v, np.generic) else v for v in row])
+
+    def rows(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+        """Stored columns as the rows that user code reads."""
+        return list(zip(*[read(column) for read, column in zip(self._reads, columns)]))
+
+    def columns(self, rows: Sequence[tuple[Any, ...] | None], *, holes: bool = False) -> list[pa.Array]:
+        """Rows as columns to store.
+
+        Args:
+            holes: whether there are None among the rows, which become nulls.
+
+        Raises:
+            InvalidData: a value does not fit its field.
+        """
+        if holes:
+            empty = (None,) * self.width
+            rows = [empty if row is None else row for row in rows]
+        columns: Sequence[Sequence[Any]] = list(zip(*rows)) if rows else [()] * self.width
+        return [
+            make(values, field, lambda: self._where) for make, values, field in zip(self._makes, columns, self._fields)
+        ]
+
+
+class _Misfit(Exception):
+    """Why a value does not fit; holds no value."""
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_column(column: pa.Array) -> list[Any]:
+    """A column as the values that user code reads from a state."""
+    return _read_of(column.type)(column)
+
+
+def local_timestamps(column: pa.Array) -> list[Any]:
+    """Timestamps with a zone as datetimes without one, in the time zone of the process, as Spark's states give them."""
+    if _local_is_utc():
+        values: list[Any] = column.cast(pa.timestamp("us")).to_pylist()
+        return values
+    return [None if v is None else _local(v) for v in column.to_pylist()]
+
+
+def _read_of(data_type: pa.DataType) -> Callable[[pa.Array], list[Any]]:
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return local_timestamps
+    convert = _as_read(data_type) if pa.types.is_nested(data_type) else None
+    if convert is None:
+        return to_python
+    return lambda column: [None if v is None else convert(v) for v in column.to_pylist()]
+
+
+def _as_read(data_type: pa.DataType) -> Convert | None:
+    """From what `to_pylist` gives of a nested value to what user code reads; None where they are the same."""
+    if pa.types.is_struct(data_type):
+        make = row_class_of([f.name for f in data_type])
+        inner = [_nullable(_as_read(f.type)) for f in data_type]
+        return lambda value: tuple.__new__(make, [fix(v) for fix, v in zip(inner, value.values())])
+    if pa.types.is_map(data_type):
+        key, item = _nullable(_as_read(data_type.key_type)), _nullable(_as_read(data_type.item_type))
+        return lambda value: {key(k): item(v) for k, v in value}
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        element = _as_read(data_type.value_type)
+        if element is None:
+            return None
+        each = _nullable(element)
+        return lambda value: [each(v) for v in value]
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return _local
+    return None
+
+
+def _nullable(convert: Convert | None) -> Convert:
+    if convert is None:
+        return lambda value: value
+    return lambda value: None if value is None else convert(value)
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def _normal_of(data_type: pa.DataType) -> Convert | None:
+    """From what user code may give to the form in which it is read; None where nothing can differ."""
+    types = pa.types
+    if types.is_timestamp(data_type):
+        return _local_time if data_type.tz is not None else _wall_time
+    if types.is_float32(data_type):
+        return lambda value: float(np.float32(value)) if isinstance(value, float | np.floating) else value
+    if types.is_decimal(data_type):
+        return _decimal_of(data_type.scale)
+    if types.is_binary(data_type) or types.is_large_binary(data_type):
+        return lambda value: bytes(value) if isinstance(value, bytearray | memoryview) else value
+    if types.is_struct(data_type):
+        return _struct_of(data_type)
+    if types.is_map(data_type):
+        return _map_of(data_type)
+    if types.is_list(data_type) or types.is_large_list(data_type):
+        element = _element_of(data_type.value_type)
+        return lambda value: [element(v) for v in _sequence(value, "an array")]
+    return None
+
+
+def _element_of(data_type: pa.DataType) -> Convert:
+    """As `_normal_of`, for what lies inside another value."""
+    normal = _normal_of(data_type)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        return normal(value) if normal is not None and value is not None else value
+
+    return convert
+
+
+def _struct_of(data_type: pa.DataType) -> Convert:
+    names = [f.name for f in data_type]
+    make = row_class_of(names)
+    inner = [_element_of(f.type) for f in data_type]
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            unknown = [k for k in value if k not in names]
+            if unknown:
+                raise _Misfit(f"a struct of {', '.join(names)} got other fields")
+            value = [value.get(name) for name in names]
+        value = _sequence(value, "a struct")
+        if len(value) != len(names):
+            raise _Misfit(f"a struct of {', '.join(names)} got {len(value)} fields")
+        return tuple.__new__(make, [fix(v) for fix, v in zip(inner, value)])
+
+    return convert
+
+
+def _map_of(data_type: pa.DataType) -> Convert:
+    key, item = _element_of(data_type.key_type), _element_of(data_type.item_type)
+
+    def convert(value: Any) -> Any:
+        pairs = value.items() if isinstance(value, Mapping) else _sequence(value, "a map")
+        return {key(k): item(v) for k, v in pairs}
+
+    return convert
+
+
+def _sequence(value: Any, what: str) -> Sequence[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, np.ndarray) and value.ndim > 0:
+        listed: list[Any] = value.tolist()
+        return listed
+    raise _Misfit(f"{what} is a {type(value).__name__}")
+
+
+def _decimal_of(scale: int) -> Convert:
+    unit = Decimal(1).scaleb(-scale)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = Decimal(value)
+        if not isinstance(value, Decimal) or not value.is_finite():
+            raise _Misfit("not a decimal")
+        fitted = value.quantize(unit, context=_EXACT) if value.as_tuple().exponent != -scale else value
+        if fitted != value:
+            raise _Misfit(f"more than {scale} digits after the point")
+        return fitted
+
+    return convert
+
+
+def _python_time(value: Any) -> dt.datetime:
+    if hasattr(value, "to_pydatetime"):  # a pandas.Timestamp is a datetime too, but Arrow reads its nanoseconds
+        value = value.to_pydatetime(warn=False)
+    if not isinstance(value, dt.datetime):
+        raise _Misfit("not a datetime")
+    return value
+
+
+def _local_time(value: Any) -> dt.datetime:
+    moment = _python_time(value)
+    return moment if moment.tzinfo is None else _local(moment)
+
+
+def _wall_time(value: Any) -> dt.datetime:
+    return _python_time(value).replace(tzinfo=None)
+
+
+def _local(moment: dt.datetime) -> dt.datetime:
+    return moment.astimezone().replace(tzinfo=None)
+
+
+def _local_is_utc() -> bool:
+    return time.timezone == 0 and not time.daylight
+
+
+Describe: TypeAlias = Callable[[], str]
+
+
+def _make_of(data_type: pa.DataType) -> Callable[[Sequence[Any], pa.Field, Describe], pa.Array]:
+    """How a column is made of normal values: datetimes without a zone are in the zone of the process."""
+    if not _holds_moments(data_type):
+        return from_python
+    moments = _to_moments(data_type)
+
+    def make(values: Sequence[Any], field: pa.Field, describe: Describe) -> pa.Array:
+        if not _local_is_utc():
+            values = [None if v is None else moments(v) for v in values]
+        return from_python(values, field, describe)
+
+    return make
+
+
+def _holds_moments(data_type: pa.DataType) -> bool:
+    if pa.types.is_timestamp(data_type):
+        return data_type.tz is not None
+    return pa.types.is_nested(data_type) and any(
+        _holds_moments(data_type.field(i).type) for i in range(data_type.num_fields)
+    )
+
+
+def _to_moments(data_type: pa.DataType) -> Convert:
+    """Datetimes without a zone inside a normal value, given one."""
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return lambda value: value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
+    if pa.types.is_struct(data_type):
+        inner = [_nullable(_to_moments(f.type)) for f in data_type]
+        names = [f.name for f in data_type]
+        return lambda value: {name: fix(v) for name, fix, v in zip(names, inner, value)}
+    if pa.types.is_map(data_type):
+        key, item = _nullable(_to_moments(data_type.key_type)), _nullable(_to_moments(data_type.item_type))
+        return lambda value: {key(k): item(v) for k, v in value.items()}
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        each = _nullable(_to_moments(data_type.value_type))
+        return lambda value: [each(v) for v in value]
+    return lambda value: value

@@ -1,0 +1,176 @@
+"""The two flavours of pyspark's processors: rows as `Row` objects, or as pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_runtime.base.errors import InvalidData
+from state_runtime.processors.columns import from_python, to_python
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.user.frames import (
+    NullableIntegers,
+    frames_to_batches,
+    nullable_integers,
+    split_frame,
+    table_to_frame,
+)
+from state_runtime.processors.user.rows import row_class_of
+
+__all__ = ["Flavour", "FrameFlavour", "RowFlavour", "time_zone_of"]
+
+
+class Flavour(Protocol):
+    """What user code is given and what is made of its output.
+
+    Attributes:
+        pending_max: so many outputs (rows or frames) are gathered before they become batches.
+    """
+
+    pending_max: int
+
+    def keys(self, rows: GroupedRows) -> list[tuple[Any, ...]]:
+        """The keys of a slice, as user code gets them."""
+        ...
+
+    def inputs(self, rows: GroupedRows) -> Iterable[Iterator[Any]]:
+        """Of each key of a slice the iterator that `handleInputRows` gets."""
+        ...
+
+    def initial(self, rows: GroupedRows) -> Iterable[Iterable[Any]]:
+        """Of each key of a slice what `handleInitialState` is called with, one after the other."""
+        ...
+
+    def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
+        """Outputs as batches of the declared schema."""
+        ...
+
+
+class RowFlavour:
+    """Rows in, rows out: `transformWithState`."""
+
+    def __init__(
+        self, uid: str, key_columns: Sequence[str], schema: pa.Schema, rows_max: int, pending_max: int
+    ) -> None:
+        self._uid = uid
+        self._key_columns = key_columns
+        self._schema = schema
+        self._rows_max = rows_max
+        self.pending_max = pending_max
+
+    def keys(self, rows: GroupedRows) -> list[tuple[Any, ...]]:
+        columns = []
+        for name, column in zip(self._key_columns, rows.keys):
+            given = rows.rows.schema.field(name).type
+            # Keys are stored in UTC; user code sees the session's zone, as in its rows.
+            columns.append(to_python(column.cast(given) if pa.types.is_timestamp(given) else column))
+        return list(zip(*columns))
+
+    def inputs(self, rows: GroupedRows) -> Iterable[Iterator[Any]]:
+        if rows.rows.num_rows > self._rows_max and rows.groups == 1:
+            return [self._row_by_row(rows.rows)]
+        made = self._made(rows.rows)
+        return map(iter, map(made.__getitem__, map(slice, rows.starts.tolist(), rows.stops.tolist())))
+
+    def initial(self, rows: GroupedRows) -> Iterable[Iterable[Any]]:
+        return self.inputs(rows)
+
+    def _made(self, batch: pa.RecordBatch) -> list[Any]:
+        row_class = row_class_of(batch.schema.names)
+        return list(map(partial(tuple.__new__, row_class), zip(*map(to_python, batch.columns))))
+
+    def _row_by_row(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        """The rows of a key that has more of them than are made at once."""
+        pieces = (batch.slice(low, self._rows_max) for low in range(0, batch.num_rows, self._rows_max))
+        return chain.from_iterable(map(self._made, pieces))
+
+    def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
+        """Matched by name, missing columns are null, others are ignored (Spark's rule)."""
+        wanted = self._schema.names
+        where = f"the output of operator {self._uid!r}"
+        if any(getattr(row, "__fields__", None) != wanted for row in outputs):
+            outputs = [_ordered(row, wanted, self._uid) for row in outputs]
+        columns = list(zip(*outputs)) if wanted else []
+        yield pa.RecordBatch.from_arrays(
+            [from_python(column, f, lambda: where) for column, f in zip(columns, self._schema)], schema=self._schema
+        )
+
+
+class FrameFlavour:
+    """Frames in, frames out: `transformWithStateInPandas`."""
+
+    pending_max = 8_192
+
+    def __init__(
+        self,
+        uid: str,
+        key_columns: Sequence[str],
+        schema: pa.Schema,
+        rows_max: int,
+        frame_rows_max: int,
+        time_zone: str,
+    ) -> None:
+        self._uid = uid
+        self._key_columns = key_columns
+        self._schema = schema
+        self._rows_max = rows_max
+        self._frame_rows_max = frame_rows_max
+        self._time_zone = time_zone
+
+    def keys(self, rows: GroupedRows) -> list[tuple[Any, ...]]:
+        columns: list[Any] = []
+        for name, column in zip(self._key_columns, rows.keys):
+            given = rows.rows.schema.field(name).type
+            if pa.types.is_timestamp(given):
+                wall = pc.local_timestamp(column.cast(given)) if given.tz is not None else column
+                columns.append(list(pd.Series(wall.to_pandas())))
+            else:
+                columns.append(to_python(column))
+        return list(zip(*columns))
+
+    def inputs(self, rows: GroupedRows) -> Iterable[Iterator[Any]]:
+        if rows.rows.num_rows > self._rows_max and rows.groups == 1:
+            return [self._frame_by_frame(rows.rows)]
+        nullable = nullable_integers(rows.rows)
+        cut: Callable[[int, int], Iterator[pd.DataFrame]] = partial(self._cut, table_to_frame(rows.rows), nullable)
+        return map(cut, rows.starts.tolist(), rows.stops.tolist())
+
+    def initial(self, rows: GroupedRows) -> Iterable[Iterable[Any]]:
+        return self.inputs(rows)
+
+    def _cut(
+        self, frame: pd.DataFrame, nullable: Sequence[NullableIntegers], start: int, stop: int
+    ) -> Iterator[pd.DataFrame]:
+        return split_frame(frame, start, stop, self._frame_rows_max, nullable)
+
+    def _frame_by_frame(self, batch: pa.RecordBatch) -> Iterator[pd.DataFrame]:
+        """The frames of a key that has more rows than are made at once."""
+        for low in range(0, batch.num_rows, self._frame_rows_max):
+            piece = batch.slice(low, self._frame_rows_max)
+            yield from split_frame(table_to_frame(piece), 0, piece.num_rows, piece.num_rows, nullable_integers(piece))
+
+    def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
+        """Matched by name; every declared column must be there."""
+        return frames_to_batches(outputs, self._schema, f"the output of operator {self._uid!r}", self._time_zone)
+
+
+def time_zone_of(schema: pa.Schema) -> str:
+    """The session's time zone, which Spark puts into the types of timestamps; UTC if there is none."""
+    zones = [f.type.tz for f in schema if pa.types.is_timestamp(f.type) and f.type.tz is not None]
+    return zones[0] if zones else "UTC"
+
+
+def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
+    if not hasattr(row, "asDict"):
+        raise InvalidData(
+            f"operator {uid!r}: the processor yielded a {type(row).__name__}; yield pyspark.sql.Row objects, "
+            "or use transform_with_state_in_pandas for data frames"
+        )
+    fields = row.asDict()
+    return tuple(fields.get(name) for name in wanted)

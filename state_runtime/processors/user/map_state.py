@@ -1,0 +1,379 @@
+"""`MapState`: the interface of `pyspark.sql.streaming.stateful_processor.MapState`.
+
+An entry is a stored row of its own, found by the hash of its map key: what changes is logged entry by entry, and of a
+large map only the entries that user code asks for are read. Two map keys are the same under Spark's grouping equality
+(null is null, NaN is NaN, 0.0 is -0.0). Entries come in no particular order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.processors.user.codec import RowCodec
+from state_runtime.processors.user.rows import row_class_of
+from state_runtime.processors.user.scope import NO_GROUP, Collection, Scope, entries_batch
+from state_runtime.state.keyhash import hash_rows
+from state_runtime.state.table import Hashes, Mask, Positions, StateSchema
+
+__all__ = ["MapState", "entry_hashes"]
+
+_CHUNK = 10_000  # entries of a large map in memory at once, as Spark hands them over
+_ABSENT: Any = object()
+_NO_MAP = NO_GROUP - 1  # not the number that stands for no key, so that a call without one is noticed
+
+
+class MapState(Collection):
+    """A map per key. The first read loads the maps of many keys at once; of a large map only what is asked for."""
+
+    def __init__(self, name: str, where: str, schema: StateSchema, scope: Scope, expires_ms: int | None) -> None:
+        """
+        Args:
+            where: operator and state, for messages.
+            expires_ms: when an entry that is written in this epoch expires; None for a state without TTL.
+        """
+        super().__init__(name, where, schema, scope)
+        self._time_ms = expires_ms
+        entries = schema.entries if schema.entries is not None else pa.schema([])
+        self._key_codec = RowCodec(entries, where)
+        self._codec = RowCodec(schema.values, where)
+        self._key_width, self._width = self._key_codec.width, self._codec.width
+        # Keys of plain types are dictionary keys as they are; the others are wrapped.
+        self._wrap: Any = None if all(_hashes_plainly(f.type) for f in entries) else _EqualKey
+        self._key_loose = self._key_codec.loose or self._wrap is not None
+        self._loose = self._codec.loose
+        self._make_value: Callable[[Any], Any] = partial(tuple.__new__, row_class_of(schema.values.names))
+        self._logs: dict[int, dict[Any, Any]] = {}
+        self._gains: dict[int, int | None] = {}
+        self._at = _NO_MAP
+        self._log: dict[Any, Any] = self._no_key
+        self._base: Any = self._no_key
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+
+    def exists(self) -> bool:
+        """Whether the map has an entry."""
+        if self._scope.group != self._at:
+            self._enter()
+        log = self._log
+        if any(value is not None for value in log.values()):
+            return True
+        base = self._base
+        return any(key not in log for key in base) if log else bool(base)
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The value of a map key as a Row, or None."""
+        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+            key = self._key_of(key, "getValue")
+        if self._scope.group != self._at:
+            self._enter()
+        value = self._log.get(key, _ABSENT)
+        if value is _ABSENT:
+            stored: tuple[Any, ...] | None = self._base.get(key)
+            return stored
+        return None if value is None else self._make_value(self._codec.read_back(value))
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        """Whether the map has a key."""
+        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+            key = self._key_of(key, "containsKey")
+        if self._scope.group != self._at:
+            self._enter()
+        value = self._log.get(key, _ABSENT)
+        return key in self._base if value is _ABSENT else value is not None
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        """Set the value of a map key.
+
+        Raises:
+            InvalidStateValue: key or value is not a tuple of its schema's fields.
+        """
+        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+            key = self._key_of(key, "updateValue")
+        if self._loose or type(value) is not tuple or len(value) != self._width:
+            value = self._codec.row_of(value, "updateValue")
+        if self._scope.group != self._at:
+            self._enter()
+        self._log[key] = value
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The entries as they are when the first one is fetched; iterators do not disturb each other."""
+        for key, value in self._items():
+            yield tuple(key), tuple(value)
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        """The map keys, as `iterator`."""
+        for key, _ in self._items():
+            yield tuple(key)
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        """The values, as `iterator`."""
+        for _, value in self._items():
+            yield tuple(value)
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        """Remove an entry; nothing happens if there is none."""
+        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+            key = self._key_of(key, "removeKey")
+        if self._scope.group != self._at:
+            self._enter()
+        self._log[key] = None
+
+    def clear(self) -> None:
+        """Remove all entries; nothing happens if there is none."""
+        if self._scope.group != self._at:
+            self._enter()
+        if self._at not in self.cleared:
+            self._lost += len(self._base) if type(self._base) is dict else 0
+            self.cleared.add(self._at)
+        self._log.clear()
+        self._base = _NOTHING
+
+    def _key_of(self, key: Any, method: str) -> Any:
+        row = self._key_codec.row_of(key, method)
+        return row if self._wrap is None else self._wrap(row)
+
+    def _items(self) -> Iterator[tuple[Any, Any]]:
+        if self._scope.group != self._at:
+            self._enter()
+        log, base = dict(self._log), self._base
+        for key, value in base.items():
+            if key not in log:
+                yield key, value
+        for key, value in log.items():
+            if value is not None:
+                yield self._key_codec.read_back(key), self._codec.read_back(value)
+
+    # --- for the passes ---
+
+    def attach(self) -> None:
+        self._attach()
+        self._logs = {}
+        self._gains = {}
+        self._lost = 0
+        self._at = _NO_MAP
+        self._log = self._no_key
+
+    def detach(self) -> None:
+        self._logs = {}
+        self.bases = {}
+        self._at = _NO_MAP
+        self._log = self._no_key
+        self._keys, self._values = [], []
+
+    def changes(self) -> tuple[pa.RecordBatch, int]:
+        """What user code changed in the slice, as a sorted batch, and the live rows gained."""
+        self._leave()
+        markers = self._markers()
+        ordered = sorted(group for group, log in self._logs.items() if log)
+        if not ordered and not len(markers):
+            return self._schema.empty(), -self._lost
+        logs = [self._logs[group] for group in ordered]
+        groups = np.repeat(np.array(ordered, dtype=np.int64), [len(log) for log in logs])
+        keys = self._key_codec.columns(list(chain.from_iterable(logs)))
+        rows = list(chain.from_iterable(log.values() for log in logs))
+        gone = np.fromiter((row is None for row in rows), dtype=np.bool_, count=len(rows))
+        entries = entry_hashes(keys) if rows else np.empty(0, dtype=np.uint64)
+        gained, pointless = self._gained(ordered, groups, entries, keys, gone)
+        if bool(pointless.any()):
+            kept = pa.array(~pointless)
+            groups, entries, gone = groups[~pointless], entries[~pointless], gone[~pointless]
+            keys, rows = [k.filter(kept) for k in keys], [row for row, p in zip(rows, pointless.tolist()) if not p]
+        times = None
+        if self._schema.time:
+            times = pa.array(np.full(len(rows), self._time_ms or 0, dtype=np.int64), mask=gone)
+        values = self._codec.columns(rows, holes=bool(gone.any()))
+        batch = entries_batch(self._schema, self._scope, groups, entries, gone, keys, values, times, markers)
+        return batch, gained - self._lost
+
+    def _gained(
+        self, ordered: list[int], groups: Positions, entries: Hashes, keys: list[pa.Array], gone: Mask
+    ) -> tuple[int, Mask]:
+        """Live entries gained, and which removals are of nothing that is stored.
+
+        Of keys whose map was never read the touched entries are looked up now, in one go.
+        """
+        known = [self._gains.get(group) for group in ordered]
+        gained = sum(g for g in known if g is not None)
+        pointless = np.zeros(len(groups), dtype=np.bool_)
+        unread = np.array([group for group, gain in zip(ordered, known) if gain is None], dtype=np.int64)
+        picked = np.flatnonzero(np.isin(groups, unread)) if len(unread) else unread
+        if not len(picked):
+            return gained, pointless
+        stored = self._are_stored(groups[picked], entries[picked], [k.take(pa.array(picked)) for k in keys])
+        removed = gone[picked]
+        pointless[picked] = removed & ~stored
+        return gained + int(np.count_nonzero(~removed & ~stored)) - int(np.count_nonzero(removed & stored)), pointless
+
+    # --- the current key ---
+
+    def _enter(self) -> None:
+        """Another key is current: find its log and what is stored for it."""
+        group = self._scope.group
+        if group == NO_GROUP:
+            self._no_key.refuse()
+        self._leave()
+        log = self._logs.get(group)
+        if log is None:
+            log = self._logs[group] = {}
+        self._at, self._log = group, log
+        if group in self.cleared:
+            self._base = _NOTHING
+        else:
+            base = self.bases.get(group)
+            self._base = _NotLoaded(self) if base is None else base
+
+    def _leave(self) -> None:
+        """Note how many entries the current key gained and forget pointless removals, while it is known what was
+        stored."""
+        if self._at == _NO_MAP or not self._log:
+            return
+        base = self._base
+        if type(base) is dict:
+            gained = 0
+            pointless = []
+            for key, value in self._log.items():
+                if key in base:
+                    gained -= value is None
+                elif value is None:
+                    pointless.append(key)  # removed before it was known what is stored
+                else:
+                    gained += 1
+            for key in pointless:
+                del self._log[key]
+            self._gains[self._at] = gained
+        else:
+            self._gains.pop(self._at, None)
+
+    def load(self) -> Any:
+        """What is stored for the current key."""
+        self._base = self._load(self._at)
+        return self._base
+
+    def _decode(self, batch: pa.RecordBatch) -> None:
+        keys = self._key_codec.rows(self._schema.entry_columns_of(batch))
+        self._keys = keys if self._wrap is None else list(map(self._wrap, keys))
+        self._values = list(map(self._make_value, self._codec.rows(self._schema.values_of(batch))))
+
+    def _small(self, start: int, stop: int) -> dict[Any, Any]:
+        return dict(zip(self._keys[start:stop], self._values[start:stop])) if start < stop else _NOTHING
+
+    def _large(self, group: int) -> _LargeMap:
+        return _LargeMap(self, self._scope, group)
+
+    def find(self, key_hash: Hashes, group_key: list[pa.Array], key: Any, reader: Any) -> Any:
+        """The value of one map key in the state, or None."""
+        columns = self._key_codec.columns([key])
+        found, values = reader.find_entries(self.name, key_hash, group_key, entry_hashes(columns), columns)
+        return self._make_value(self._codec.rows(values[: self._width])[0]) if found[0] else None
+
+    def items_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
+        """Stored rows as entries."""
+        self._decode(batch)
+        return zip(self._keys, self._values)
+
+
+_NOTHING: dict[Any, Any] = {}
+
+
+def entry_hashes(keys: list[pa.Array]) -> Hashes:
+    """The `entry` of map keys; 0 is the clear marker's."""
+    hashes: Hashes = np.maximum(hash_rows(keys), np.uint64(1))
+    return hashes
+
+
+def _hashes_plainly(data_type: pa.DataType) -> bool:
+    """Whether Python values of a type are equal and hash as the state's rows are."""
+    return not (pa.types.is_floating(data_type) or pa.types.is_nested(data_type))
+
+
+class _EqualKey(tuple[Any, ...]):
+    """A map key under Spark's grouping equality: NaN equals NaN; arrays and maps in it are compared by content."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return hash(_frozen(tuple(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and _frozen(tuple(self)) == _frozen(tuple(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, float):
+        return "nan" if value != value else value + 0.0
+    if isinstance(value, dict):
+        return frozenset((_frozen(k), _frozen(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return tuple([_frozen(v) for v in value])
+    return value
+
+
+class _NotLoaded:
+    """Stands for what is stored for the current key until user code asks for it."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._state.load()
+
+    def __bool__(self) -> bool:
+        return bool(self._state.load())
+
+    def get(self, key: Any) -> Any:
+        return self._state.load().get(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._state.load())
+
+    def items(self) -> Any:
+        return self._state.load().items()
+
+
+class _LargeMap:
+    """A stored map that is too large to be loaded: single entries are looked up, and iterating streams."""
+
+    __slots__ = ("_found", "_hash", "_key", "_reader", "_state")
+
+    def __init__(self, state: MapState, scope: Scope, group: int) -> None:
+        self._state = state
+        self._reader = scope.reader
+        self._hash = scope.hashes[group : group + 1]
+        self._key = scope.key_of(group)
+        self._found: dict[Any, Any] = {}
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key) is not None
+
+    def __bool__(self) -> bool:
+        return any(batch.num_rows for batch in self._batches(1))
+
+    def get(self, key: Any) -> Any:
+        value = self._found.get(key, _ABSENT)
+        if value is _ABSENT:
+            if len(self._found) >= _CHUNK:
+                self._found.clear()
+            value = self._found[key] = self._state.find(self._hash, self._key, key, self._reader)
+        return value
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self.items())
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self._batches(_CHUNK):
+            yield from self._state.items_of(batch)
+
+    def _batches(self, rows_max: int) -> Iterator[pa.RecordBatch]:
+        name = self._state.name
+        return iter(self._reader.iter_entries(name, int(self._hash[0]), self._key, rows_max))

@@ -1,0 +1,356 @@
+"""pyspark's own `StatefulProcessor`, both flavours, driven a shard at a time.
+
+Spark asks its state store over a socket for every call of a state. Here what is stored is looked up for many keys at
+once, user code works on Python values, and what it changed is written at once at the end.
+
+Life cycle of an epoch in a shard, with a fresh copy of the processor: (1) `init`; (2) in a job's first epoch all rows
+of the initial state; (3) `handleInputRows` once per key, in order of the key hashes; (4) `handleExpiredTimer` once per
+due timer, in order of their times, for the timers that were there when (3) ended; (5) `close`, whatever happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+from state_runtime.base.errors import InvalidData, StillstateError
+from state_runtime.processors.event_time import drop_late
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.guard import user_error
+from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.user.codec import read_column
+from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, time_zone_of
+from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
+from state_runtime.processors.user.passes import Changes, DueTimers, due_slices, slices_of, too_early
+from state_runtime.processors.user.refusals import plain
+from state_runtime.processors.user.rows import row_class_of
+from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import StateSchema
+
+__all__ = ["SLICE_KEYS_MAX", "SLICE_ROWS_MAX", "StatefulProcessorOperator"]
+
+SLICE_KEYS_MAX, SLICE_ROWS_MAX = 16_384, 50_000
+"""Measured on a million rows of 500,000 keys: larger slices take more memory (a quarter of it at 16,384 keys of what
+one slice would take) and, because the objects of a slice then leave the processor's caches, more time too."""
+
+_DOMAINS: Mapping[TimeMode, TimeDomain] = {"none": "", "processing": "processing", "event": "event"}
+
+
+@dataclass(frozen=True)
+class StatefulProcessorOperator(WokenWhenDue):
+    """An operator around a user's `StatefulProcessor`.
+
+    Attributes:
+        state_schemas: of the declared states; the timers' is added in time modes that have timers.
+        state_ddl: Spark's DDL of each state's value columns, for the manifest.
+        processor: as the user made it; every task gets a copy of its own through Spark's closure.
+        pandas: the flavour of `transformWithStateInPandas` (iterators of frames), else rows.
+        state_kinds: "value", "list" or "map"; what is not named is a value.
+        entry_ddl: of maps, DDL of the map's key columns.
+        ttls_ms: of states with a TTL.
+        dropped: names given to `deleteIfExists`.
+        time_mode: which clock timers and TTLs follow.
+        output_mode: append, update or complete; only noted.
+        event_time_column: of the input, what its watermark is about; empty if there is none.
+        output_event_time: of the output, what the next operator's watermark is about; empty if there is none.
+        time_zone: of the session; empty for what the input's timestamps say.
+        frame_rows_max: rows of one frame.
+        slice_keys_max, slice_rows_max: so many keys or rows (of one key also more) are Python objects at once.
+    """
+
+    uid: str
+    key_columns: tuple[str, ...]
+    key_ddl: str
+    key_schema: pa.Schema
+    output_schema: pa.Schema
+    state_schemas: Mapping[str, StateSchema]
+    state_ddl: Mapping[str, str]
+    processor: Any
+    pandas: bool
+    output_rows_per_batch: int
+    frame_rows_max: int = 10_000
+    state_kinds: Mapping[str, StateKind] = field(default_factory=dict)
+    entry_ddl: Mapping[str, str] = field(default_factory=dict)
+    ttls_ms: Mapping[str, int] = field(default_factory=dict)
+    dropped: frozenset[str] = frozenset()
+    time_mode: TimeMode = "none"
+    output_mode: str = "update"
+    event_time_column: str = ""
+    output_event_time: str = ""
+    time_zone: str = ""
+    slice_keys_max: int = SLICE_KEYS_MAX
+    slice_rows_max: int = SLICE_ROWS_MAX
+
+    def __post_init__(self) -> None:
+        if self.time_mode != "none":
+            schemas = {**self.state_schemas, TIMERS: timers_schema(self.key_schema)}
+            object.__setattr__(self, "state_schemas", schemas)
+
+    def entry(self) -> OperatorEntry:
+        """How a manifest describes the operator."""
+        states = [
+            StateEntry(name, self.kind_of(name), ddl, self.entry_ddl.get(name, ""), self.state_schemas[name].time)
+            for name, ddl in sorted(self.state_ddl.items())
+        ]
+        if self.time_mode != "none":
+            states.append(StateEntry(TIMERS, "timers", "", "", "due"))
+        modes = f"{self.time_mode}/{self.output_mode}"
+        return OperatorEntry(self.uid, "stateful-processor", self.key_ddl, tuple(states), modes)
+
+    def kind_of(self, state: str) -> StateKind:
+        """The kind of a declared state."""
+        return self.state_kinds.get(state, "value")
+
+    @property
+    def time_domain(self) -> TimeDomain:
+        """The clock that timers follow."""
+        return _DOMAINS[self.time_mode]
+
+    def process(
+        self,
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
+    ) -> ShardResult:
+        """Call the user's code; `close()` is always called once `init()` has returned.
+
+        Raises (while `outputs` is drained):
+            UserCodeError: the processor raised; with operator, shard and key.
+            InvalidData, InvalidPipeline: it used the handle or a state wrongly, or emitted what does not fit.
+        """
+        result = ShardResult(iter(()))
+        result.outputs = _Epoch(self, version, clock, shard, result).run(rows, initial)
+        return result
+
+
+class _Epoch:
+    """One epoch of one shard: the passes over a processor, and what they leave behind."""
+
+    def __init__(
+        self,
+        operator: StatefulProcessorOperator,
+        reader: StateReader,
+        clock: EpochClock,
+        shard: int,
+        result: ShardResult,
+    ) -> None:
+        self._operator = operator
+        self._processor = operator.processor
+        self._clock = clock
+        self._shard = shard
+        self._result = result
+        self._reader = reader
+        self._changes = Changes(operator.state_schemas)
+        self._pending: list[Any] = []  # outputs that do not fill a batch yet
+        kinds = {name: operator.kind_of(name) for name in operator.state_ddl}
+        self._handle = Handle(
+            operator.uid,
+            operator.state_schemas,
+            kinds,
+            operator.ttls_ms,
+            operator.dropped,
+            operator.time_mode,
+            clock,
+            shard,
+            reader,
+        )
+        timeless = operator.time_mode == "none"
+        self._timer_values = TimerValues(-1, -1) if timeless else TimerValues(clock.batch_time_ms, clock.watermark_ms)
+
+    def run(self, rows: GroupedRows, initial: GroupedRows | None) -> Iterator[pa.RecordBatch]:
+        """Everything, in order; the result is filled when this is drained."""
+        self._call(self._processor.init, self._handle)
+        self._handle.initialized()
+        failed = True
+        try:
+            if initial is not None:
+                self._initial_pass(initial)
+            flavour = self._flavour(rows.rows.schema)
+            yield from self._input_pass(rows, flavour)
+            if self._operator.time_mode != "none":
+                yield from self._timer_pass(flavour)
+            yield from self._batches(self._pending, flavour)
+            failed = False
+        finally:
+            self._handle.closed()
+            self._close(failed)
+        self._result.changes = self._changes.folded()
+        self._result.rows_added = self._changes.rows_added
+
+    def _close(self, failed: bool) -> None:
+        try:
+            self._call(self._processor.close)
+        except StillstateError:
+            if not failed:
+                raise  # else the first error is the one to tell
+
+    def _initial_pass(self, initial: GroupedRows) -> None:
+        flavour = self._flavour(initial.rows.schema)
+        handle_initial = self._processor.handleInitialState
+        for piece in self._slices(initial):
+            keys = flavour.keys(piece)
+
+            def call(piece: GroupedRows = piece, keys: Sequence[Any] = keys) -> Iterator[list[Any]]:
+                scope, timer_values = self._handle.scope, self._timer_values
+                for group, (key, pieces) in enumerate(zip(keys, flavour.initial(piece))):
+                    scope.group = group
+                    for given in pieces:
+                        handle_initial(key, given, timer_values)
+                yield from ()
+
+            self._enter(piece.hashes, piece.keys)
+            for _ in self._guarded(call(), keys):
+                pass
+            self._leave()
+        self._seal()
+
+    def _input_pass(self, rows: GroupedRows, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        operator = self._operator
+        if operator.time_mode == "event" and operator.event_time_column:
+            late_ms = self._clock.late_watermark_ms
+            rows, self._result.late_rows = drop_late(rows, operator.event_time_column, late_ms)
+        handle_input = self._processor.handleInputRows
+        for piece in self._slices(rows):
+            keys = flavour.keys(piece)
+
+            def call(piece: GroupedRows = piece, keys: Sequence[Any] = keys) -> Iterator[list[Any]]:
+                scope, timer_values, most = self._handle.scope, self._timer_values, flavour.pending_max
+                pending = self._pending
+                for group, (key, given) in enumerate(zip(keys, flavour.inputs(piece))):
+                    scope.group = group
+                    pending.extend(handle_input(key, given, timer_values))
+                    if len(pending) >= most:
+                        yield pending
+                        pending = self._pending = []
+
+            self._enter(piece.hashes, piece.keys)
+            yield from self._outputs(self._guarded(call(), keys), flavour)
+            self._leave()
+        self._seal(more=operator.time_mode != "none")
+
+    def _timer_pass(self, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        operator, clock = self._operator, self._clock
+        bound_ms = clock.batch_time_ms if operator.time_mode == "processing" else clock.watermark_ms
+        schema = operator.state_schemas[TIMERS]
+        # The snapshot: what user code registers or deletes from now on does not change it.
+        due = self._reader.due(TIMERS, bound_ms)
+        make_key = partial(tuple.__new__, row_class_of(operator.key_columns))
+        for piece in due_slices(due, schema, operator.slice_keys_max):
+            keys = list(map(make_key, zip(*map(read_column, piece.keys))))
+            self._enter(piece.hashes, piece.keys, piece.groups)
+            yield from self._outputs(self._guarded(self._fire(piece, keys, flavour), keys), flavour)
+            self._leave()
+            self._seal()
+        self._result.due_taken[TIMERS] = bound_ms
+
+    def _fire(self, due: DueTimers, keys: Sequence[Any], flavour: Flavour) -> Iterator[list[Any]]:
+        handle, timer_values = self._handle, self._timer_values
+        scope, timers = handle.scope, handle.timers
+        if timers is None:
+            return
+        handle_expired = self._processor.handleExpiredTimer
+        pending = self._pending
+        for place, (group, time_ms) in enumerate(zip(due.groups.tolist(), due.times_ms.tolist())):
+            scope.group, scope.place = group, place
+            expired = ExpiredTimerInfo(time_ms)
+            pending.extend(handle_expired(key=keys[group], timerValues=timer_values, expiredTimerInfo=expired))
+            timers.delete(time_ms)
+            if len(pending) >= flavour.pending_max:
+                yield pending
+                pending = self._pending = []
+
+    # --- around user code ---
+
+    def _flavour(self, schema: pa.Schema) -> Flavour:
+        operator = self._operator
+        if operator.pandas:
+            zone = operator.time_zone or time_zone_of(schema)
+            return FrameFlavour(
+                operator.uid,
+                operator.key_columns,
+                operator.output_schema,
+                operator.slice_rows_max,
+                operator.frame_rows_max,
+                zone,
+            )
+        return RowFlavour(
+            operator.uid,
+            operator.key_columns,
+            operator.output_schema,
+            operator.slice_rows_max,
+            operator.output_rows_per_batch,
+        )
+
+    def _slices(self, rows: GroupedRows) -> Iterator[GroupedRows]:
+        return slices_of(rows, self._operator.slice_keys_max, self._operator.slice_rows_max)
+
+    def _enter(self, hashes: Any, keys: list[pa.Array], order: Any = None) -> None:
+        self._handle.scope.enter(self._reader, hashes, keys, order)
+        for state in self._handle.states.values():
+            state.attach()
+
+    def _leave(self) -> None:
+        self._changes.take(self._handle.states.values())
+        for state in self._handle.states.values():
+            state.detach()
+        self._handle.scope.leave()
+
+    def _seal(self, *, more: bool = True) -> None:
+        """End a pass. If more follow, they see what it changed on top of the state."""
+        changed = self._changes.seal()
+        if changed and more:
+            self._reader = self._reader.overlaid(changed)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run user code that is called for no key."""
+        try:
+            function(*arguments)
+        except StillstateError as error:
+            raise plain(error) from error
+        except Exception as error:
+            raise user_error(self._operator.uid, self._shard, error) from error
+
+    def _guarded(self, pieces: Iterator[list[Any]], keys: Sequence[Any]) -> Iterator[list[Any]]:
+        """What user code yields; its exceptions say for which key."""
+        while True:
+            try:
+                piece = next(pieces, None)
+            except StillstateError as error:
+                raise plain(error) from error
+            except Exception as error:
+                group = self._handle.scope.group
+                key = keys[group] if group >= 0 else None
+                raise user_error(self._operator.uid, self._shard, error, key) from error
+            if piece is None:
+                return
+            yield piece
+
+    def _outputs(self, pieces: Iterator[list[Any]], flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        for outputs in pieces:
+            yield from self._batches(outputs, flavour)
+
+    def _batches(self, outputs: list[Any], flavour: Flavour) -> Iterator[pa.RecordBatch]:
+        if not outputs:
+            return
+        for batch in flavour.batches(outputs):
+            if self._operator.output_event_time:
+                self._check_times(batch)
+            yield batch
+
+    def _check_times(self, batch: pa.RecordBatch) -> None:
+        operator, late_ms = self._operator, self._clock.late_watermark_ms
+        if too_early(batch, operator.output_event_time, late_ms):
+            raise InvalidData(
+                f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] operator {operator.uid!r}: it emitted a row whose "
+                f"{operator.output_event_time!r} is not later than the watermark {late_ms} ms; a later operator would "
+                "take it "
+                "for late. Emit rows after the watermark"
+            )

@@ -1,0 +1,142 @@
+"""`ValueState` over looked-up columns: the interface of `pyspark.sql.streaming.stateful_processor.ValueState`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.processors.user.codec import RowCodec
+from state_runtime.processors.user.scope import NoKey, Scope
+from state_runtime.state.table import Mask, StateSchema
+
+__all__ = ["ValueState"]
+
+
+class ValueState:
+    """One value per key. The first use in a slice looks all of the slice's keys up."""
+
+    __slots__ = (
+        "_codec",
+        "_dirty",
+        "_existed",
+        "_loose",
+        "_no_key",
+        "_schema",
+        "_scope",
+        "_time_ms",
+        "_values",
+        "_width",
+        "name",
+    )
+
+    def __init__(self, name: str, where: str, schema: StateSchema, scope: Scope, expires_ms: int | None) -> None:
+        """
+        Args:
+            where: operator and state, for messages.
+            expires_ms: when a value that is written in this epoch expires; None for a state without TTL.
+        """
+        self.name = name
+        self._schema = schema
+        self._scope = scope
+        self._time_ms = expires_ms
+        self._codec = RowCodec(schema.values, where)
+        self._width = self._codec.width
+        self._loose = self._codec.loose
+        self._no_key = NoKey(where)
+        self._values: Any = self._no_key
+        self._dirty = bytearray()
+        self._existed: Mask | None = None
+
+    def exists(self) -> bool:
+        """Whether the key has a value."""
+        return self._values[self._scope.group] is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        """The value as a tuple, or None."""
+        group = self._scope.group
+        value: tuple[Any, ...] | None = self._values[group]
+        if value is not None and self._dirty[group]:
+            return self._codec.read_back(value)
+        return value
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        """Set the value; as many fields as the schema has.
+
+        Raises:
+            InvalidStateValue: not a tuple of the schema's fields.
+        """
+        if self._loose or type(newValue) is not tuple or len(newValue) != self._width:
+            newValue = self._codec.row_of(newValue, "update")
+        group = self._scope.group
+        self._values[group] = newValue
+        self._dirty[group] = 1
+
+    def clear(self) -> None:
+        """Remove the value; nothing happens if there is none."""
+        group = self._scope.group
+        self._values[group] = None
+        self._dirty[group] = 1
+
+    # --- for the passes ---
+
+    def attach(self) -> None:
+        self._values = _NotLoaded(self)
+        self._existed = None
+
+    def detach(self) -> None:
+        self._values = self._no_key
+        self._dirty = bytearray()
+        self._existed = None
+
+    def load(self) -> list[Any]:
+        """Look the slice's keys up."""
+        scope = self._scope
+        found, columns = scope.reader.find(self.name, scope.hashes, scope.keys)
+        values: list[Any] = self._codec.rows(columns[: self._width])
+        for group in np.flatnonzero(~found).tolist():
+            values[group] = None
+        self._values = values
+        self._existed = found
+        self._dirty = bytearray(len(values))
+        return values
+
+    def changes(self) -> tuple[pa.RecordBatch, int]:
+        """What user code changed in the slice, as a sorted batch, and the live rows gained."""
+        if self._existed is None:
+            return self._schema.empty(), 0
+        dirty = np.flatnonzero(np.frombuffer(self._dirty, dtype=np.uint8))
+        if not len(dirty):
+            return self._schema.empty(), 0
+        new = [self._values[i] for i in dirty.tolist()]
+        gone = np.fromiter((v is None for v in new), dtype=np.bool_, count=len(new))
+        existed = self._existed[dirty]
+        # Clearing what was never stored leaves no trace.
+        kept = ~gone | existed
+        if not bool(kept.all()):
+            dirty, gone, existed = dirty[kept], gone[kept], existed[kept]
+            new = [v for v, k in zip(new, kept.tolist()) if k]
+        times = None
+        if self._schema.time:
+            times = pa.array(np.full(len(new), self._time_ms or 0, dtype=np.int64), mask=gone)
+        values = self._codec.columns(new, holes=bool(gone.any()))
+        at = pa.array(dirty)
+        keys = [k.take(at) for k in self._scope.keys]
+        batch = self._schema.batch(self._scope.hashes[dirty], gone, keys, values, times=times)
+        return batch, int(np.count_nonzero(~existed) - np.count_nonzero(gone))
+
+
+class _NotLoaded:
+    """Stands for the values of a slice until user code touches one of them."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: ValueState) -> None:
+        self._state = state
+
+    def __getitem__(self, group: int) -> Any:
+        return self._state.load()[group]
+
+    def __setitem__(self, group: int, value: Any) -> None:
+        self._state.load()[group] = value

@@ -1,0 +1,123 @@
+"""Everything that a snapshot needs on the store: what is copied with it, verified, and kept by garbage collection.
+
+A manifest names most of it; the objects that tasks uploaded themselves are named by the segments' indexes, and the
+files of shards by the listing. Nothing else in the project decides what belongs to a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from state_runtime.changelog.reader import read_index
+from state_runtime.changelog.segment import PartEntry
+from state_runtime.restore.uploaded_files import direct, read_listing
+from state_runtime.snapshot.manifest import Manifest, SegmentEntry
+from state_runtime.snapshot.paths import manifest_path
+from state_runtime.store import Store
+
+__all__ = ["Memo", "StoredRef", "references", "sink_references"]
+
+RefKind = Literal["manifest", "segment", "direct", "table", "source-log", "listing", "shard-file", "output"]
+
+
+@dataclass(frozen=True)
+class StoredRef:
+    """One object below the job root that a snapshot needs.
+
+    Attributes:
+        kind: "output" is staged output below the root; `references` gives none, it belongs to the next run and not to
+            the state.
+        bytes: 0 of a manifest and -1 of a direct object: their size is not recorded. A direct object has at least
+            `bytes_min`.
+        digest: SHA-256; empty where none is recorded (manifests check themselves, direct objects part by part).
+        operator, state: whose data it is, where it is one's.
+        hash_low, hash_high: closed range of key hashes.
+        part: of a direct object the part that this reference is about.
+    """
+
+    kind: RefKind
+    path: str
+    bytes: int
+    digest: str
+    operator: str = ""
+    state: str = ""
+    hash_low: int = 0
+    hash_high: int = (1 << 64) - 1
+    bytes_min: int = 0
+    part: PartEntry | None = None
+
+
+Memo = dict[str, tuple["StoredRef", ...]]
+"""What segments lead to, by their path: they are immutable, and snapshots share most of them."""
+
+
+def references(root: Store, manifest: Manifest, memo: Memo | None = None) -> Iterator[StoredRef]:
+    """What the snapshot needs, the manifest last. An object may be named more than once (by several shards).
+
+    Reads the index of each segment that leads to other objects, and the listing of files, nothing else.
+
+    Args:
+        memo: filled and used, so that of several snapshots each segment is read once; the caller's to bound.
+
+    Raises:
+        MissingFile, CorruptSegment, CorruptManifest, UnsupportedFormat: not all of it is known; nothing may be deleted.
+        StoreUnavailable: try again.
+    """
+    memo = {} if memo is None else memo
+    for segment in manifest.segments:
+        yield StoredRef("segment", segment.path, segment.bytes, segment.digest)
+        if segment.direct_bytes:
+            if segment.path not in memo:
+                memo[segment.path] = tuple(_direct_objects(root, segment, manifest))
+            yield from memo[segment.path]
+    for layer in manifest.layers:
+        for table in layer.tables:
+            yield StoredRef(
+                "table",
+                table.path,
+                table.bytes,
+                table.digest,
+                table.operator,
+                table.state,
+                table.hash_low,
+                table.hash_high,
+            )
+        for log in layer.source_logs:
+            yield StoredRef("source-log", log.path, log.bytes, log.digest)
+    if manifest.shards is not None:
+        entry = manifest.shards
+        yield StoredRef("listing", entry.path, entry.bytes, entry.digest)
+        listing = read_listing(direct(root), manifest)
+        for shard in listing.shards if listing is not None else ():
+            low, high = shard.hash_range
+            for file in shard.files:
+                if file.path:
+                    yield StoredRef("shard-file", file.path, file.bytes, file.digest, shard.operator, "", low, high)
+    yield StoredRef("manifest", manifest_path(manifest.snapshot_id), 0, "")
+
+
+def _direct_objects(root: Store, segment: SegmentEntry, manifest: Manifest) -> Iterator[StoredRef]:
+    for part in read_index(root, segment, manifest.job_uids).parts:
+        if part.path:
+            yield StoredRef(
+                "direct",
+                part.path,
+                -1,
+                "",
+                part.operator,
+                part.state,
+                part.hash_low,
+                part.hash_high,
+                part.offset + part.length,
+                part,
+            )
+
+
+def sink_references(manifest: Manifest) -> Iterator[str]:
+    """Paths of output that is staged for this snapshot, below its sink's folder; some sinks' folders lie below the job
+    root."""
+    for output in manifest.outputs:
+        for file in output.files:
+            yield file.staged

@@ -1,0 +1,74 @@
+"""A Spark session with the settings that make an epoch's floor low; any other session works too, slower."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from state_runtime.base.allocator import TASKS_KEEP_FREED_MEMORY
+from state_runtime.spark.java import require_java
+
+__all__ = ["RECOMMENDED", "build_session", "session_conf"]
+
+RECOMMENDED: Mapping[str, str] = {
+    # A TCP loopback socket between JVM and Python costs a delayed acknowledgement (~40 ms) per task.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Spark's checkpoint directory is scratch here: no checksum files, no rename protocol.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    # The epoch's tasks must stay what the plan says: one per shard.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.shuffle.reduceLocality.enabled": "false",
+    # A task waits so long for the executor that has its shard's state: moving the shard costs a restore. Nobody waits
+    # for an executor that is lost.
+    "spark.locality.wait.process": "30s",
+    # A run that begins before its executors are there would give all shards to the first one. Spark waits for 30 s at
+    # most; a standalone master needs spark.cores.max to know how many there will be.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    # PySpark asks the JVM for the call site of every column function: 4 ms of an epoch's planning.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Columns move in larger pieces than Spark's default of 10,000 rows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # A run says itself how it goes; Spark's bar would write over it.
+    "spark.ui.showConsoleProgress": "false",
+    **TASKS_KEEP_FREED_MEMORY,
+}
+
+
+def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """All settings of a session, for whoever builds it: `RECOMMENDED`, and `conf` over them.
+
+    Also sets what Spark reads from this process's environment, where it is not set yet.
+
+    Raises:
+        MissingJava: no Java 17 or newer.
+    """
+    require_java()
+    # Tasks must find the packages that this interpreter has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        # Everything is on this machine: no look-up of its public address, and no warning about it.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    own = {key: str(value) for key, value in {**RECOMMENDED, **(conf or {})}.items()}
+    return {"spark.app.name": app_name, "spark.master": master, **own}
+
+
+def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Start (or get) a session with `RECOMMENDED` settings; `conf` wins over them.
+
+    Raises:
+        MissingJava: no Java 17 or newer.
+    """
+    builder = SparkSession.builder
+    for key, value in session_conf(app_name, master, conf).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

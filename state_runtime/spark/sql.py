@@ -1,0 +1,44 @@
+"""Names and types as Spark SQL writes them; pure."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as T
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.state.ddl import default_clause
+
+__all__ = ["ddl", "quoted", "type_sql"]
+
+
+def quoted(name: str) -> str:
+    """A name in backquotes."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def type_sql(data_type: T.DataType) -> str:
+    """A type as SQL reads it; `simpleString` leaves the names of fields unquoted."""
+    if isinstance(data_type, T.StructType):
+        return f"struct<{', '.join(f'{quoted(f.name)}: {type_sql(f.dataType)}' for f in data_type.fields)}>"
+    if isinstance(data_type, T.ArrayType):
+        return f"array<{type_sql(data_type.elementType)}>"
+    if isinstance(data_type, T.MapType):
+        return f"map<{type_sql(data_type.keyType)}, {type_sql(data_type.valueType)}>"
+    return data_type.simpleString()
+
+
+def ddl(schema: T.StructType) -> str:
+    """A schema as Spark's DDL, for manifests; with the defaults that columns carry in their metadata.
+
+    Raises:
+        InvalidPipeline: a default that is no literal of the column's type.
+    """
+    return ", ".join(_column_ddl(field) for field in schema.fields)
+
+
+def _column_ddl(field: T.StructField) -> str:
+    type_text = field.dataType.simpleString()
+    try:
+        default = default_clause(field.metadata or {}, type_text)
+    except ValueError as error:
+        raise InvalidPipeline(f"column {field.name!r}: its default cannot be used: {error}") from error
+    return f"{quoted(field.name)} {type_text}{default}"

@@ -1,0 +1,28 @@
+"""Paths of objects: relative to the store's root, and nothing else; pure."""
+
+from __future__ import annotations
+
+import re
+
+from state_runtime.base.errors import CorruptData
+from state_runtime.base.limits import PATH_CHARS_MAX
+
+__all__ = ["check_relative_path"]
+
+_SEGMENT = re.compile(r"[A-Za-z0-9._=-]+\Z")
+
+
+def check_relative_path(path: str) -> str:
+    """Return `path` if it is a plain relative path below the job root; anything else is hostile or damaged.
+
+    Raises:
+        CorruptData: absolute, with a scheme, with `.` or `..`, with empty parts, too long, or with characters that
+            we never write. Nothing is opened before this check.
+    """
+    parts = path.split("/")
+    if len(path) > PATH_CHARS_MAX or not path or any(p in ("", ".", "..") or not _SEGMENT.match(p) for p in parts):
+        raise CorruptData(
+            f"path {path[:120]!r} is not a plain relative path; it was not opened. "
+            "The file that names it was altered: restore it from a copy of the job root"
+        )
+    return path

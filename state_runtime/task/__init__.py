@@ -1,0 +1,1 @@
+"""What runs in a Spark task: restore → process → log → acknowledge."""

@@ -1,0 +1,113 @@
+"""What a task makes durable of its epoch: its changes on the primary store, and its local version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import pyarrow as pa
+
+from state_runtime.base import faults
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.writer import TaskChanges, begin_task_changes
+from state_runtime.processors.operator import Operator
+from state_runtime.snapshot.shard_files import ShardFiles
+from state_runtime.state.reader import StateReader
+from state_runtime.task.persist_files import PersistedFiles, persist_files
+from state_runtime.task.shard_access import ShardAccess, TaskJob
+
+__all__ = ["Persisted", "Step", "persist"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One epoch's step of a shard's state.
+
+    Attributes:
+        attempt: id of the local version after it.
+        before: id of the one before it.
+        base: the state before it.
+        changes: per state one sorted batch; states without changes are left out.
+        due_taken: see `ShardStore.write`.
+        listed: with the changelog off what the driver's listing says of the shard.
+        restored: whether `base` came from the primary store, so that nothing of it is on local disk yet.
+    """
+
+    attempt: str
+    before: str
+    base: StateReader
+    changes: Mapping[str, pa.RecordBatch]
+    due_taken: Mapping[str, int]
+    restored: bool
+    listed: ShardFiles | None = None
+
+
+@dataclass(frozen=True)
+class Persisted:
+    """What the driver must know of it.
+
+    Attributes:
+        version: local version after the epoch; `NO_VERSION` if it could not be written.
+        changes: empty with the changelog off.
+        files: the shard's with the changelog off.
+    """
+
+    version: str
+    local_failed: bool
+    changes: TaskChanges
+    files: PersistedFiles = field(default_factory=PersistedFiles)
+
+
+def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -> Persisted:
+    """Make a shard's step durable, as far as a task can: the driver's manifest completes it.
+
+    Raises:
+        StoreUnavailable, OutcomeUnknown: an upload failed; the epoch fails and is run again.
+    """
+    if job.settings.changelog == "off":
+        return _persist_files(job, operator, access, step)
+    pending = begin_task_changes(
+        lambda: access.root,
+        _uploader(UploadPolicy.of(job.settings)),
+        term=job.term,
+        operator=operator.uid,
+        hash_range=access.hash_range,
+        changes=step.changes,
+        settings=job.settings,
+        ids=SYSTEM_IDS,
+    )
+    try:
+        # The local version is written while the upload runs: the slower of the two is what a task takes.
+        version, failed = access.write(
+            step.attempt, step.base, step.changes, step.before, step.restored, step.due_taken
+        )
+    except BaseException:
+        pending.abandon()
+        raise
+    changes = pending.result()
+    faults.reach("task-logged")
+    return Persisted(version, failed, changes)
+
+
+def _persist_files(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -> Persisted:
+    version, failed = access.write(step.attempt, step.base, step.changes, step.before, step.restored, step.due_taken)
+    files = persist_files(
+        job,
+        operator,
+        access,
+        step.base.overlaid(step.changes, step.due_taken),
+        version,
+        changed=bool(step.changes),
+        listed=step.listed,
+        uploader=_uploader(UploadPolicy.of(job.settings)),
+    )
+    return Persisted(version, failed, TaskChanges((), (), files.totals), files)
+
+
+@lru_cache(maxsize=4)
+def _uploader(policy: UploadPolicy) -> Uploader:
+    """The one of this worker process, so that all of its tasks share the bound on bytes in flight."""
+    return Uploader(policy, SYSTEM_CLOCK)
