@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
+
+# `make test` draws the same examples each time, so that it says of the code what it said before; soaks draw new ones.
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.register_profile("new", derandomize=False)
+hypothesis.settings.load_profile("new" if os.environ.get("STILLSTATE_SOAK") else "same")
 
 # Spark's workers import the processors of the tests by name.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -32,6 +32,7 @@ from state_runtime.base.limits import (
     SOURCE_LOG_BYTES_MAX,
 )
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
+from state_runtime.state.table import check_names
 from state_runtime.store.paths import check_relative_path
 
 __all__ = [
@@ -124,6 +125,7 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
             raise ValueError(f"it grows to {decoded:,} bytes where {part.raw_bytes:,} were written")
         batches = list(pa.ipc.open_stream(data))
         for batch in batches:
+            check_names(batch.schema)
             # Offsets and texts that Arrow believes until somebody follows them out of the buffer.
             batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:

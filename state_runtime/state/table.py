@@ -49,6 +49,7 @@ __all__ = [
     "HASH_MAX",
     "StateSchema",
     "adapt",
+    "check_names",
     "concat",
     "entries_of",
     "entry_of_time",
@@ -104,6 +105,10 @@ class StateSchema:
         Raises:
             CorruptSegment: the columns are not those of a state.
         """
+        try:
+            check_names(stored)
+        except ValueError as error:
+            raise CorruptSegment(f"a column of a state has a name that is no text: {error}") from error
         names = stored.names
         if names[:2] != [HASH, DELETED]:
             raise CorruptSegment(f"columns {names} are not those of a state")
@@ -199,6 +204,22 @@ class StateSchema:
             if not bool(np.all(ordered)):
                 raise CorruptSegment(f"{where} is not sorted by key hash{' and entry' if self.entries else ''}")
         return batch
+
+
+def check_names(stored: pa.Schema) -> None:
+    """Look at every name of a stored schema, those of nested fields too: Arrow hands names over as the bytes that they
+    are, and the first look at one that is not UTF-8 raises, wherever that is.
+
+    Raises:
+        ValueError: a name is not UTF-8.
+    """
+    waiting: list[pa.Field | pa.DataType] = list(stored)
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, pa.Field):
+            found.name.encode()
+            found = found.type
+        waiting += [found.field(number) for number in range(found.num_fields)]
 
 
 def entries_of(batch: pa.RecordBatch) -> Hashes:

@@ -23,13 +23,14 @@ from test_restore import changes
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
 from state_runtime.changelog.reader import read_table
-from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.segment import PartEntry, decode_part, sha256
 from state_runtime.snapshot import commit
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, TableEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.terms import claim_term
+from state_runtime.state.table import StateSchema
 from state_runtime.store import Created, open_store
 from tests.s3_server import CountingServer
 
@@ -176,3 +177,28 @@ def test_in_a_versioned_bucket_a_deleted_object_is_gone_for_us(versioned: Counti
     assert store.create("a/b", b"two") is Created.MINE
     assert store.create("a/b", b"three") is Created.LOST
     assert [(o.path, o.bytes) for o in store.list_objects("")] == [("a/b", 3)]
+
+
+@pytest.mark.parametrize("name", ["key.zz", "value.zz", "inner-zz"])
+def test_a_name_that_is_no_text_is_damage_and_says_where(name: str) -> None:
+    """Arrow hands the bytes of a name over as they are; the first look at it, anywhere, would raise its own error."""
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "hash": pa.array([1], pa.uint64()),
+            "deleted": pa.array([False]),
+            "key.zz": pa.array([1], pa.int64()),
+            "value.zz": pa.array([1], pa.int64()),
+            "value.s": pa.array([{"inner-zz": [1]}], pa.struct([("inner-zz", pa.list_(pa.int64()))])),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    body = sink.getvalue().to_pybytes()
+    damaged = body.replace(name.encode(), name[:-2].encode() + b"\xff\xfe")
+    assert damaged != body
+    part = PartEntry("state", "op", "s", "", 0, len(damaged), sha256(damaged), 1, batch.nbytes, 0, (1 << 64) - 1)
+    with pytest.raises(CorruptSegment, match=r"changelog/a\.seg.*cannot be decoded"):
+        decode_part(damaged, part, "changelog/a.seg")
+    with pytest.raises(CorruptSegment, match="no text"):
+        StateSchema.of(pa.ipc.open_stream(damaged).schema)
