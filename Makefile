@@ -69,6 +69,11 @@ soak: setup ## SOAK_SEEDS (20,000) of the system simulation, the fault suite wit
 	$(BIN)/python -m tests.simulation.soak --seeds $(SOAK_SEEDS)
 	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/test_commit_schedule.py tests/state_runtime/test_driver_schedule.py -m 'not spark and not kill and not cluster'
 
+CYCLES ?= 1000
+.PHONY: soak-kill
+soak-kill: setup ## A job that is killed CYCLES (1000) times at random moments, with other settings each time; writes tests/soak/reports/kill.json
+	$(BIN)/python -m tests.soak.kill --cycles $(CYCLES)
+
 TARGET ?= roots
 FUZZ_S ?= 300
 .PHONY: fuzz

@@ -1,0 +1,317 @@
+"""A small job that is killed with SIGKILL at random moments and started again: `make soak-kill`.
+
+    python -m tests.soak.kill --cycles 1000 --seed 7
+    python -m tests.soak.kill --life 7-12            # one life again: the same draws, other moments
+
+A *cycle* is a process that opens the job, goes on from its newest snapshot and is killed while it works. Each has its own settings:
+parallelism, changelog, backend, checkpoint interval, sizes; now and then the local disk is damaged or gone in between. The driver loop,
+the tasks, the store, local copies, folding, retention and the commit protocol are the real ones, on a real disk; Spark's planning and
+shuffle are stood in for (tests/faults/engine.py), because a JVM for each of a thousand cycles would take hours.
+
+A *life* is a job with a store of its own: some cycles, then one that is left alone, and then the laws: the state of every operator and
+the rows of the output are those of the input counted afresh, and every snapshot that is left verifies in full.
+
+Processes are forked off one that has imported everything and used none of it, so that a cycle takes as long as its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "state_runtime")]
+
+import pyarrow.parquet as pq  # noqa: E402
+from rich.progress import Progress as Bar  # noqa: E402
+
+from state_runtime.base.clock import SYSTEM_CLOCK  # noqa: E402
+from state_runtime.base.ids import SYSTEM_IDS  # noqa: E402
+from state_runtime.base.settings import JobSettings  # noqa: E402
+from state_runtime.maintenance.verify.roots import verify_root  # noqa: E402
+from state_runtime.reading.snapshot import open_snapshot_for_reading  # noqa: E402
+from state_runtime.snapshot.catalog import Catalog  # noqa: E402
+from state_runtime.store import open_store  # noqa: E402
+from tests.faults.engine import JOB, InProcess, Run, operator, without_spark  # noqa: E402
+
+KEYS = [f"key-{n}" for n in range(40)]
+CYCLES_OF_A_LIFE = 25
+KILL_S_MAX = 1.5
+"""The moment is drawn below this: a start, a few batches and now and then the end, on two cores."""
+CYCLE_S_MAX = 120.0
+"""A cycle that is left alone and takes longer than this hangs."""
+REPORT = ROOT / "tests" / "soak" / "reports" / "kill.json"
+
+
+@dataclass
+class Life:
+    """One job: its folder, its input, and what was done to it.
+
+    Attributes:
+        name: seed and number; what is drawn follows from it.
+        operators: how long the chain is.
+    """
+
+    name: str
+    folder: Path
+    rng: random.Random
+    operators: int
+    batches: list[list[str]] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def store(self) -> str:
+        return str(self.folder / "store")
+
+    @property
+    def out(self) -> str:
+        return str(self.folder / "out")
+
+    @property
+    def local(self) -> Path:
+        return self.folder / "local"
+
+    def more_input(self) -> None:
+        """A few batches of a few rows; now and then a large one."""
+        for _ in range(self.rng.randint(1, 6)):
+            rows = self.rng.choice([1, 5, 30, 400])
+            self.batches.append([self.rng.choice(KEYS) for _ in range(rows)])
+
+    def settings(self) -> JobSettings:
+        """Of one cycle."""
+        rng = self.rng
+        chosen: dict[str, Any] = {
+            "parallelism": rng.choice([1, 2, 3, 5]),
+            "changelog": rng.choice(["on", "on", "off"]),
+            "backend": rng.choice(["arrow", "rocksdb"]),
+            "checkpoint_batches": rng.choice([1, 1, 2, 4]),
+            "inline_bytes_max": rng.choice([0, 900, 1 << 18]),
+            "pending_bytes_max": rng.choice([0, 2000, 1 << 24]),
+            "compression": rng.choice(["lz4", "zstd", "none"]),
+            "local_recovery": rng.random() < 0.8,
+            "materialize_max_segments": rng.choice([2, 8, 256]),
+            "runs_max": rng.choice([2, 8]),
+            "retained_checkpoints": rng.choice([2, 5, 100]),
+        }
+        for name in ("parallelism", "changelog", "backend", "checkpoint_batches"):
+            self.seen[f"{name} {chosen[name]}"] += 1
+        return JobSettings(local_dir=str(self.local), **chosen)
+
+    def damage(self) -> None:
+        """What may happen to a host's disk between two processes."""
+        files = sorted(f for f in self.local.rglob("*") if f.is_file()) if self.local.exists() else []
+        if not files or self.rng.random() < 0.7:
+            return
+        kind = self.rng.choice(["flip", "cut", "remove", "all"])
+        self.seen[f"local disk: {kind}"] += 1
+        if kind == "all":
+            shutil.rmtree(self.local)
+            return
+        victim = self.rng.choice(files)
+        if kind == "remove":
+            victim.unlink()
+            return
+        body = bytearray(victim.read_bytes())
+        if body and kind == "flip":
+            body[self.rng.randrange(len(body))] ^= 1 << self.rng.randrange(8)
+        victim.chmod(0o600)
+        victim.write_bytes(bytes(body if kind == "flip" else body[: len(body) // 2]))
+
+
+# --- what forked processes do --------------------------------------------------------------------------------------
+
+
+def drive(life: Life, settings: JobSettings) -> None:
+    """One run to the end of the input."""
+    spark = InProcess()
+    with without_spark(spark):
+        run = Run(
+            life.store,
+            {},
+            life.out,
+            settings,
+            operators=life.operators,
+            clock=SYSTEM_CLOCK,
+            ids=SYSTEM_IDS,
+            spark=spark,
+        )
+        run.run(life.batches)
+
+
+def check(life: Life) -> None:
+    """The laws, at the end of a life.
+
+    Raises:
+        AssertionError: one does not hold.
+    """
+    for number, expected in enumerate(expected_states(life)):
+        chained = operator(number)
+        (state,) = open_snapshot_for_reading(f"{life.store}/{JOB}").states(chained.uid)
+        rows = [row for batch in state.batches() for row in batch.to_pylist()]
+        found = {row["k"]: next(v for name, v in row.items() if name != "k") for row in rows}
+        assert found == expected, f"the state of {chained.uid} is {found}, and should be {expected}"
+    assert (found := output_of(life)) == (wanted := expected_output(life)), (
+        f"output lost {dict(wanted - found)}, and repeated {dict(found - wanted)}"
+    )
+    root = Catalog(open_store(life.store), JOB).root
+    report = verify_root(root, level="full", clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
+    assert report.complete
+    assert not report.findings, report.findings
+
+
+def expected_states(life: Life) -> list[dict[str, int]]:
+    """The first operator counts rows; each further one the batches in which the one before it emitted the key."""
+    rows = Counter(key for batch in life.batches for key in batch)
+    batches = Counter(key for batch in life.batches for key in set(batch))
+    return [dict(rows), *(dict(batches) for _ in range(life.operators - 1))]
+
+
+def expected_output(life: Life) -> Counter[tuple[str, int]]:
+    """Each key's count after each batch that had it, once."""
+    totals: Counter[str] = Counter()
+    expected: Counter[tuple[str, int]] = Counter()
+    for batch in life.batches:
+        totals.update(batch if life.operators == 1 else set(batch))
+        expected.update((key, totals[key]) for key in set(batch))
+    return expected
+
+
+def output_of(life: Life) -> Counter[tuple[str, int]]:
+    found: Counter[tuple[str, int]] = Counter()
+    for file in Path(life.out).glob("*.parquet"):
+        found.update((row["k"], row["n"]) for row in pq.read_table(file).to_pylist())
+    return found
+
+
+def forked(work: Any) -> int:
+    """Begin a process that does some work; its pid. It ends with 0, or with 1 after its error went to stderr."""
+    pid = os.fork()
+    if pid:
+        # A group of its own, with whatever it starts; whoever of the two is first makes it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int, limit_s: float) -> int | None:
+    """Wait for a process; its exit code (minus the signal), or None if it goes on after the limit."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        # Blocked in main(): the end of a child waits here until it is asked for.
+        signal.sigtimedwait([signal.SIGCHLD], left_s)
+
+
+def killed(pid: int) -> None:
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+# --- lives ---------------------------------------------------------------------------------------------------------
+
+
+def live(name: str, folder: Path, cycles: int) -> Life:
+    """One life, to its end.
+
+    Raises:
+        AssertionError: a law does not hold, or a process that was left alone failed or hung; the folder stays.
+    """
+    rng = random.Random(name)
+    life = Life(name, folder, rng, operators=rng.choice([1, 1, 2]))
+    for _ in range(cycles):
+        life.more_input()
+        settings = life.settings()
+        pid = forked(lambda settings=settings: drive(life, settings))  # type: ignore[misc]
+        code = ended(pid, rng.uniform(0.0, KILL_S_MAX))
+        if code is None:
+            killed(pid)
+            life.seen["killed"] += 1
+        else:
+            assert code == 0, f"a driver ended with {code}; its error is above"
+            life.seen["came to its end first"] += 1
+        life.damage()
+    pid = forked(lambda: drive(life, life.settings()))
+    code = ended(pid, CYCLE_S_MAX)
+    if code is None:
+        killed(pid)
+    assert code == 0, f"the last driver, which was left alone, {'hung' if code is None else f'ended with {code}'}"
+    newest = Catalog(open_store(life.store), JOB).latest()
+    life.seen["snapshots"] += newest.snapshot_id if newest is not None else 0
+    pid = forked(lambda: check(life))
+    code = ended(pid, CYCLE_S_MAX)
+    assert code == 0, "a law does not hold; it is told above"
+    return life
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=1000, help="processes that are started to be killed (1000)")
+    parser.add_argument("--seed", type=int, default=None, help="what is drawn; a new one each time by default")
+    parser.add_argument("--life", default="", help="play one life again, by the name in the report or in the error")
+    parser.add_argument("--report", type=Path, default=REPORT, help="JSON with the counts")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
+    names = [given.life] if given.life else [f"{seed}-{n}" for n in range(-(-given.cycles // CYCLES_OF_A_LIFE))]
+    seen: Counter[str] = Counter()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    begun_s = time.monotonic()
+    with Bar() as bar:
+        task = bar.add_task("lives", total=len(names))
+        for name in names:
+            folder = Path(tempfile.mkdtemp(prefix=f"soak-kill-{name}-"))
+            try:
+                life = live(name, folder, CYCLES_OF_A_LIFE)
+            except AssertionError as error:
+                print(f"life {name}: {error}\nIts files stay in {folder}; again: --life {name}", file=sys.stderr)
+                return 1
+            seen += life.seen + Counter({"batches": len(life.batches), "cycles": CYCLES_OF_A_LIFE})
+            shutil.rmtree(folder)
+            bar.advance(task)
+    report = Report(seed, len(names), round(time.monotonic() - begun_s, 1), dict(sorted(seen.items())))
+    given.report.parent.mkdir(parents=True, exist_ok=True)
+    given.report.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    print(json.dumps(asdict(report), indent=2))
+    return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was played; every life held all laws."""
+
+    seed: int
+    lives: int
+    seconds: float
+    counts: dict[str, int]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
