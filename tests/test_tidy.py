@@ -233,6 +233,7 @@ PURE_FILES = {
     "state_runtime/snapshot/strict.py",
     "state_runtime/spark/columns.py",
     "state_runtime/state/ddl.py",
+    "state_runtime/state/key_groups.py",
     "state_runtime/state/keyhash.py",
     "state_runtime/state/rowcodec.py",
     "state_runtime/state/runs.py",

@@ -34,8 +34,9 @@ from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntr
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
 from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import backend_folder, open_backend
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import StateSchema, concat, hash_range_of_shard
+from state_runtime.state.table import StateSchema, concat
 from state_runtime.state.version import OpenVersion
 
 __all__ = ["Restored", "ShardRestore"]

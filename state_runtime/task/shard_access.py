@@ -28,8 +28,8 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore, Stamp, VersionFiles
 from state_runtime.state.backends import discard, open_backend
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import hash_range_of_shard
 from state_runtime.state.version import OpenVersion
 from state_runtime.store import Store, shared_store
 
