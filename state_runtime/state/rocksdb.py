@@ -66,7 +66,7 @@ from state_runtime.state.backend import (
     VersionFiles,
 )
 from state_runtime.state.reader import StateReader
-from state_runtime.state.rowcodec import (
+from state_runtime.state.row_codec import (
     RowCodec,
     binary_of_bytes,
     bytes_of_rows,
