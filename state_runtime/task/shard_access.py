@@ -175,8 +175,8 @@ class ShardAccess:
 
     def _store(self, backend: str) -> ShardStore:
         folder = self._folder / f"{self._job.parallelism}-{self.shard}"
-        schemas, stored = self._operator.state_schemas, self._job.settings.changelog == "off"
-        return open_backend(backend, folder, schemas, SYSTEM_CLOCK, self._stamp, stored=stored)
+        schemas, exported = self._operator.state_schemas, self._job.settings.changelog == "off"
+        return open_backend(backend, folder, schemas, SYSTEM_CLOCK, self._stamp, exported=exported)
 
     def export(self, version: str) -> VersionFiles:
         """The files of a local version. Raises LocalCopyUnusable."""
