@@ -45,8 +45,9 @@ from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.local import LocalShard
-from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.state.table import StateSchema
 from state_runtime.state.version import OpenVersion
 from state_runtime.store import open_store
 

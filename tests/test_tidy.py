@@ -84,7 +84,7 @@ MAY_IMPORT_THEM = {
     "state_runtime/base/clock.py": {"time"},
     "state_runtime/base/ids.py": {"uuid"},
     # Dates and times as user code sees them; the zone of the session.
-    "state_runtime/processors/user/codec.py": {"datetime", "time"},
+    "state_runtime/processors/user/value_codec.py": {"datetime", "time"},
     "state_runtime/maintenance/retention/policy.py": {"datetime"},
 }
 CALENDAR_ONLY = {"state_runtime/maintenance/retention/policy.py"}
@@ -232,9 +232,13 @@ PURE_FILES = {
     "state_runtime/snapshot/shard_files.py",
     "state_runtime/snapshot/strict.py",
     "state_runtime/spark/columns.py",
+    "state_runtime/state/cursors.py",
     "state_runtime/state/ddl.py",
+    "state_runtime/state/key_groups.py",
     "state_runtime/state/keyhash.py",
-    "state_runtime/state/rowcodec.py",
+    "state_runtime/state/pieces.py",
+    "state_runtime/state/rocksdb_codec.py",
+    "state_runtime/state/row_codec.py",
     "state_runtime/state/runs.py",
     "state_runtime/state/table.py",
     "state_runtime/store/paths.py",

@@ -35,6 +35,7 @@ from state_runtime.snapshot.locate import Place
 from state_runtime.snapshot.manifest import Manifest, TableEntry, TimeEntry
 from state_runtime.spark.errors import marked, typed_error
 from state_runtime.spark.sql import quoted
+from state_runtime.state.key_groups import key_hash_sql, top_bits_sql
 from state_runtime.store import Store, open_store, shared_store
 
 __all__ = ["WriteCells", "bootstrap", "write_frame"]
@@ -115,8 +116,8 @@ def write_frame(frame: DataFrame, layout: RowLayout, work: WriteCells) -> Writte
     by_own = {own: name for name, (role, own) in layout.shown.roles().items() if role == "key"}
     # Hashed as what the state stores: equal keys of other types have other hashes.
     keys = [f"CAST({quoted(by_own[c.name])} AS {c.type_text})" for c in layout.versions.keys]
-    hashed = frame.selectExpr("*", f"xxhash64({', '.join(keys)}) AS {_HASH}")
-    cell = f"shiftrightunsigned({_HASH}, {64 - work.bits})" if work.bits else "0L"
+    hashed = frame.selectExpr("*", f"{key_hash_sql(keys)} AS {_HASH}")
+    cell = top_bits_sql(_HASH, work.bits) if work.bits else "0L"
     # Of no more bits than an int has.
     placed = hashed.selectExpr("*", f"CAST({cell} AS INT) AS {_CELL}").repartitionById(1 << work.bits, col(_CELL))
     # `mapInArrow` takes a dot in a name for a field of a struct: the columns travel by place.

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.base.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 from state_runtime.base.settings import JobSettings
 from state_runtime.pipeline.operators import OperatorStep, ProcessorStep, arrow_schema, build_operator, output_schema
 from state_runtime.pipeline.sinks import Sink
@@ -20,6 +19,7 @@ from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
 from state_runtime.spark.sql import quoted
+from state_runtime.state.key_groups import key_hash_sql, shard_sql
 
 __all__ = [
     "CompiledPipeline",
@@ -145,11 +145,10 @@ def compile_pipeline(
 
 def shard_columns(keys: tuple[str, ...], parallelism: int) -> list[str]:
     """SQL expressions of the runtime's columns: key hash, shard, and the row's place in the input."""
-    hash_sql = f"xxhash64({', '.join(quoted(k) for k in keys)})"
-    group_sql = f"shiftrightunsigned({hash_sql}, {64 - KEY_GROUP_BITS})"
+    hash_sql = key_hash_sql([quoted(k) for k in keys])
     return [
         f"{hash_sql} AS {HASH_COLUMN}",
-        f"CAST({group_sql} * {parallelism} DIV {MAX_PARALLELISM} AS INT) AS {SHARD_COLUMN}",
+        f"{shard_sql(hash_sql, parallelism)} AS {SHARD_COLUMN}",
         f"monotonically_increasing_id() AS {SEQUENCE_COLUMN}",
     ]
 

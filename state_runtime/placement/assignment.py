@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from state_runtime.state.key_groups import overlaps
+
 __all__ = ["CopyFound", "Seating", "is_refill_due", "is_refill_early", "seat_shards"]
 
 
@@ -151,7 +153,7 @@ def _worth(copies: Mapping[str, Iterable[CopyFound]], before: int, now: int) -> 
     """Per shard and executor: 2 for each matching state, up to 1 for a stale one, newer ones more; all by the share of
     the shard.
 
-    A shard of another parallelism covers a part of this one's hash range (state/table.py, `hash_range_of_shard`).
+    A shard of another parallelism covers a part of this one's hash range (state/key_groups.py).
     """
     found = [(executor, copy) for executor, held in copies.items() for copy in held if copy.parallelism == before]
     times = sorted({copy.newest_ms for _, copy in found})
@@ -161,10 +163,7 @@ def _worth(copies: Mapping[str, Iterable[CopyFound]], before: int, now: int) -> 
         if not 0 <= copy.shard < before:
             continue
         value = 2.0 * copy.matching if copy.matching else rank[copy.newest_ms]
-        # Ranges in units of 1 / (before × now), so that all is exact.
-        low, high = copy.shard * now, (copy.shard + 1) * now
-        for shard in range(low // before, -(-high // before)):
-            share = (min(high, (shard + 1) * before) - max(low, shard * before)) / before
+        for shard, share in overlaps(copy.shard, before, now):
             of_shard = worth.setdefault(shard, {})
             of_shard[executor] = of_shard.get(executor, 0.0) + value * share
     return worth

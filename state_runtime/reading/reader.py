@@ -29,7 +29,8 @@ from state_runtime.restore.uploaded_files import Bottom, read_listing
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.shard_files import ShardListing
-from state_runtime.state.table import HASH_MAX, StateSchema, adapt, hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import HASH_MAX, StateSchema, adapt
 from state_runtime.store import Store
 
 __all__ = ["ALL_HASHES", "SnapshotReader", "hash_ranges"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.limits import KEY_GROUP_BITS, MAX_PARALLELISM
-from state_runtime.state.table import hash_range_of_shard
+from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
 
 __all__ = ["LocalDisk", "remove_outdated", "shard_folders"]
 
@@ -55,14 +55,9 @@ def remove_outdated(folder: Path, parallelism: int, known: str, no_version: str)
     for other, shard, place in shard_folders(folder):
         if other == parallelism:
             continue
-        first, last = (_owner(h, parallelism) for h in hash_range_of_shard(shard, other))
+        first, last = (shard_of_hash(h, parallelism) for h in hash_range_of_shard(shard, other))
         if all(known[s * width : (s + 1) * width] != no_version for s in range(first, last + 1)):
             shutil.rmtree(place, ignore_errors=True)
-
-
-def _owner(key_hash: int, parallelism: int) -> int:
-    """The shard that owns a hash."""
-    return (key_hash >> (64 - KEY_GROUP_BITS)) * parallelism >> KEY_GROUP_BITS
 
 
 @dataclass

@@ -35,6 +35,7 @@ import pyarrow as pa
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile, StoreUnavailable
 from state_runtime.base.limits import KIB, SEGMENT_BYTES_MAX
+from state_runtime.state.local_files import digest_of_file, make_private_folder, open_new_private
 from state_runtime.store import Store
 
 __all__ = ["HostObjects", "WantedObject", "WantedRange", "small_neighbours"]
@@ -229,7 +230,7 @@ class HostObjects:
         name = hashlib.sha256(what.encode()).hexdigest()[:32]
         final = self._folder / f"{name}.obj"
         try:
-            _make_private(self._folder)
+            make_private_folder(self._folder)
             if _is_whole(final, size):
                 os.utime(final)
                 return final
@@ -248,7 +249,7 @@ class HostObjects:
             return False
         part = final.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
         try:
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+            open_new_private(part).close()
             if not fetch(part):
                 return False  # `read` looks once more, and says what is wrong
             os.replace(part, final)
@@ -260,7 +261,9 @@ class HostObjects:
         self._root().get_file(wanted.path, part)
         size = part.lstat().st_size
         self._count(size)
-        return size <= (wanted.bytes or wanted.bytes_max) and (not wanted.digest or _digest(part) == wanted.digest)
+        return size <= (wanted.bytes or wanted.bytes_max) and (
+            not wanted.digest or digest_of_file(part) == wanted.digest
+        )
 
     def _fetch_group(self, group: Sequence[WantedObject], part: Path) -> bool:
         with ThreadPoolExecutor(_SMALL_FETCHES) as pool:
@@ -304,13 +307,6 @@ class HostObjects:
             return  # it is not there, or another task was quicker
 
 
-def _make_private(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a private folder of this user")
-
-
 def _is_whole(path: Path, size: int) -> bool:
     try:
         status = path.lstat()
@@ -328,8 +324,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

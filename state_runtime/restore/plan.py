@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from state_runtime.base.errors import check
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
-from state_runtime.state.table import hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
 
 __all__ = ["LocalCopy", "RangePlan", "oldest_usable", "plan_restore", "proves"]
 

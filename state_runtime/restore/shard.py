@@ -10,9 +10,7 @@ Nothing of it is needed for the result: whatever fails locally is left out of th
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,8 +32,11 @@ from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntr
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
 from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import backend_folder, open_backend
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.local import LocalShard
+from state_runtime.state.local_files import make_own_folder
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import StateSchema, concat, hash_range_of_shard
+from state_runtime.state.table import StateSchema, concat
 from state_runtime.state.version import OpenVersion
 
 __all__ = ["Restored", "ShardRestore"]
@@ -198,7 +199,7 @@ class ShardRestore:
         scratch: Path | None = None
         try:
             try:
-                _make_private(self.folder)
+                make_own_folder(self.folder)
                 scratch = Path(tempfile.mkdtemp(prefix=".files-", dir=self.folder))
                 wanted = [WantedObject(f.path, f.bytes, f.digest) for s in missing for f in s.files if f.path]
                 self.objects.prefetch(wanted, self.shard)
@@ -226,9 +227,9 @@ class ShardRestore:
             for listed in self.listing.of_operator(self.entry.uid, low, high):
                 if self._fits(listed):
                     found[listed.shard] = listed
-        if self.backend == "rocksdb" and found:
+        if found and not self.store.adopts_several:
             if proven and len(holes) < len(self.schemas):
-                return []  # one database serves already, and two cannot be put into one
+                return []  # one version serves already, and this backend can take over no second one
             low, high = hash_range_of_shard(self.shard, self.parallelism)
             best = max(found.values(), key=lambda s: min(high, s.hash_range[1]) - max(low, s.hash_range[0]))
             return [best]
@@ -256,7 +257,7 @@ class ShardRestore:
     def _plan(self, copies: list[LocalCopy]) -> Mapping[str, tuple[RangePlan, ...]]:
         low, high = hash_range_of_shard(self.shard, self.parallelism)
         return plan_restore(
-            self.manifest, self.entry, [*self.schemas], low, high, copies, alike=self.backend == "rocksdb"
+            self.manifest, self.entry, [*self.schemas], low, high, copies, alike=not self.store.adopts_several
         )
 
     def _primary(self, plans: Mapping[str, tuple[RangePlan, ...]], scratch: Path | None) -> PrimaryStates:
@@ -282,31 +283,42 @@ class ShardRestore:
         self, version: str, plans: Mapping[str, tuple[RangePlan, ...]], copies: Mapping[LocalCopy, Path]
     ) -> StateReader:
         primary = self._primary(plans, self.folder)
-        below: dict[str, list[BaseRange]] = {}
-        if self.backend == "arrow":
-            below = {
-                state: [r for part in ranges if part.copy is None for r in primary.base(state, part.low, part.high)]
-                for state, ranges in plans.items()
-            }
         adopted: dict[LocalCopy, dict[str, list[tuple[int, int]]]] = {}
         for state, ranges in plans.items():
             for part in ranges:
                 if part.copy is not None:
                     adopted.setdefault(part.copy, {}).setdefault(state, []).append((part.low, part.high))
+        taken_over = [
+            Adopted(copies[copy], copy.version, {s: tuple(r) for s, r in ranges.items()})
+            for copy, ranges in adopted.items()
+        ]
+        snapshot_id = self.manifest.snapshot_id
+        # What is pending is in no manifest, so no manifest proves it.
+        restored_from = "" if self.pending or self.unproven else self.manifest.commit_id
+        if not isinstance(self.store, LocalShard):
+            return self.store.write_restored(
+                version,
+                {state: self._stream(primary, state, ranges) for state, ranges in plans.items()},
+                self.now_ms,
+                adopted=taken_over,
+                snapshot_id=snapshot_id,
+                restored_from=restored_from,
+            )
+        # The base becomes a run of its own, below what changed since.
+        below = {
+            state: [r for part in ranges if part.copy is None for r in primary.base(state, part.low, part.high)]
+            for state, ranges in plans.items()
+        }
         return self.store.write_restored(
             version,
-            {state: self._stream(primary, state, ranges, below.get(state, ())) for state, ranges in plans.items()},
+            {state: self._stream(primary, state, ranges, below[state]) for state, ranges in plans.items()},
             self.now_ms,
             below={
                 state: [(r.low, self._counted(r.batches)) for r in ranges] for state, ranges in below.items() if ranges
             },
-            adopted=[
-                Adopted(copies[copy], copy.version, {s: tuple(r) for s, r in ranges.items()})
-                for copy, ranges in adopted.items()
-            ],
-            snapshot_id=self.manifest.snapshot_id,
-            # What is pending is in no manifest, so no manifest proves it.
-            restored_from="" if self.pending or self.unproven else self.manifest.commit_id,
+            adopted=taken_over,
+            snapshot_id=snapshot_id,
+            restored_from=restored_from,
         )
 
     def _stream(
@@ -339,10 +351,3 @@ class ShardRestore:
             for state, schema in self.schemas.items()
         }
         return OpenVersion.of_batches(version, states, self.schemas, self.now_ms)
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a folder of this user")

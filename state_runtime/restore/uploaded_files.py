@@ -25,11 +25,12 @@ from state_runtime.restore.objects import HostObjects, WantedObject
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore
-from state_runtime.state.backends import open_backend
-from state_runtime.state.local import parse_description, read_run
+from state_runtime.state.backends import open_rocksdb
+from state_runtime.state.pieces import rows_of_piece
+from state_runtime.state.run_description import parse_description
+from state_runtime.state.run_files import read_run
 from state_runtime.state.runs import Layout, Run
 from state_runtime.state.table import StateSchema, slice_hash_range
-from state_runtime.state.version import rows_of_piece
 from state_runtime.store import Store
 
 __all__ = ["Bottom", "Objects", "Still", "direct", "install_shard", "read_listing", "stored_bytes"]
@@ -175,12 +176,12 @@ class Bottom:
     def _scanned(self, shard: ShardFiles, state: str, low: int, high: int) -> Iterator[pa.RecordBatch]:
         schemas = {name: self._listing.schema(shard, name) for name in shard.columns}
         with _scratch_folder(self._scratch) as folder:
-            store = open_backend("rocksdb", folder, schemas, Still())
+            store = open_rocksdb(folder, schemas, Still())
             try:
                 install_shard(self._objects, shard, store)
                 # What has expired is left out by whoever reads: it knows by which time.
                 reader = store.open(shard.version, 0, verify=False)
-                yield from reader.read_range(state, low, high, _ROWS)  # type: ignore[attr-defined]  # of RocksDB only
+                yield from reader.read_range(state, low, high, _ROWS)
             except LocalCopyUnusable as error:
                 raise CorruptSegment(f"the database of shard {shard.shard} {_NAMED}, but: {error}") from error
 

@@ -25,7 +25,8 @@ from state_runtime.base.limits import SHARD_FILES_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.paths import check_uid
-from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import StateSchema
 from state_runtime.store.paths import check_relative_path
 
 __all__ = ["ShardFiles", "ShardListing", "StoredFile", "bottom_is_of_shape", "decode_schema", "encode_schema"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -101,6 +101,11 @@ class ShardStore(Protocol):
     version that is half there.
     """
 
+    @property
+    def adopts_several(self) -> bool:
+        """Whether a restored version can take over parts of several others, of each state other ranges."""
+        ...
+
     def open(self, version: str, now_ms: int, *, verify: bool) -> StateReader:
         """Open a version for reading.
 
@@ -160,7 +165,6 @@ class ShardStore(Protocol):
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
-        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]] | None = None,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> StateReader:
@@ -169,10 +173,8 @@ class ShardStore(Protocol):
         Args:
             states: per state its rows in ascending order of hash, no hash in two batches. With `adopted` they lie on
                 top of what is taken over, and may hold tombstones there.
-            adopted: files that are taken over as they are, as hard links; their digests are compared first.
-            below: per state what else `states` lies on top of: per hash range its lower end, and its rows in ascending
-                order, no key twice. The ranges meet neither each other nor those that are taken over. For the Arrow
-                backend only.
+            adopted: files that are taken over as they are, as hard links; their digests are compared first. At most one
+                version, with the same ranges of every state, unless `adopts_several`.
             snapshot_id, restored_from: see `StoredVersion`. Without a commit id the version is marked with the stamp,
                 as any other.
 
@@ -186,7 +188,7 @@ class ShardStore(Protocol):
         ...
 
     def export(self, version: str) -> VersionFiles:
-        """The files of a version, which stay as long as the version does.
+        """The files of a version, which stay as long as the version does, with their digests.
 
         Raises:
             LocalCopyUnusable: it is not there, or damaged.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
@@ -13,7 +13,10 @@ from state_runtime.state.backend import NO_STAMP, ShardStore, Stamp
 from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema
 
-__all__ = ["Backend", "backend_folder", "discard", "open_backend"]
+if TYPE_CHECKING:
+    from state_runtime.state.rocksdb import RocksShard  # an extra: it may not be installed
+
+__all__ = ["Backend", "backend_folder", "discard", "open_backend", "open_rocksdb"]
 
 Backend = Literal["arrow", "rocksdb"]
 
@@ -38,7 +41,7 @@ def open_backend(
     clock: Clock,
     stamp: Stamp = NO_STAMP,
     *,
-    stored: bool = False,
+    exported: bool = False,
 ) -> ShardStore:
     """The local versions of one shard. Nothing is read or written yet.
 
@@ -47,15 +50,21 @@ def open_backend(
             begins with a restore from the primary store, as after the loss of the host.
         folder: the shard's own; RocksDB uses a folder in it.
         stamp: what new versions are marked with.
-        stored: they will be exported, after each epoch that changes them.
+        exported: they will be exported, after each epoch that changes them. So that `export` need not read files for
+            their digests, the Arrow backend takes those while it writes; RocksDB always does.
 
     Raises:
         InvalidConfiguration: no such backend, or its library is not installed.
     """
     if kind == "arrow":
-        return LocalShard(folder, schemas, clock, stamp=stamp, stored=stored)
+        return LocalShard(folder, schemas, clock, stamp=stamp, with_digests=exported)
     if kind != "rocksdb":
         raise InvalidConfiguration(f"there is no backend {kind!r}: choose arrow or rocksdb")
+    return open_rocksdb(folder, schemas, clock, stamp)
+
+
+def open_rocksdb(folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP) -> RocksShard:
+    """`open_backend` for who needs what only RocksDB has (`RocksReader.read_range`)."""
     try:
         from state_runtime.state.rocksdb import RocksShard
     except ModuleNotFoundError as error:
@@ -64,4 +73,4 @@ def open_backend(
         raise InvalidConfiguration(
             "the backend rocksdb needs a library that is not installed here: pip install 'stillstate[rocksdb]'"
         ) from error
-    return RocksShard(backend_folder(kind, folder), schemas, clock, stamp)
+    return RocksShard(backend_folder("rocksdb", folder), schemas, clock, stamp)

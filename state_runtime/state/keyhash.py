@@ -13,8 +13,9 @@ null leaves the hash as it is. What is hashed of a value, little-endian where it
     struct, array                     nothing of its own: the chain goes through its fields or elements
 
 Spark has a function of its own for 4 and for 8 bytes; both equal XXH64 of those bytes. `hash_key` is for one key and
-plain enough to be believed: about 10 µs a column. `hash_rows` is the same for many keys at once: about 5 ns a number
-and 25 ns a short string. A map has no hash, in Spark neither.
+takes XXH64 from a library. `hash_rows` is the same for many keys at once: about 5 ns a number and 25 ns a short string.
+The library hashes one value a call and has no call for a column: for those, XXH64 is written out here with numpy, and
+a test compares it with the library's. A map has no hash, in Spark neither.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from decimal import Decimal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from state_runtime.base.errors import InvalidData, check
 
@@ -42,8 +44,7 @@ _PRIME_5 = 0x27D4EB2F165667C5
 _LONG_DIGITS = 18  # a decimal of up to so many digits fits a long
 # The numbers of so many rows at a time, a few times over, fit a core's cache.
 _BLOCK_ROWS = 1 << 14
-# A numpy call costs about as much as hashing 32 bytes in plain Python: below so many rows, a step of all of them is
-# dearer.
+# A step of fewer rows than this costs more in numpy calls than asking the library for each row.
 _VECTOR_ROWS_MIN = 12
 
 _Hashes = npt.NDArray[np.uint64]
@@ -101,42 +102,7 @@ def chain_rows(column: pa.Array, seeds: _Hashes) -> _Hashes:
 
 def xxh64(data: bytes, seed: int) -> int:
     """XXH64 of some bytes, unsigned."""
-    length = len(data)
-    at = 0
-    if length >= 32:
-        lanes = [seed + _PRIME_1 + _PRIME_2, seed + _PRIME_2, seed, seed - _PRIME_1]
-        while at <= length - 32:
-            words = struct.unpack_from("<4Q", data, at)
-            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
-            at += 32
-        rotated = zip(lanes, (1, 7, 12, 18), strict=True)
-        hashed = sum(_rotate(lane, bits) for lane, bits in rotated) & _MASK
-        for lane in lanes:
-            hashed = ((hashed ^ _round(0, lane)) * _PRIME_1 + _PRIME_4) & _MASK
-    else:
-        hashed = (seed + _PRIME_5) & _MASK
-    hashed = (hashed + length) & _MASK
-    while at + 8 <= length:
-        (word,) = struct.unpack_from("<Q", data, at)
-        hashed = (_rotate(hashed ^ _round(0, word), 27) * _PRIME_1 + _PRIME_4) & _MASK
-        at += 8
-    if at + 4 <= length:
-        (half,) = struct.unpack_from("<I", data, at)
-        hashed = (_rotate(hashed ^ (half * _PRIME_1 & _MASK), 23) * _PRIME_2 + _PRIME_3) & _MASK
-        at += 4
-    for byte in data[at:]:
-        hashed = _rotate(hashed ^ (byte * _PRIME_5 & _MASK), 11) * _PRIME_1 & _MASK
-    hashed = (hashed ^ hashed >> 33) * _PRIME_2 & _MASK
-    hashed = (hashed ^ hashed >> 29) * _PRIME_3 & _MASK
-    return hashed ^ hashed >> 32
-
-
-def _round(lane: int, word: int) -> int:
-    return _rotate((lane + word * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
-
-
-def _rotate(value: int, bits: int) -> int:
-    return (value << bits | value >> (64 - bits)) & _MASK
+    return xxhash.xxh64_intdigest(data, seed)
 
 
 def _chain_one(column: pa.Array, hashed: int) -> int:
@@ -337,9 +303,9 @@ def _hash_words(words: npt.NDArray[np.unsignedinteger], seeds: _Hashes) -> _Hash
 
 
 def _hash_strings(data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashes) -> _Hashes:
-    """XXH64 of each row's bytes: `xxh64` with a loop over the longest row's steps instead of one over the rows."""
+    """XXH64 of each row's bytes, with a loop over the longest row's steps instead of one over the rows."""
     hashes = seeds + np.uint64(_PRIME_5)
-    _mix_stripes(hashes, data, places, lengths, seeds)
+    longest = _mix_stripes(hashes, data, places, lengths, seeds)
     hashes += lengths.view(np.uint64)
     at, left = places + (lengths & -32), lengths & 31
     for step in range(3):
@@ -355,14 +321,21 @@ def _hash_strings(data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashe
         rows = _rows_where(left > step)
         if len(rows):
             _mix_at(_mix_byte, hashes, rows, data[at[rows] + step])
-    return _avalanche(hashes)
+    hashes = _avalanche(hashes)
+    for row in longest.tolist():
+        hashes[row] = xxh64(data[places[row] : places[row] + lengths[row]].tobytes(), int(seeds[row]))
+    return hashes
 
 
-def _mix_stripes(hashes: _Hashes, data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashes) -> None:
-    """Rows of 32 bytes and more: four lanes through the whole stripes, then one hash of the four."""
-    long = np.flatnonzero(lengths >= 32)
+def _mix_stripes(hashes: _Hashes, data: _Bytes, places: _Places, lengths: _Places, seeds: _Hashes) -> _Places:
+    """Rows of 32 bytes and more: four lanes through the whole stripes, then one hash of the four.
+
+    Returns:
+        A few rows that are longer than all others. Their hash is unfinished, and the library is asked for it.
+    """
+    long = _rows_where(lengths >= 32)
     if len(long) == 0:
-        return
+        return long
     # Longest first: those that still have a stripe are then always the first ones, and no step has to gather lanes.
     long = long[np.argsort(-lengths[long])]
     at, stripes, seed = places[long], lengths[long] // 32, seeds[long]
@@ -374,9 +347,6 @@ def _mix_stripes(hashes: _Hashes, data: _Bytes, places: _Places, lengths: _Place
             _round_into(lane[:active], _read(data, at[:active] + (32 * step + 8 * number), 8))
         step += 1
         active = int(np.searchsorted(-stripes, -step, side="left"))
-    for row in range(active):
-        rest = data[at[row] + 32 * step : at[row] + 32 * stripes[row]].tobytes()
-        _finish_lanes(lanes, row, rest)
     total = np.zeros(len(long), dtype=np.uint64)
     for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
         total += _rotated(lane, bits)
@@ -387,15 +357,7 @@ def _mix_stripes(hashes: _Hashes, data: _Bytes, places: _Places, lengths: _Place
         total *= np.uint64(_PRIME_1)
         total += np.uint64(_PRIME_4)
     hashes[long] = total
-
-
-def _finish_lanes(lanes: list[_Hashes], row: int, rest: bytes) -> None:
-    """The last stripes of one of a few rows that are much longer than the others."""
-    ended = [int(lane[row]) for lane in lanes]
-    for words in struct.iter_unpack("<4Q", rest):
-        ended = [_round(lane, word) for lane, word in zip(ended, words, strict=True)]
-    for lane, value in zip(lanes, ended, strict=True):
-        lane[row] = value
+    return long[:active]
 
 
 def _rows_where(mask: npt.NDArray[np.bool_]) -> _Places:

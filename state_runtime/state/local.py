@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.limits import MIB
@@ -42,13 +39,28 @@ from state_runtime.state.backend import (
     StoredVersion,
     VersionFiles,
 )
+from state_runtime.state.local_files import (
+    UNREADABLE,
+    check_private_folder,
+    follows,
+    is_abandoned,
+    is_version_id,
+    make_private_folder,
+    read_sealed,
+    sealed,
+    stored_versions,
+    write_private_file,
+)
+from state_runtime.state.pieces import RunData, rows_of_piece
 from state_runtime.state.reader import StateReader
+from state_runtime.state.run_description import description_of, is_run_name, parse_description
+from state_runtime.state.run_files import is_unaltered, read_run, write_run
 from state_runtime.state.runs import (
     BUDGET_ROWS_MIN,
     Layout,
-    Merge,
     Run,
     RunFile,
+    Version,
     add_run,
     budget_rows,
     record_piece,
@@ -56,26 +68,15 @@ from state_runtime.state.runs import (
     start_merge,
 )
 from state_runtime.state.table import HASH_MAX, Hashes, StateSchema, concat, fold, hashes_of, slice_hash_range
-from state_runtime.state.version import OpenVersion, RunData, Version, due_order_of, rows_of_piece
+from state_runtime.state.version import OpenVersion
 
-__all__ = ["LocalShard", "cut_hash", "describe_whole", "encode_run", "parse_description", "read_run"]
+__all__ = ["LocalShard", "cut_hash"]
 
-_FORMAT = 4
-_DUE_ORDER = "due_order"  # only in local files: positions of the rows in order of `due`, see RunData
-_ID = re.compile(r"[0-9a-f]{16}\Z")
-_FILE = re.compile(r"[0-9a-f]{16}-[0-9]{1,4}\.arrow\Z")
 _VERSION_BYTES_MAX = 1 << 20
-# Files that no version names are leavings of a killed attempt; a live attempt needs its files for minutes at most.
-_ORPHAN_AGE_S = 3600.0
 # A restored run is written in pieces of this size, so that no more of it is in private memory.
 _PIECE_BYTES = 32 * MIB
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _FIRST_NEW = 5000  # number of a version's first new run; those below are outputs of merges
 _SAMPLES = 128  # per file, to find where a merge's next range ends
-
-
-# Whatever a damaged JSON file can do to its reader.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class LocalShard:
@@ -85,8 +86,10 @@ class LocalShard:
     unique name, and `prune` only removes what older versions name, or what was abandoned an hour ago.
 
     Args:
-        stored: versions will be exported, so files get their SHA-256 while they are written.
+        with_digests: files get their SHA-256 while they are written, because versions will be exported.
     """
+
+    adopts_several = True  # files lie beside each other
 
     def __init__(
         self,
@@ -95,11 +98,11 @@ class LocalShard:
         clock: Clock,
         *,
         stamp: Stamp = NO_STAMP,
-        stored: bool = False,
+        with_digests: bool = False,
         merge_rows_min: int = BUDGET_ROWS_MIN,
     ) -> None:
         self._stamp = stamp
-        self._stored = stored
+        self._with_digests = with_digests
         self._merge_rows_min = merge_rows_min
         self._folder = folder
         self._schemas = schemas
@@ -113,7 +116,7 @@ class LocalShard:
         """Map those files of a version that are wanted; nothing is known of the others, and they must not be looked
         at."""
         try:
-            self._check_folder()
+            check_private_folder(self._folder)
             described = self._read_version(version)
             mapped = {
                 state: {
@@ -124,7 +127,7 @@ class LocalShard:
                 for state, schema in self._schemas.items()
                 if state in described.states
             }
-        except (*_UNREADABLE, pa.ArrowException) as error:
+        except (*UNREADABLE, pa.ArrowException) as error:
             raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
         return OpenVersion(described, mapped, self._schemas, now_ms)
 
@@ -143,7 +146,7 @@ class LocalShard:
         The version file is written last, under a temporary name first: a crash leaves files that no version names.
         """
         base = self.tidied(version, base, now_ms=now_ms, runs_max=runs_max)
-        self._make_folder()
+        make_private_folder(self._folder)
         with self._removed_if_it_fails(version):
             self._write(version, base, changes, due_taken)
 
@@ -161,7 +164,7 @@ class LocalShard:
         }
         if base.tidied_for == version or not merging:
             return base.tidied_as(version, {}, {})
-        self._make_folder()
+        make_private_folder(self._folder)
         names = (f"{version}-{number}.arrow" for number in itertools.count())
         mapped: dict[str, dict[str, RunData]] = {}
         with self._removed_if_it_fails(version):
@@ -189,10 +192,17 @@ class LocalShard:
                 continue
             written, _ = self._write_run(next(names), change, self._schemas[state])
             states[state] = add_run(states.get(state, Layout()), written)
-        if self._stored:
+        if self._with_digests:
             # Once after the changelog was on, so that not every export has to.
             states = {state: layout.with_files(self._digested) for state, layout in states.items()}
-        self._write_version(Version(version, base.version.version, states, self._stamp.snapshot_id, self._stamp.epoch))
+        described = Version(
+            version=version,
+            parent=base.version.version,
+            states=states,
+            snapshot_id=self._stamp.snapshot_id,
+            epoch=self._stamp.epoch,
+        )
+        self._write_version(described)
 
     def _merge(
         self,
@@ -239,12 +249,17 @@ class LocalShard:
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> OpenVersion:
-        """One run per state, in pieces, and below it what lies there: see `ShardStore.write_restored`.
+        """One run per state, in pieces, on top of what is taken over: see `ShardStore.write_restored`.
 
         Where nothing lies below, what is removed or has expired is not written.
+
+        Args:
+            below: of this backend alone, because it has runs. Per state what else `states` lies on top of: per hash
+                range its lower end, and its rows in ascending order, no key twice. The ranges meet neither each other
+                nor those that are taken over.
         """
         taken_over = [(a, self._opened(a, now_ms)) for a in adopted]
-        self._make_folder()
+        make_private_folder(self._folder)
         with self._removed_if_it_fails(version):
             return self._write_restored(version, states, now_ms, taken_over, below or {}, snapshot_id, restored_from)
 
@@ -279,12 +294,12 @@ class LocalShard:
             beside = side_by_side([[run for run in runs if run.pieces] for _, runs in sorted(columns, key=_low_end)])
             layouts[state] = Layout((*on_top, *beside))
         described = Version(
-            version,
-            "",
-            layouts,
-            snapshot_id if restored_from else self._stamp.snapshot_id,
-            self._stamp.epoch,
-            restored_from,
+            version=version,
+            parent="",
+            states=layouts,
+            snapshot_id=snapshot_id if restored_from else self._stamp.snapshot_id,
+            epoch=self._stamp.epoch,
+            restored_from=restored_from,
         )
         self._write_version(described)
         return OpenVersion(described, mapped, self._schemas, now_ms)
@@ -352,56 +367,43 @@ class LocalShard:
     def versions(self) -> list[StoredVersion]:
         """See `ShardStore.versions`."""
         try:
-            self._check_folder()
+            check_private_folder(self._folder)
             names = os.listdir(self._folder)
         except (OSError, ValueError):
             return []
-        found = []
-        for name in names:
-            if name.endswith(".json") and _ID.match(name[:-5]):
-                try:
-                    v = self._read_version(name[:-5])
-                except _UNREADABLE:
-                    continue
-                found.append(StoredVersion(v.version, v.snapshot_id, v.restored_from, sum(f.bytes for f in v.files)))
-        return sorted(found, key=lambda v: (v.snapshot_id, v.version), reverse=True)
+        return stored_versions(_versions_of(names), self._read_version)
 
     def prune(self, keep: str, committed: str = "", *, epoch: str = "") -> None:
         """See `ShardStore.prune`."""
-        versions = {name[:-5] for name in os.listdir(self._folder) if name.endswith(".json") and _ID.match(name[:-5])}
+        versions = set(_versions_of(os.listdir(self._folder)))
         kept_files: set[str] = set()
         old_files: set[str] = set()
         for version in versions:
             try:
                 described = self._read_version(version)
-            except _UNREADABLE:
+            except UNREADABLE:
                 continue
             files = {file.file for file in described.files}
-            if version in (keep, committed) or (described.parent == keep and epoch in ("", described.epoch)):
+            if version in (keep, committed) or follows(described, keep, epoch):
                 kept_files |= files | {f"{version}.json"}
             else:
                 old_files |= files
         doomed = ({f"{v}.json" for v in versions} | old_files) - kept_files
         gone = {name[:16] for name in doomed if name.endswith(".json")}
-        now_s = self._clock.now_ms() / 1000
         for name in os.listdir(self._folder):
-            if not (_FILE.match(name) or name.startswith(".tmp-")) or name in kept_files:
+            if not (is_run_name(name) or name.startswith(".tmp-")) or name in kept_files:
                 continue
-            path = self._folder / name
-            try:
-                if name[:16] in gone or now_s - path.lstat().st_mtime > _ORPHAN_AGE_S:
-                    doomed.add(name)
-            except FileNotFoundError:
-                continue
+            if name[:16] in gone or is_abandoned(self._folder / name, self._clock):
+                doomed.add(name)
         for name in doomed:
             (self._folder / name).unlink(missing_ok=True)
 
     def export(self, version: str) -> VersionFiles:
         """See `ShardStore.export`."""
         try:
-            self._check_folder()
+            check_private_folder(self._folder)
             body, described = self._read_description(version)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise LocalCopyUnusable(f"version {version} in {self._folder}: {error}") from error
         named = {file.file: self._digested(file) for file in described.files}
         files = tuple(LocalFile(f.file, f.bytes, f.digest, self._folder / f.file) for f in named.values())
@@ -421,16 +423,16 @@ class LocalShard:
         """See `ShardStore.install`."""
         try:
             described = parse_description(description, version)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise LocalCopyUnusable(f"version {version}: {error}") from error
-        self._make_folder()
+        make_private_folder(self._folder)
         for name in {file.file for file in described.files}:
             if name not in files:
                 raise LocalCopyUnusable(f"version {version} lacks {name}")
             # Under a name of this process first: another task may install the same.
             temporary = self._folder / f".tmp-{version}-{os.getpid()}-{name}"
             try:
-                _write_private(temporary, files[name])
+                write_private_file(temporary, files[name])
                 os.replace(temporary, self._folder / name)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -439,45 +441,29 @@ class LocalShard:
     def discard(self) -> None:
         """Remove everything of this backend: another one serves now. Never fails."""
         try:
-            self._check_folder()
-            for name in os.listdir(self._folder):
-                if _FILE.match(name) or (name.endswith(".json") and _ID.match(name[:-5])):
-                    (self._folder / name).unlink(missing_ok=True)
+            check_private_folder(self._folder)
+            names = os.listdir(self._folder)
+            for name in [*filter(is_run_name, names), *(f"{version}.json" for version in _versions_of(names))]:
+                (self._folder / name).unlink(missing_ok=True)
         except (OSError, ValueError):
             return
-
-    def _check_folder(self) -> None:
-        status = self._folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ValueError("not a private folder of this user")
-
-    def _make_folder(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            self._check_folder()
-        except ValueError as error:
-            raise PermissionError(f"{self._folder}: {error}") from error
 
     def _read_version(self, version: str) -> Version:
         return self._read_description(version)[1]
 
     def _read_description(self, version: str) -> tuple[bytes, Version]:
-        if not _ID.match(version):
-            raise ValueError("not a version id")
-        data = _read_no_follow(self._folder / f"{version}.json", _VERSION_BYTES_MAX)
-        digest, _, body = data.partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != digest:
-            raise ValueError("the version file has another digest")
+        if not is_version_id(version):
+            raise ValueError("this is not a version id")
+        body = read_sealed(self._folder / f"{version}.json", _VERSION_BYTES_MAX)
         return body, parse_description(body, version)
 
     def _write_version(self, described: Version) -> None:
-        self._write_description(described.version, json.dumps({"format": _FORMAT, **asdict(described)}).encode())
+        self._write_description(described.version, description_of(described).encode())
 
     def _write_description(self, version: str, body: bytes) -> None:
-        body = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
         temporary = self._folder / f".tmp-{version}-{os.getpid()}.json"
         try:
-            _write_private(temporary, body)
+            write_private_file(temporary, sealed(body))
             os.replace(temporary, self._folder / f"{version}.json")
         finally:
             temporary.unlink(missing_ok=True)
@@ -493,146 +479,12 @@ class LocalShard:
         if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
             raise ValueError(f"{file.file} is not a file of {file.bytes} bytes")
         body = pa.memory_map(str(path)).read_buffer()
-        if content and not _is_unaltered(body, file):
+        if content and not is_unaltered(body, file):
             raise ValueError(f"{file.file} was altered")
         return body
 
     def _write_run(self, name: str, batch: pa.RecordBatch, schema: StateSchema) -> tuple[RunFile, RunData]:
-        order = due_order_of(batch) if schema.time == "due" else None
-        data = RunData(batch, order)
-        if order is not None:
-            batch = pa.RecordBatch.from_arrays([*batch.columns, order], schema=_stored_schema(schema))
-        written = _write_batch(self._folder / name, batch, digest=self._stored)
-        hashes = hashes_of(batch)
-        low, high = int(hashes[0]), int(hashes[-1])
-        return RunFile(name, batch.num_rows, written.bytes, written.digest, low, high, written.check), data
-
-
-def _write_batch(path: Path, batch: pa.RecordBatch, *, digest: bool) -> _HashedFile:
-    """A batch as a new Arrow file; what was written."""
-    descriptor = os.open(path, _NEW_FILE, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        sink = _HashedFile(file, digest)
-        with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
-            writer.write_batch(batch)
-    return sink
-
-
-def _is_unaltered(body: pa.Buffer, file: RunFile) -> bool:
-    """Whether these bytes are those that were written."""
-    if file.check:
-        return bool(xxhash.xxh3_128_hexdigest(body) == file.check)
-    return hashlib.sha256(body).hexdigest() == file.digest
-
-
-class _HashedFile:
-    """A file that is written once, and what was written: nothing is copied on the way."""
-
-    def __init__(self, file: BinaryIO, digest: bool) -> None:
-        self._file = file
-        self._check = xxhash.xxh3_128()
-        self._digest = hashlib.sha256() if digest else None
-        self.bytes = 0
-        self.closed = False
-
-    def write(self, data: pa.Buffer | bytes) -> int:
-        size = self._file.write(data)
-        self._check.update(data)
-        if self._digest is not None:
-            self._digest.update(data)
-        self.bytes += size
-        return size
-
-    def flush(self) -> None:
-        """The owner of the file does it."""
-
-    def close(self) -> None:
-        """The owner of the file does it."""
-        self.closed = True
-
-    @property
-    def check(self) -> str:
-        return self._check.hexdigest()
-
-    @property
-    def digest(self) -> str:
-        return self._digest.hexdigest() if self._digest is not None else ""
-
-
-def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> tuple[tuple[LocalFile, ...], str]:
-    """The files and the description of a version that was never on a disk: per state one run (`encode_run`), and its
-    rows."""
-    layouts: dict[str, Layout] = {}
-    files = []
-    for number, (state, (body, rows)) in enumerate(runs.items()):
-        digest, check = hashlib.sha256(body).hexdigest(), xxhash.xxh3_128_hexdigest(body)
-        file = RunFile(f"{version}-{number}.arrow", rows, body.size, digest, check=check)
-        layouts[state] = add_run(Layout(), file)
-        files.append(LocalFile(file.file, file.bytes, file.digest, Path(file.file)))
-    return tuple(files), json.dumps({"format": _FORMAT, **asdict(Version(version, "", layouts))})
-
-
-def encode_run(batch: pa.RecordBatch, schema: StateSchema) -> pa.Buffer:
-    """The bytes of a run's file."""
-    if schema.time == "due":
-        batch = pa.RecordBatch.from_arrays([*batch.columns, due_order_of(batch)], schema=_stored_schema(schema))
-    return _encoded(batch)
-
-
-def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
-    # Counted first: a buffer that grows is copied each time.
-    counted = pa.MockOutputStream()
-    with pa.ipc.new_file(counted, batch.schema) as writer:
-        writer.write_batch(batch)
-    body = pa.allocate_buffer(counted.size())
-    with pa.ipc.new_file(pa.FixedSizeBufferWriter(body), batch.schema) as writer:
-        writer.write_batch(batch)
-    return body
-
-
-def read_run(source: pa.NativeFile | pa.Buffer, run: RunFile, schema: StateSchema) -> RunData:
-    """The inverse of `encode_run`; the digest was compared before.
-
-    Raises:
-        ValueError, pyarrow.ArrowException: not such a file.
-    """
-    reader = pa.ipc.open_file(source)
-    if reader.num_record_batches != 1:
-        raise ValueError(f"{run.file} has {reader.num_record_batches} batches")
-    batch = reader.get_batch(0)
-    if not batch.schema.equals(_stored_schema(schema)) or batch.num_rows != run.rows:
-        raise ValueError(f"{run.file} has other columns or rows")
-    if schema.time != "due":
-        return RunData(batch)
-    return RunData(pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema.arrow), batch.columns[-1])
-
-
-def parse_description(body: bytes | str, version: str) -> Version:
-    """What a version consists of, from what the backend wrote of it.
-
-    Raises:
-        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError: it cannot be read.
-    """
-    described = json.loads(body)
-    if described["format"] != _FORMAT or described["version"] != version:
-        raise ValueError("another format or version")
-    states = {str(state): _parse_layout(layout) for state, layout in described["states"].items()}
-    found = Version(
-        version,
-        str(described["parent"]),
-        states,
-        int(described["snapshot_id"]),
-        str(described["epoch"]),
-        str(described["restored_from"]),
-    )
-    if any(not _FILE.match(file.file) for file in found.files):
-        raise ValueError("a run has a foreign name")
-    return found
-
-
-def _stored_schema(schema: StateSchema) -> pa.Schema:
-    """The columns of a local file."""
-    return schema.arrow.append(pa.field(_DUE_ORDER, pa.int64())) if schema.time == "due" else schema.arrow
+        return write_run(self._folder / name, batch, schema, digest=self._with_digests)
 
 
 def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | None:
@@ -659,6 +511,11 @@ def cut_hash(inputs: Sequence[pa.RecordBatch], low: int, budget: int) -> int | N
     return int(above[0]) if len(above) else None
 
 
+def _versions_of(names: Iterable[str]) -> list[str]:
+    """The versions that a folder's files describe."""
+    return [name[:-5] for name in names if name.endswith(".json") and is_version_id(name[:-5])]
+
+
 def _newest_rows(layout: Layout) -> int:
     """Rows of the newest run that no merge writes."""
     outputs = {merge.start for merge in layout.merges}
@@ -683,41 +540,3 @@ def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[
                 waiting, size = [], 0
     if waiting:
         yield concat(waiting, schema.arrow)
-
-
-def _parse_file(stored: Any) -> RunFile:
-    low, high = int(stored["low"]), int(stored["high"])
-    if not 0 <= low <= high <= HASH_MAX:
-        raise ValueError("a run's range is none")
-    file, digest, check = str(stored["file"]), str(stored["digest"]), str(stored.get("check", ""))
-    return RunFile(file, int(stored["rows"]), int(stored["bytes"]), digest, low, high, check)
-
-
-def _parse_layout(stored: Any) -> Layout:
-    runs = tuple(
-        Run(
-            tuple(_parse_file(piece) for piece in run["pieces"]),
-            int(run["low"]),
-            None if run["taken_ms"] is None else int(run["taken_ms"]),
-        )
-        for run in stored["runs"]
-    )
-    merges = tuple(Merge(int(m["start"]), int(m["count"])) for m in stored["merges"])
-    if any(not (m.start >= 0 and m.count > 0 and m.start + m.count < len(runs)) for m in merges):
-        raise ValueError("a merge names runs that are not there")
-    return Layout(runs, merges)
-
-
-def _read_no_follow(path: Path, bytes_max: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
-        body = file.read(bytes_max + 1)
-    if len(body) > bytes_max:
-        raise ValueError(f"{path.name} is too large")
-    return body
-
-
-def _write_private(path: Path, body: bytes | pa.Buffer) -> None:
-    descriptor = os.open(path, _NEW_FILE, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(body)

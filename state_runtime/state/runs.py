@@ -13,8 +13,8 @@ wait for a large one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 __all__ = [
     "BUDGET_ROWS_MIN",
@@ -22,6 +22,7 @@ __all__ = [
     "Merge",
     "Run",
     "RunFile",
+    "Version",
     "add_run",
     "budget_rows",
     "plan_merge",
@@ -113,6 +114,23 @@ class Layout:
     def reaches_bottom(self, merge: Merge) -> bool:
         """Whether nothing older lies below a merge: its output needs no tombstones."""
         return merge.start + 1 + merge.count == len(self.runs)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a version consists of; immutable. See `state_runtime.state.backend.StoredVersion` for the last three."""
+
+    version: str
+    parent: str
+    states: Mapping[str, Layout] = field(default_factory=dict)
+    snapshot_id: int = 0
+    epoch: str = ""
+    restored_from: str = ""
+
+    @property
+    def files(self) -> tuple[RunFile, ...]:
+        """Every file of the version."""
+        return tuple(file for layout in self.states.values() for file in layout.files)
 
 
 def side_by_side(columns: Sequence[Sequence[Run]]) -> tuple[Run, ...]:

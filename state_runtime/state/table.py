@@ -38,8 +38,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.base.errors import CorruptSegment, check
-from state_runtime.base.limits import KEY_GROUP_BITS, MAX_PARALLELISM
+from state_runtime.base.errors import CorruptSegment
 
 __all__ = [
     "CLEAR_MARKER",
@@ -56,7 +55,6 @@ __all__ = [
     "expired",
     "first_of_groups",
     "fold",
-    "hash_range_of_shard",
     "hash_ranges",
     "hashes_of",
     "int64_values",
@@ -265,18 +263,6 @@ def ranges(starts: Positions, counts: Positions) -> Positions:
     total = int(ends[-1]) if len(ends) else 0
     positions: Positions = np.repeat(starts - (ends - counts), counts) + np.arange(total, dtype=np.int64)
     return positions
-
-
-def hash_range_of_shard(shard: int, parallelism: int) -> tuple[int, int]:
-    """The closed range of unsigned key hashes that a shard owns.
-
-    Shard s of P owns the key groups g with floor(g·P / 32768) = s: contiguous, and together they are all hashes.
-    """
-    check(0 <= shard < parallelism <= MAX_PARALLELISM, f"shard {shard} of {parallelism}")
-    shift = 64 - KEY_GROUP_BITS
-    first = -(-shard * MAX_PARALLELISM // parallelism)
-    end = -(-(shard + 1) * MAX_PARALLELISM // parallelism)
-    return first << shift, (end << shift) - 1
 
 
 def slice_hash_range(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:

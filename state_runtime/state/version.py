@@ -11,22 +11,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from state_runtime.base.errors import check
+from state_runtime.state.cursors import Cursor, RunCursor, StreamCursor
+from state_runtime.state.pieces import Piece, RunData, Wanted, rows_of_piece
 from state_runtime.state.reader import StateReader
-from state_runtime.state.runs import Layout, Run, RunFile, add_run
+from state_runtime.state.runs import Layout, RunFile, Version, add_run
 from state_runtime.state.table import (
     CLEAR_MARKER,
-    HASH_MAX,
     Hashes,
     Mask,
     Positions,
@@ -38,128 +35,15 @@ from state_runtime.state.table import (
     hash_ranges,
     hashes_of,
     int64_values,
-    lookup,
-    lookup_entries,
     ranges,
     same_keys,
 )
 
-__all__ = ["OpenVersion", "RunData", "Version", "due_order_of", "rows_of_piece"]
+__all__ = ["OpenVersion"]
 
 # `next_due` looks past rows that were removed since, but not past more than this: tens of milliseconds.
 _STALE_ROWS_MAX = 65_536
 _STALE_ROWS_FIRST = 256
-
-
-@dataclass(frozen=True)
-class Version:
-    """What a version consists of; immutable. See `state_runtime.state.backend.StoredVersion` for the last three."""
-
-    version: str
-    parent: str
-    states: Mapping[str, Layout] = field(default_factory=dict)
-    snapshot_id: int = 0
-    epoch: str = ""
-    restored_from: str = ""
-
-    @property
-    def files(self) -> tuple[RunFile, ...]:
-        """Every file of the version."""
-        return tuple(file for layout in self.states.values() for file in layout.files)
-
-
-class RunData:
-    """The rows of one file of a run, and its index by time."""
-
-    def __init__(self, batch: pa.RecordBatch, due_order: pa.Array | None = None) -> None:
-        self.batch = batch
-        self._due_order = due_order
-
-    @cached_property
-    def due_order(self) -> Positions:
-        """Positions of the rows that are ever due, earliest first; for states with `due` only."""
-        stored = self._due_order if self._due_order is not None else due_order_of(self.batch)
-        return int64_values(stored)[: len(stored) - stored.null_count]
-
-    @cached_property
-    def due(self) -> npt.NDArray[np.int64]:
-        """The `due` column; undefined where it is null."""
-        return int64_values(self.batch.column(self.batch.num_columns - 1))
-
-
-def rows_of_piece(batch: pa.RecordBatch, run: Run, file: RunFile) -> tuple[int, int]:
-    """Which rows of a run's file count: from a position up to, without, another."""
-    low, hashes = max(run.low, file.low), hashes_of(batch)
-    first = int(np.searchsorted(hashes, np.uint64(low), side="left")) if low else 0
-    end = int(np.searchsorted(hashes, np.uint64(file.high), side="right")) if file.high < HASH_MAX else len(hashes)
-    return first, max(first, end)
-
-
-def due_order_of(batch: pa.RecordBatch) -> pa.Array:
-    """The index by time of a batch of a state with `due`: positions in order of due, the rest of the column is null."""
-    times = batch.column(batch.num_columns - 1)
-    never = pc.or_(times.is_null(), batch.column(1)).to_numpy(zero_copy_only=False)
-    at = np.flatnonzero(~never)
-    # Stable: rows of one time stay in order of (hash, entry).
-    order = at[np.argsort(int64_values(times)[at], kind="stable")]
-    absent = np.zeros(batch.num_rows, dtype=np.bool_)
-    absent[len(order) :] = True
-    return pa.array(np.concatenate([order, np.zeros(batch.num_rows - len(order), dtype=np.int64)]), mask=absent)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """The live rows of one file of a run.
-
-    Attributes:
-        age: of the run; the newest has the lowest.
-        batch: the rows that no merge has taken away, a slice of `data.batch` from position `first` on. (What lies
-            behind it belongs to another shard, see `RunFile`.)
-        taken_ms: rows due by then were handled by an earlier epoch.
-    """
-
-    age: int
-    batch: pa.RecordBatch
-    data: RunData
-    first: int
-    taken_ms: int | None
-
-    @cached_property
-    def hash_range(self) -> tuple[np.uint64, np.uint64]:
-        hashes = hashes_of(self.batch)
-        return hashes[0], hashes[-1]
-
-    def inside(self, hashes: Hashes) -> slice:
-        """Which of some sorted hashes lie in the piece's range: pieces of one run have neighbouring ranges."""
-        low, high = self.hash_range
-        return slice(int(np.searchsorted(hashes, low, side="left")), int(np.searchsorted(hashes, high, side="right")))
-
-    def ask(self, schema: StateSchema, wanted: _Wanted) -> tuple[Positions, Mask]:
-        """Look rows up; there is at least one.
-
-        Returns:
-            The position of each in the batch, -1 where it is not there; and whether the search for it is over, because
-            it was found or its key was cleared.
-        """
-        if wanted.entries is None:
-            at = lookup(self.batch, schema, wanted.hashes, wanted.keys)
-            return at, at >= 0
-        at, cleared = lookup_entries(
-            self.batch, schema, wanted.hashes, wanted.keys, wanted.entries, wanted.entry_columns
-        )
-        return at, cleared | (at >= 0)
-
-    def due_between(self, after_ms: int | None, through_ms: int) -> slice:
-        """The places in the index by time with `after_ms < due <= through_ms`; a binary search."""
-        order, due = self.data.due_order, self.data.due
-        start = 0 if after_ms is None else bisect_right(order, after_ms, key=lambda at: due[at])
-        return slice(start, bisect_right(order, through_ms, lo=start, key=lambda at: due[at]))
-
-    def rows_at(self, places: slice) -> pa.RecordBatch:
-        """The rows at places of the index, in order of due; without those that a merge has taken away."""
-        at = self.data.due_order[places]
-        inside = (at >= self.first) & (at < self.first + self.batch.num_rows)
-        return self.data.batch.take(pa.array(at[inside]))
 
 
 class OpenVersion:
@@ -190,7 +74,7 @@ class OpenVersion:
         self._now_ms = now_ms
         self._bottom = bottom
         self._taken_below: Mapping[str, int] = {}  # of the bottom: per state what was due there by then was handled
-        self._pieces: dict[str, list[_Piece]] = {}
+        self._pieces: dict[str, list[Piece]] = {}
         self.tidied_for = ""
 
     def tidied_as(
@@ -243,7 +127,7 @@ class OpenVersion:
             change = changes.get(state)
             if change is not None and change.num_rows:
                 age = pieces[0].age - 1 if pieces else 0
-                pieces = [_Piece(age, change, RunData(change), 0, None), *pieces]
+                pieces = [Piece(age, change, RunData(change), 0, None), *pieces]
             above._pieces[state] = pieces
         return above
 
@@ -260,7 +144,7 @@ class OpenVersion:
             newest_first.append(self._bottom.whole(state))
         return fold(newest_first, schema, drop_deleted=True, now_ms=self._now_ms)
 
-    def _pieces_of(self, state: str) -> list[_Piece]:
+    def _pieces_of(self, state: str) -> list[Piece]:
         if state not in self._pieces:
             pieces = []
             for age, run in enumerate(self.version.states.get(state, Layout()).runs):
@@ -269,11 +153,11 @@ class OpenVersion:
                     first, end = rows_of_piece(data.batch, run, file)
                     batch = data.batch.slice(first, end - first)
                     if batch.num_rows:
-                        pieces.append(_Piece(age, batch, data, first, run.taken_ms))
+                        pieces.append(Piece(age, batch, data, first, run.taken_ms))
             self._pieces[state] = pieces
         return self._pieces[state]
 
-    def _runs_of(self, state: str) -> Iterator[list[_Piece]]:
+    def _runs_of(self, state: str) -> Iterator[list[Piece]]:
         for _, pieces in groupby(self._pieces_of(state), key=lambda piece: piece.age):
             yield list(pieces)
 
@@ -281,7 +165,7 @@ class OpenVersion:
 
     def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
         """See `StateReader.find`."""
-        return self._find(state, _Wanted(hashes, keys))
+        return self._find(state, Wanted(hashes, keys))
 
     def find_entries(
         self,
@@ -292,9 +176,9 @@ class OpenVersion:
         entry_columns: Sequence[pa.Array],
     ) -> tuple[Mask, list[pa.Array]]:
         """See `StateReader.find_entries`."""
-        return self._find(state, _Wanted(hashes, keys, entries, entry_columns))
+        return self._find(state, Wanted(hashes, keys, entries, entry_columns))
 
-    def _find(self, state: str, wanted: _Wanted) -> tuple[Mask, list[pa.Array]]:
+    def _find(self, state: str, wanted: Wanted) -> tuple[Mask, list[pa.Array]]:
         schema = self._schemas[state]
         count = len(wanted.hashes)
         answers = _Answers(count)
@@ -375,7 +259,7 @@ class OpenVersion:
         check(rows_max > 0, f"rows_max is {rows_max}")
         schema = self._schemas[state]
         hashes = np.array([key_hash], dtype=np.uint64)
-        cursors: list[_Cursor] = []
+        cursors: list[Cursor] = []
         cleared = False
         for piece in self._pieces_of(state):
             starts, counts = hash_ranges(hashes_of(piece.batch), hashes)
@@ -383,13 +267,13 @@ class OpenVersion:
                 continue
             rows = piece.batch.slice(int(starts[0]), int(counts[0]))
             markers = int(np.searchsorted(entries_of(rows), np.uint64(CLEAR_MARKER), side="right"))
-            cursors.append(_RunCursor(rows.slice(markers), rows_max))
+            cursors.append(RunCursor(rows.slice(markers), rows_max))
             if bool(_of_key(schema, rows.slice(0, markers), key).any()):
                 # Nothing older counts, and nothing of it is read.
                 cleared = True
                 break
         if self._bottom is not None and not cleared:
-            cursors.append(_StreamCursor(self._bottom.iter_entries(state, key_hash, key, rows_max)))
+            cursors.append(StreamCursor(self._bottom.iter_entries(state, key_hash, key, rows_max)))
         while ends := [last for cursor in cursors if (last := cursor.last()) is not None]:
             # Up to here every run's rows are at hand.
             cut = min(ends)
@@ -436,7 +320,7 @@ class OpenVersion:
                 earliest = found
         return earliest
 
-    def _next_due_of(self, state: str, piece: _Piece, before_ms: int | None) -> int | None:
+    def _next_due_of(self, state: str, piece: Piece, before_ms: int | None) -> int | None:
         """A lower bound of the earliest due in one piece; None if there is none, or none before `before_ms`."""
         order, due = piece.data.due_order, piece.data.due
         place = 0 if piece.taken_ms is None else piece.due_between(None, piece.taken_ms).stop
@@ -460,7 +344,7 @@ class OpenVersion:
         if rows.num_rows == 0 or not newer:
             return rows
         rows = rows.take(pa.array(np.argsort(hashes_of(rows), kind="stable")))
-        wanted = _Wanted(
+        wanted = Wanted(
             hashes_of(rows),
             schema.keys_of(rows),
             None if schema.entries is None else entries_of(rows),
@@ -474,28 +358,6 @@ class OpenVersion:
                 _, answered = piece.ask(schema, wanted.take(asked))
                 kept = np.concatenate([kept[: inside.start], asked[~answered], kept[inside.stop :]])
         return rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """Rows to look for, sorted by hash; `entries` is None in the value layout."""
-
-    hashes: Hashes
-    keys: Sequence[pa.Array]
-    entries: Hashes | None = None
-    entry_columns: Sequence[pa.Array] = ()
-
-    def take(self, rows: Positions) -> _Wanted:
-        """Some of them, in order."""
-        if len(rows) == len(self.hashes):
-            return self
-        picked = pa.array(rows)
-        return _Wanted(
-            self.hashes[rows],
-            [k.take(picked) for k in self.keys],
-            None if self.entries is None else self.entries[rows],
-            [c.take(picked) for c in self.entry_columns],
-        )
 
 
 class _Answers:
@@ -520,72 +382,6 @@ class _Answers:
             return found, [pa.nulls(len(found), kind) for kind in types]
         index = pa.array(self._position, mask=~found)
         return found, [pa.concat_arrays([part[i] for part in self._parts]).take(index) for i in range(len(types))]
-
-
-class _Cursor(Protocol):
-    """The rows of one key in one run, in order of `entry`, a window at a time."""
-
-    def last(self) -> int | None:
-        """The last `entry` up to which all rows are at hand; None at the end."""
-        ...
-
-    def take_through(self, cut: int) -> pa.RecordBatch | None:
-        """The next rows with an `entry` up to `cut`, which is at most `last()`."""
-        ...
-
-
-class _RunCursor:
-    """Over mapped rows: a window is a slice and costs nothing."""
-
-    def __init__(self, rows: pa.RecordBatch, rows_max: int) -> None:
-        self._rows = rows
-        self._rows_max = rows_max
-
-    def last(self) -> int | None:
-        count = self._rows.num_rows
-        return int(entries_of(self._rows)[min(count, self._rows_max) - 1]) if count else None
-
-    def take_through(self, cut: int) -> pa.RecordBatch | None:
-        # Different map keys may have the same `entry`; all rows of one come together.
-        end = int(np.searchsorted(entries_of(self._rows), np.uint64(cut), side="right"))
-        taken = self._rows.slice(0, end)
-        self._rows = self._rows.slice(end)
-        return taken
-
-
-class _StreamCursor:
-    """Over another reader's stream. Its last `entry` may go on in the batch after, so one batch is read ahead."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._rows: pa.RecordBatch | None = None
-        self._whole: int | None = None  # up to here every row was read
-        self._ended = False
-
-    def last(self) -> int | None:
-        while self._whole is None and not self._ended:
-            batch = next(self._batches, None)
-            if batch is None:
-                self._ended = True
-            elif batch.num_rows:
-                self._rows = batch if self._rows is None else concat([self._rows, batch], batch.schema)
-            if self._rows is None or self._rows.num_rows == 0:
-                continue
-            entries = entries_of(self._rows)
-            whole = len(entries) if self._ended else int(np.searchsorted(entries, entries[-1], side="left"))
-            self._whole = int(entries[whole - 1]) if whole else None
-        return self._whole
-
-    def take_through(self, cut: int) -> pa.RecordBatch | None:
-        if self._rows is None or self._whole is None:
-            return None
-        end = int(np.searchsorted(entries_of(self._rows), np.uint64(cut), side="right"))
-        taken, self._rows = self._rows.slice(0, end), self._rows.slice(end)
-        if cut >= self._whole:
-            self._whole = None
-            if self._ended:
-                self._rows = None
-        return taken
 
 
 def _in_memory(version: str, states: Mapping[str, pa.RecordBatch]) -> tuple[Version, dict[str, dict[str, RunData]]]:

@@ -24,8 +24,9 @@ from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.paths import shard_file_path
 from state_runtime.snapshot.shard_files import ShardFiles, StoredFile, encode_schema
 from state_runtime.state.backend import LocalCopyUnusable, VersionFiles
-from state_runtime.state.local import describe_whole, encode_run
 from state_runtime.state.reader import StateReader
+from state_runtime.state.run_description import describe_whole
+from state_runtime.state.run_files import encode_run
 from state_runtime.state.table import StateSchema
 from state_runtime.task.shard_access import NO_VERSION, ShardAccess, TaskJob
 

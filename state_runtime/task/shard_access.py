@@ -28,8 +28,8 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore, Stamp, VersionFiles
 from state_runtime.state.backends import discard, open_backend
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import hash_range_of_shard
 from state_runtime.state.version import OpenVersion
 from state_runtime.store import Store, shared_store
 
@@ -175,8 +175,8 @@ class ShardAccess:
 
     def _store(self, backend: str) -> ShardStore:
         folder = self._folder / f"{self._job.parallelism}-{self.shard}"
-        schemas, stored = self._operator.state_schemas, self._job.settings.changelog == "off"
-        return open_backend(backend, folder, schemas, SYSTEM_CLOCK, self._stamp, stored=stored)
+        schemas, exported = self._operator.state_schemas, self._job.settings.changelog == "off"
+        return open_backend(backend, folder, schemas, SYSTEM_CLOCK, self._stamp, exported=exported)
 
     def export(self, version: str) -> VersionFiles:
         """The files of a local version. Raises LocalCopyUnusable."""

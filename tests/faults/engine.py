@@ -36,8 +36,8 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import SourcePosition
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
-from state_runtime.state.table import hash_range_of_shard
 from state_runtime.store import open_store
 from state_runtime.task.stage import StageTask
 

@@ -30,7 +30,8 @@ from state_runtime.snapshot.manifest import (
     TableEntry,
 )
 from state_runtime.snapshot.paths import segment_path
-from state_runtime.state.table import hash_range_of_shard, slice_hash_range
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import slice_hash_range
 from state_runtime.store import Store
 from tests.stored import read_states, write_task_changes
 

@@ -19,8 +19,9 @@ from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, TimeEntry
 from state_runtime.snapshot.paths import manifest_path
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import StateSchema, hash_range_of_shard, slice_hash_range
+from state_runtime.state.table import StateSchema, slice_hash_range
 from state_runtime.store import open_store
 from state_runtime.task.shard_access import NO_VERSION, RestoreNumbers, ShardAccess, TaskJob
 from tests.stored import write_task_changes

@@ -35,8 +35,9 @@ from state_runtime.snapshot.manifest import (
     TimeEntry,
 )
 from state_runtime.snapshot.terms import RunStatus, write_status
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_key, hash_rows
-from state_runtime.state.table import StateSchema, entry_of_time, hash_range_of_shard, slice_hash_range
+from state_runtime.state.table import StateSchema, entry_of_time, slice_hash_range
 from state_runtime.store import open_store
 from state_runtime.task import persist_files
 from tests.stored import write_task_changes

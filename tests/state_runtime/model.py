@@ -20,7 +20,8 @@ from state_runtime.changelog.writer import write_segment
 from state_runtime.materialize import Mode, Record, apply, materialize
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.state.table import StateSchema, hash_range_of_shard, hashes_of, slice_hash_range
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import StateSchema, hashes_of, slice_hash_range
 from state_runtime.store import Created, Store, StoredObject
 from state_runtime.store.paths import check_relative_path
 from tests.stored import write_task_changes

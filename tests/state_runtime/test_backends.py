@@ -32,12 +32,13 @@ from model import (
 from shapes import SHAPES, Change, batch_of_change, check_same
 
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.state import rocksdb
+from state_runtime.state import rocksdb, rocksdb_reader
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import open_backend
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.local import LocalShard
-from state_runtime.state.rocksdb import RocksReader, RocksShard
+from state_runtime.state.rocksdb import RocksShard
+from state_runtime.state.rocksdb_reader import RocksReader
 from state_runtime.state.table import StateSchema
 from tests.stored import read_states
 
@@ -261,13 +262,13 @@ class TestRocksDB(BackendContract):
         self, shard: Shard, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A bound that is too early wakes the shard once in vain, and is then forgotten."""
-        monkeypatch.setattr(rocksdb, "_STALE_ROWS_FIRST", 2)
+        monkeypatch.setattr(rocksdb_reader, "_STALE_ROWS_FIRST", 2)
         rows = {(key, number): (None, None, None) for number, key in enumerate(MANY)}
         shard.epoch(Epoch({"timers": Change(rows=rows)}, 0, False, None, False, False))
         gone = Change(rows=dict.fromkeys(list(rows)[:7], None))
         shard.epoch(Epoch({"timers": gone}, 0, False, None, False, False))
         assert shard.open().next_due("timers") == 7
-        monkeypatch.setattr(rocksdb, "_STALE_ROWS_MAX", 4)
+        monkeypatch.setattr(rocksdb_reader, "_STALE_ROWS_MAX", 4)
         assert shard.open().next_due("timers") == 3
         shard.version = shard.attempt(shard.open(), {}, {"timers": 3})
         assert shard.open().next_due("timers") == 7

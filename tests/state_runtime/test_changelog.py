@@ -46,7 +46,8 @@ from state_runtime.changelog.segment import (
 )
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, TableEntry
-from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import StateSchema
 from state_runtime.store import Store
 from tests.stored import count_live, read_states, write_task_changes
 

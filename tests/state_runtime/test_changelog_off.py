@@ -24,7 +24,7 @@ from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
 from state_runtime.spark.columns import SHARD_COLUMN
-from state_runtime.state.table import hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.store import open_store
 from state_runtime.task import persist_files
 from state_runtime.task.persist_files import PersistedFiles

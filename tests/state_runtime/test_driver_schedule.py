@@ -41,8 +41,8 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
-from state_runtime.state.table import hash_range_of_shard
 from state_runtime.store import Store, open_store
 from tests.stored import read_states
 

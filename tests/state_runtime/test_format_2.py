@@ -24,7 +24,8 @@ from state_runtime.snapshot.commit import open_run
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, SchemaVersion
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import StateSchema
 from state_runtime.store import open_store
 from tests.stored import read_states
 

@@ -31,7 +31,8 @@ from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.state.table import hash_range_of_shard, time_of_entry
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import time_of_entry
 from state_runtime.store import open_store
 from tests.stored import read_states
 

@@ -23,8 +23,9 @@ from state_runtime.driver.interval import Interval, first_head, is_checkpoint_du
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times
 from state_runtime.driver.shard_book import Shards, ShardStep
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, StagedFile, StagedOutput, StateEntry
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
-from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold, hash_range_of_shard
+from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold
 from state_runtime.store import open_store
 from state_runtime.task.shard_access import NO_VERSION
 from tests.stored import read_states, write_task_changes

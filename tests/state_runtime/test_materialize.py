@@ -52,7 +52,8 @@ from state_runtime.snapshot.manifest import (
     TableEntry,
 )
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.state.table import HASH_MAX, hash_range_of_shard
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import HASH_MAX
 from state_runtime.store import Store
 from tests.stored import read_states
 

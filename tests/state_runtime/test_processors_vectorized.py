@@ -44,8 +44,8 @@ from state_runtime.processors.columns import fit_column
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock
 from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOperator
-from state_runtime.state.local import OpenVersion
 from state_runtime.state.table import StateSchema, fold
+from state_runtime.state.version import OpenVersion
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
 KEYS = SCHEMA.keys

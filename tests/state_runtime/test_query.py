@@ -58,8 +58,9 @@ from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
 from state_runtime.state.ddl import default_clause, parse_ddl
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import SEED, hash_key, hash_rows, xxh64
-from state_runtime.state.table import StateSchema, hash_range_of_shard
+from state_runtime.state.table import StateSchema
 from tests.stored import write_task_changes
 
 if TYPE_CHECKING:

@@ -50,7 +50,8 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.state.table import HASH_MAX, hash_range_of_shard, hashes_of
+from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.table import HASH_MAX, hashes_of
 from state_runtime.store import Store, open_store
 from tests.stored import read_states
 

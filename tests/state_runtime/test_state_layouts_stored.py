@@ -35,10 +35,10 @@ from state_runtime.snapshot.commit import JobInfo
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import (
     StateSchema,
-    hash_range_of_shard,
     slice_hash_range,
 )
 from tests.stored import read_states, write_task_changes

@@ -45,6 +45,7 @@ from state_runtime.state.runs import (
     Layout,
     Run,
     RunFile,
+    Version,
     add_run,
     budget_rows,
     plan_merge,
@@ -52,7 +53,7 @@ from state_runtime.state.runs import (
     start_merge,
 )
 from state_runtime.state.table import HASH_MAX, hashes_of
-from state_runtime.state.version import OpenVersion, Version
+from state_runtime.state.version import OpenVersion
 
 SCHEMAS = {STATE: SCHEMA, "other": SCHEMA}
 
@@ -415,13 +416,13 @@ def test_a_copy_of_an_earlier_version_is_checked_by_its_digest(chain: Chain) -> 
 def test_what_is_exported_is_known_by_its_digest(tmp_path: Path, stored_before: bool) -> None:
     """Also what was written while nobody stored it; the first version written after that has it for good."""
     chain = Chain(tmp_path / "chain", merge_rows_min=2)
-    chain.shard = LocalShard(chain.folder, SCHEMAS, chain.clock, stored=stored_before)
+    chain.shard = LocalShard(chain.folder, SCHEMAS, chain.clock, with_digests=stored_before)
     for n in range(3):
         chain.epoch({ALL_KEYS[n]: (n, "x")})
     assert [bool(file.digest) for file in chain.open().version.files] == [stored_before] * 3
     exported = chain.shard.export(chain.version)
     assert [file.digest for file in exported.files] == [sha256_of(file.path) for file in exported.files]
-    chain.shard = LocalShard(chain.folder, SCHEMAS, chain.clock, stored=True)
+    chain.shard = LocalShard(chain.folder, SCHEMAS, chain.clock, with_digests=True)
     described = chain.epoch({ALL_KEYS[5]: (5, "y")})
     assert [file.digest for file in described.files] == [
         sha256_of(chain.folder / file.file) for file in described.files
@@ -434,7 +435,7 @@ def test_a_damaged_file_gets_no_digest(chain: Chain) -> None:
     path.write_bytes(flipped(path.read_bytes()))
     with pytest.raises(LocalCopyUnusable, match="was altered"):
         chain.shard.export(chain.version)
-    after_switch = LocalShard(chain.folder, SCHEMAS, chain.clock, stored=True)
+    after_switch = LocalShard(chain.folder, SCHEMAS, chain.clock, with_digests=True)
     base = after_switch.open(chain.version, NOW_MS, verify=False)
     with pytest.raises(LocalCopyUnusable, match="was altered"):
         write(after_switch, chain.ids.short(), base, {STATE: batch_of({ALL_KEYS[0]: (9, "z")})}, 4)
@@ -486,9 +487,9 @@ def test_a_failing_write_is_an_oserror_and_the_old_version_still_serves(
     calls = [0]
 
     def failing(write: Callable[..., Any]) -> Callable[..., Any]:
-        def fail(path: Path, body: Any, **settings: Any) -> Any:
+        def fail(path: Path, *what: Any, **settings: Any) -> Any:
             calls[0] += 1
-            written = write(path, body, **settings)
+            written = write(path, *what, **settings)
             if calls[0] == fails_at:
                 os.truncate(path, path.stat().st_size // 2)
                 raise OSError(number, os.strerror(number))
@@ -496,7 +497,7 @@ def test_a_failing_write_is_an_oserror_and_the_old_version_still_serves(
 
         return fail
 
-    for name in ("_write_batch", "_write_private"):
+    for name in ("write_run", "write_private_file"):
         monkeypatch.setattr(local, name, failing(getattr(local, name)))
     both = {STATE: batch_of({ALL_KEYS[0]: (9, "z")}), "other": batch_of({ALL_KEYS[1]: (9, "z")})}
     opened = chain.open()

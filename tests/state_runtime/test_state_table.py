@@ -33,15 +33,14 @@ from model import (
 )
 from shapes import SHAPES, Model, batch_of_change, changes_of, plain
 
-from state_runtime.base.errors import CorruptSegment, StillstateError
-from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.base.errors import CorruptSegment
+from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import (
     StateSchema,
     adapt,
     concat,
     first_of_groups,
     fold,
-    hash_range_of_shard,
     lookup,
     same_keys,
     slice_hash_range,
@@ -137,32 +136,6 @@ def test_composite_keys_are_equal_only_in_all_columns(pairs: list[tuple[Key, Key
     """("a", null) is not (null, "a")."""
     same = same_keys(key_columns([a for a, _ in pairs]), key_columns([b for _, b in pairs], negative_zero=True))
     assert same.tolist() == [a == b for a, b in pairs]
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 5, 7, 8, 16, 100, 1000, 32767, 32768])
-def test_the_ranges_of_all_shards_are_all_hashes(parallelism: int) -> None:
-    """No hash without an owner, none with two, in order."""
-    ranges = [hash_range_of_shard(s, parallelism) for s in range(parallelism)]
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == (1 << 64) - 1
-    for (_, end), (begin, _) in itertools.pairwise(ranges):
-        assert begin == end + 1
-
-
-@given(st.integers(0, (1 << 64) - 1), st.integers(1, MAX_PARALLELISM))
-@examples(400)
-def test_a_hash_lies_in_the_range_of_the_shard_that_spark_sends_it_to(key_hash: int, parallelism: int) -> None:
-    """The SQL that partitions the rows says floor(group * P / 32768), and state must be where the rows arrive."""
-    shard = (key_hash >> 49) * parallelism // MAX_PARALLELISM
-    low, high = hash_range_of_shard(shard, parallelism)
-    assert low <= key_hash <= high
-
-
-@pytest.mark.parametrize(("shard", "parallelism"), [(-1, 4), (4, 4), (0, 0), (0, 32769)])
-def test_a_shard_that_cannot_be_is_an_error_of_ours(shard: int, parallelism: int) -> None:
-    """Better loud than an empty range."""
-    with pytest.raises(StillstateError, match="invariant broken"):
-        hash_range_of_shard(shard, parallelism)
 
 
 @given(changes, hash_functions, st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 64) - 1))

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.user.codec import RowCodec
 from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.processors.user.scope import Collection, Scope, entries_batch
+from state_runtime.processors.user.value_codec import ValueCodec
 from state_runtime.state.table import StateSchema
 
 __all__ = ["ORDINAL_BITS", "ListState"]
@@ -42,7 +42,7 @@ class ListState(Collection):
         """
         super().__init__(name, where, schema, scope)
         self._time_ms = expires_ms
-        self._codec = RowCodec(schema.values, where)
+        self._codec = ValueCodec(schema.values, where)
         self._width = self._codec.width
         self._loose = self._codec.loose
         self._first_place = snapshot_id << ORDINAL_BITS

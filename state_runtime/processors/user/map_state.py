@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.processors.user.codec import RowCodec
 from state_runtime.processors.user.rows import row_class_of
 from state_runtime.processors.user.scope import NO_GROUP, Collection, Scope, entries_batch
+from state_runtime.processors.user.value_codec import ValueCodec
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema
 
@@ -40,8 +40,8 @@ class MapState(Collection):
         super().__init__(name, where, schema, scope)
         self._time_ms = expires_ms
         entries = schema.entries if schema.entries is not None else pa.schema([])
-        self._key_codec = RowCodec(entries, where)
-        self._codec = RowCodec(schema.values, where)
+        self._key_codec = ValueCodec(entries, where)
+        self._codec = ValueCodec(schema.values, where)
         self._key_width, self._width = self._key_codec.width, self._codec.width
         # Keys of plain types are dictionary keys as they are; the others are wrapped.
         self._wrap: Any = None if all(_hashes_plainly(f.type) for f in entries) else _EqualKey

@@ -23,12 +23,12 @@ from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
 from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
-from state_runtime.processors.user.codec import read_column
 from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, time_zone_of
 from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
 from state_runtime.processors.user.passes import Changes, DueTimers, due_slices, slices_of, too_early
 from state_runtime.processors.user.refusals import plain
 from state_runtime.processors.user.rows import row_class_of
+from state_runtime.processors.user.value_codec import read_column
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.processors.user.codec import RowCodec
 from state_runtime.processors.user.scope import NoKey, Scope
+from state_runtime.processors.user.value_codec import ValueCodec
 from state_runtime.state.table import Mask, StateSchema
 
 __all__ = ["ValueState"]
@@ -41,7 +41,7 @@ class ValueState:
         self._schema = schema
         self._scope = scope
         self._time_ms = expires_ms
-        self._codec = RowCodec(schema.values, where)
+        self._codec = ValueCodec(schema.values, where)
         self._width = self._codec.width
         self._loose = self._codec.loose
         self._no_key = NoKey(where)

@@ -18,8 +18,8 @@ from model import examples
 from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.user.codec import RowCodec
 from state_runtime.processors.user.refusals import InvalidStateValue
+from state_runtime.processors.user.value_codec import ValueCodec
 
 ZONES = ["UTC", "America/New_York", "Asia/Kolkata"]
 UTC_TIME = pa.timestamp("us", "UTC")
@@ -36,11 +36,11 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     time.tzset()
 
 
-def codec_of(*types: pa.DataType) -> RowCodec:
-    return RowCodec(pa.schema([(f"c{n}", t) for n, t in enumerate(types)]), "here")
+def codec_of(*types: pa.DataType) -> ValueCodec:
+    return ValueCodec(pa.schema([(f"c{n}", t) for n, t in enumerate(types)]), "here")
 
 
-def later(codec: RowCodec, *rows: Any) -> list[Any]:
+def later(codec: ValueCodec, *rows: Any) -> list[Any]:
     """What another epoch reads of rows that were written."""
     columns = codec.columns([codec.row_of(row, "update") for row in rows])
     for column, field in zip(columns, codec.schema, strict=True):
@@ -48,7 +48,7 @@ def later(codec: RowCodec, *rows: Any) -> list[Any]:
     return codec.rows(columns)
 
 
-def now(codec: RowCodec, row: Any) -> Any:
+def now(codec: ValueCodec, row: Any) -> Any:
     """What the same epoch reads."""
     return codec.read_back(codec.row_of(row, "update"))
 

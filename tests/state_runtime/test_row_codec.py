@@ -15,7 +15,7 @@ from test_keyhash import NAN_WITH_PAYLOAD, SIMPLE, TYPES, stored
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.state.keyhash import hash_rows
-from state_runtime.state.rowcodec import RowCodec, bytes_of_rows
+from state_runtime.state.row_codec import RowCodec, bytes_of_rows
 
 
 @st.composite

@@ -26,7 +26,7 @@ from state_runtime.processors.columns import from_python, to_python
 from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.processors.user.rows import row_class_of
 
-__all__ = ["RowCodec", "local_timestamps", "read_column"]
+__all__ = ["ValueCodec", "local_timestamps", "read_column"]
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -38,7 +38,7 @@ _SCALARS = frozenset(
 _EXACT = Context(prec=100)  # more digits than any decimal column has; the default of 28 would refuse long ones
 
 
-class RowCodec:
+class ValueCodec:
     """The rows of one schema: a state's values, or the keys of a map.
 
     Args:

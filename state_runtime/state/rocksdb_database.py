@@ -1,0 +1,106 @@
+"""Opening RocksDB's databases: options, errors, and how what was written gets to the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DbClosedError,
+    DBCompressionType,
+    Options,
+    Rdict,
+    WriteOptions,
+)
+
+from state_runtime.state.backend import LocalCopyUnusable
+
+__all__ = ["database", "open_read_only", "reading", "settle", "unlogged", "writing"]
+
+_BLOCK_CACHE_BYTES = 32 << 20
+_BLOOM_BITS = 10
+_MARKS = "marks"  # a column family, see `settle`
+
+
+def open_read_only(folder: Path) -> Rdict:
+    """A version's database, for reading; closed when nobody has it any more. Raises LocalCopyUnusable."""
+    with reading(folder):
+        return Rdict(str(folder), _options(), access_type=AccessType.read_only())
+
+
+def settle(db: Rdict) -> None:
+    """Write out what is in memory, and wait for the compaction that is under way.
+
+    Closing a database cancels its compactions, so that one which takes longer than an epoch would never end. A manual
+    compaction is exclusive: it begins when those under way have ended, and none begins before it. That of a family
+    which holds one key does nothing else.
+    """
+    db.flush()
+    marks = db.get_column_family(_MARKS)
+    marks.put(b"settled", b"", unlogged())
+    marks.flush()
+    marks.compact_range(None, None)
+
+
+def _options(runs_max: int = 4) -> Options:
+    """Raw mode: bytes only. Without it, rocksdict would load pickles."""
+    options = Options(raw_mode=True)
+    blocks = BlockBasedOptions()
+    blocks.set_bloom_filter(_BLOOM_BITS, False)
+    blocks.set_block_cache(Cache(_BLOCK_CACHE_BYTES))
+    options.set_block_based_table_factory(blocks)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_level_zero_file_num_compaction_trigger(max(2, runs_max))
+    options.set_keep_log_file_num(1)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    return options
+
+
+def unlogged() -> WriteOptions:
+    """Without a write-ahead log: a version that was not finished is thrown away."""
+    options = WriteOptions()
+    options.disable_wal = True  # type: ignore[assignment, method-assign]  # a property; rocksdict's stub says method
+    return options
+
+
+@contextmanager
+def database(folder: Path, runs_max: int) -> Iterator[Rdict]:
+    families = {"default": _options(runs_max), _MARKS: _options(2)}
+    db = Rdict(str(folder), _options(runs_max), column_families=families)
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """RocksDB's errors, and of what does not add up, as LocalCopyUnusable."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_the_database(error) and not isinstance(error, ValueError | pa.ArrowException):
+            raise
+        raise LocalCopyUnusable(f"{folder}: {error}") from error
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """RocksDB's errors, and of a base that cannot be read, as OSError."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_the_database(error) and not isinstance(error, LocalCopyUnusable):
+            raise
+        raise OSError(f"{folder}: {error}") from error
+
+
+def _is_of_the_database(error: Exception) -> bool:
+    # rocksdict raises what RocksDB reports as plain exceptions.
+    return type(error) is Exception or isinstance(error, DbClosedError)
