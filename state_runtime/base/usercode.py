@@ -8,14 +8,13 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 __all__ = ["UserTraceback", "place_in_user_code", "raised_by_user", "user_traceback"]
 
 _FRAMES_MAX = 20
 _CHARACTERS_MAX = 8_000  # of a traceback; it travels inside the text of an error
 
-_RUNTIME = (str(Path(__file__).resolve().parent.parent) + "/", "<frozen ")
+_RUNTIME = (__file__.rpartition("/base/")[0] + "/", "<frozen ")
 _LIBRARIES = tuple(
     {
         sysconfig.get_path(name) + "/"
