@@ -355,7 +355,7 @@ def test_a_dropped_state_says_so_when_it_is_used(kind: str) -> None:
         run(Calls(on_init=lambda p: p.handle.deleteIfExists("gone")))
 
 
-def test_a_value_of_another_type_is_refused_when_the_epoch_ends() -> None:
+def test_a_value_of_another_type_is_refused_at_once() -> None:
     """With operator, state and field in the message, and without the value."""
     for call in (
         lambda p: p.value.update(("s3cr3t", "x")),
@@ -364,7 +364,7 @@ def test_a_value_of_another_type_is_refused_when_the_epoch_ends() -> None:
         lambda p: p.map.updateValue(("s3cr3t", "x"), (1, "x")),
     ):
         with pytest.raises(
-            InvalidData, match=r"operator 'op', state '.'.*column '[na]' is declared as int64.*a str"
+            InvalidData, match=r"operator 'op', state '.'.*a str for field '[na]', which is declared as int64"
         ) as caught:
             run(Calls(on_input=lambda p, *_, call=call: call(p)))
         assert "s3cr3t" not in str(caught.value)
