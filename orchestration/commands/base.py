@@ -14,6 +14,7 @@ from rich.console import Console
 
 from orchestration.config.spec import JobSpec, Spec
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
+from state_runtime.base.usercode import user_traceback
 
 if TYPE_CHECKING:
     from state_runtime.snapshot.catalog import Catalog
@@ -69,9 +70,7 @@ def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
         print(f"{type(error).__name__}:{gap}{message}", file=sys.stderr)
         cause = error.__cause__
         if error.kind == "user-code" and cause is not None:
-            import traceback
-
-            traceback.print_exception(cause, file=sys.stderr)
+            print(user_traceback(cause), file=sys.stderr)
     raise typer.Exit(error.exit_code)
 
 

@@ -52,7 +52,7 @@ from state_runtime.placement.seats import Placement
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import ShardFilesEntry, TimeEntry
-from state_runtime.spark.errors import typed_error
+from state_runtime.spark.errors import cause_of, typed_error
 from state_runtime.task.shard_access import TaskJob, local_folder, root_id
 from state_runtime.task.stage import Acknowledgement, StageTask
 
@@ -254,7 +254,7 @@ class EpochDriver:
             self.failure = typed_error(error)
             if not self._checkpointer.is_committing and not isinstance(self.failure, Fenced):
                 self._checkpointer.remove(self._gathering.so_far(), self._standing.interval)
-            raise self.failure from error
+            raise self.failure from cause_of(self.failure, error)
 
     # --- what is due ---------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.snapshot.terms import RunState
-from state_runtime.spark.errors import typed_error
+from state_runtime.spark.errors import cause_of, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
@@ -269,7 +269,8 @@ class JobRun:
                 driver.finish()
                 self._wait_for_savepoints(driver, heartbeat, savepoints)
         except Exception as error:
-            raise driver.failure or typed_error(error) from error
+            failure = driver.failure or typed_error(error)
+            raise failure from cause_of(failure, error)
         finally:
             if query.isActive:
                 query.stop()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -122,15 +125,45 @@ _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    # Arrow cuts a fraction off without a word when it makes integers of a list. The set of types is made in C; only
-    # where it holds a float every value is looked at.
-    if (
-        pa.types.is_integer(data_type)
-        and any(issubclass(t, float | np.floating) for t in set(map(type, values)))
-        and any(isinstance(v, float | np.floating) and v != int(v) for v in values)
-    ):
-        raise ValueError("a fraction")
+    """A list as an array, without what Arrow would do without a word: cut a fraction or a time of day off, make a one of
+    True, infinity of a large double, a text of bytes, a date of a number."""
+    types = set(map(type, values))  # made in C: only where it holds something odd every value is looked at
+    if pa.types.is_integer(data_type):
+        if _any_of(types, (float, np.floating, Decimal)) and any(v is not None and v != int(v) for v in values):
+            raise ValueError("a fraction")
+    elif pa.types.is_floating(data_type):
+        if _any_of(types, (bool, np.bool_)):
+            raise TypeError("a boolean")
+        made = pa.array(values, type=data_type, from_pandas=False)
+        if pa.types.is_float32(data_type) and pc.sum(pc.is_inf(made)).as_py() and any(map(_overflows, values)):
+            raise OverflowError("beyond the range")
+        return made
+    elif pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        if _any_of(types, (bytes, bytearray, memoryview)):
+            raise TypeError("bytes")
+        if int in types:
+            values = [str(v) if type(v) is int else v for v in values]  # as Spark does
+    elif pa.types.is_date(data_type):
+        if _any_of(types, (int, np.integer)) or (_any_of(types, (dt.datetime,)) and any(map(_has_time, values))):
+            raise TypeError("more or less than a date")
+    elif pa.types.is_duration(data_type) and _any_of(types, (int, np.integer)):
+        raise TypeError("a number")
     return pa.array(values, type=data_type, from_pandas=False)
+
+
+def _any_of(types: set[type[Any]], kinds: tuple[type[Any], ...]) -> bool:
+    return any(issubclass(t, kinds) for t in types)
+
+
+def _overflows(value: Any) -> bool:
+    return isinstance(value, int | float | np.floating) and math.isfinite(value) and abs(value) > _SINGLE_MAX
+
+
+_SINGLE_MAX = float(np.finfo(np.float32).max)
+
+
+def _has_time(value: Any) -> bool:
+    return isinstance(value, dt.datetime) and value.time() != dt.time()
 
 
 def _first_misfit(values: Sequence[Any], data_type: pa.DataType) -> tuple[int, Any]:

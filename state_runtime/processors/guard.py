@@ -1,4 +1,4 @@
-"""User code runs behind a guard: whatever it raises says which operator and shard it comes from."""
+"""User code runs behind a guard: whatever it raises says where it was raised, and for which operator and shard."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from state_runtime.base.errors import StillstateError, UserCodeError
+from state_runtime.base.usercode import raised_by_user
 
 __all__ = ["guarded", "guarded_iterator", "user_error"]
 
 Item = TypeVar("Item")
-
-_KEY_CHARACTERS_MAX = 100  # of a key in a message; enough to find it, too little for a row
 
 
 def guarded(uid: str, shard: int, call: Callable[[], Any]) -> Any:
@@ -24,25 +23,22 @@ def guarded(uid: str, shard: int, call: Callable[[], Any]) -> Any:
         return call()
     except StillstateError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise user_error(uid, shard, error) from error
 
 
-def user_error(uid: str, shard: int, error: Exception, key: object = None) -> UserCodeError:
+def user_error(uid: str, shard: int, error: BaseException, key_hash: int | None = None) -> UserCodeError:
     """What to raise from an exception of user code.
 
     Args:
-        key: what the code was called for; None if it was not called for a key.
+        key_hash: of the key that the code was called for; None if it was not called for a key. The key itself stays out
+            of messages: they end up in logs.
     """
-    where = f"operator {uid!r}, shard {shard}" + (f", key {_cut(repr(key))}" if key is not None else "")
+    where = f"operator {uid!r}, shard {shard}" + (f", key hash {key_hash:016x}" if key_hash is not None else "")
     return UserCodeError(
-        f"{where}: the processor raised {type(error).__name__}: {error}. "
+        f"{where}: the processor raised {raised_by_user(error)}. "
         "The epoch was not committed; fix the processor and start the job again"
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _KEY_CHARACTERS_MAX else text[: _KEY_CHARACTERS_MAX - 1] + "…"
 
 
 def guarded_iterator(pieces: Iterable[Item], guard: Callable[[Callable[[], Any]], Any]) -> Iterator[Item]:

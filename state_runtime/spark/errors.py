@@ -8,15 +8,24 @@ from pyspark.errors import PythonException
 
 from state_runtime.base import errors
 from state_runtime.base.errors import StillstateError, UserCodeError
+from state_runtime.base.usercode import UserTraceback, user_traceback
 
-__all__ = ["ERROR_MARK", "marked", "typed_error"]
+__all__ = ["ERROR_MARK", "cause_of", "marked", "typed_error"]
 
 ERROR_MARK = "[stillstate-error:"
 """By this mark in the text the driver finds our own errors."""
 
-_MARKED = re.compile(re.escape(ERROR_MARK) + r"(\w+)\] (.*?) \[/stillstate-error\]", re.DOTALL)
+_TRACEBACK_MARK, _TRACEBACK_END = "[stillstate-traceback]", "[/stillstate-traceback]"
+_MARKED = re.compile(
+    re.escape(ERROR_MARK)
+    + r"(\w+)\] (.*?) \[/stillstate-error\]"
+    + f"(?:{re.escape(_TRACEBACK_MARK)}(.*?){re.escape(_TRACEBACK_END)})?",
+    re.DOTALL,
+)
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _OURS = re.compile(r"[/\\]state_runtime[/\\]")
+_LIBRARY = re.compile(r"[/\\]site-packages[/\\]|[/\\]pyspark[/\\]")
+_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)")
 
 
 def typed_error(error: BaseException) -> BaseException:
@@ -29,9 +38,29 @@ def typed_error(error: BaseException) -> BaseException:
     if match is not None:
         cls = getattr(errors, match.group(1), None)
         if isinstance(cls, type) and issubclass(cls, StillstateError):
-            return cls(match.group(2))
+            typed = cls(match.group(2))
+            if match.group(3):
+                typed.__cause__ = UserTraceback(match.group(3))
+            return typed
     if isinstance(error, PythonException):
         return _of_user(text) or error
+    if _DIED.search(text):
+        return UserCodeError(
+            "a Python process in which Spark runs the job's code ended in the middle of a step: the code left the "
+            "process (sys.exit, os._exit), a native library crashed, or the system ended it because memory ran out. "
+            "Nothing of the epoch was committed; the log of the executor says more. Mend the code or give the "
+            "executors more memory, and start again"
+        )
+    return error
+
+
+def cause_of(typed: BaseException, error: BaseException) -> BaseException | None:
+    """What to raise a typed error from, so that of an error of the user's code its own traceback is what is printed.
+
+    Spark's text about it is hundreds of lines long and holds neither file nor line of that code.
+    """
+    if typed is error or (isinstance(typed, UserCodeError) and typed.__cause__ is not None):
+        return typed.__cause__
     return error
 
 
@@ -40,14 +69,20 @@ def _of_user(text: str) -> UserCodeError | None:
     frames = list(_FRAME.finditer(text))
     if not frames or any(_OURS.search(frame["file"]) for frame in frames):
         return None
-    last, raised = frames[-1], text.strip().splitlines()[-1].strip()
-    return UserCodeError(
+    own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
+    last, raised = (own or frames)[-1], text.strip().splitlines()[-1].strip().rstrip(":")
+    typed = UserCodeError(
         f"a function that Spark calls in a step of the job raised {raised} ({last['file']}, line {last['line']}, in "
         f"{last['function']}). Nothing of the epoch was committed; mend the function and start again"
     )
+    typed.__cause__ = UserTraceback(text[text.find("Traceback (") :].strip() if "Traceback (" in text else text)
+    return typed
 
 
 def marked(error: StillstateError) -> StillstateError:
     """An error of a task as it is to be raised there: with a mark in its text that lets the driver make it typed
-    again."""
-    return type(error)(f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]")
+    again, and behind it the traceback of the user's code: Spark leaves causes out."""
+    text = f"{ERROR_MARK}{type(error).__name__}] {error} [/stillstate-error]"
+    if isinstance(error, UserCodeError) and error.__cause__ is not None:
+        text += _TRACEBACK_MARK + user_traceback(error.__cause__).replace(_TRACEBACK_END, "") + _TRACEBACK_END
+    return type(error)(text)

@@ -269,7 +269,10 @@ def test_an_exception_of_the_user_names_operator_shard_and_key_and_commits_nothi
     job = TimedJob(spark, tmp_path, summing(Fails()))
     job.run([("a", 0, 1)])
     before = job.manifest().source.batch_id
-    with pytest.raises(UserCodeError, match=r"operator 'u', shard \d, key \('bad',\).*ValueError: no luck"):
+    with pytest.raises(
+        UserCodeError,
+        match=r"operator 'u', shard \d, key hash [0-9a-f]{16}.*ValueError: no luck \(.*test_engine.py, line \d+, in handleInputRows",
+    ):
         job.run([("a", 0, 1), ("bad", 0, 1)])
     assert job.manifest().source.batch_id == before
     job.build = summing(Sum())

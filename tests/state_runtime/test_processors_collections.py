@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ from state_runtime.processors.operator import EpochClock
 from state_runtime.processors.user import flavours, list_state, map_state, scope
 from state_runtime.processors.user.handle import StateDeclaration, layout_of
 from state_runtime.processors.user.list_state import ORDINAL_BITS
-from state_runtime.processors.user.map_state import entry_hashes
+from state_runtime.processors.user.map_state import MapState, entry_hashes
+from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.state.table import StateSchema
 
 ONE = grouped([("a", 0)], spread)
@@ -527,3 +529,67 @@ def test_slices_do_not_cut_the_output_into_small_batches(pandas: bool) -> None:
     op = operator_of(setup, Calls(setup, on_input=on_input), output_rows_per_batch=9)
     result = op.process(rows, MemoryReader(schemas_of(setup)), EpochClock(0), 0)
     assert [b.num_rows for b in result.outputs] == ([20] if pandas else [9, 9, 2])
+
+
+def one_key_column(data_type: pa.DataType) -> MapState:
+    """A map whose key has one column, with a current key and nothing stored."""
+    keys = pa.schema([("k", pa.string())])
+    schema = layout_of(
+        StateDeclaration("m", "map", ""), keys, pa.schema([("n", pa.int64())]), pa.schema([("name", data_type)])
+    )
+    reader = MemoryReader({"m": schema})
+    state = MapState("m", "here", schema, scope.Scope(reader), None)
+    rows = grouped([("a", 0)], spread)
+    state._scope.enter(reader, rows.hashes, rows.keys)
+    state.attach()
+    state._scope.group = 0
+    return state
+
+
+@pytest.mark.parametrize(
+    ("data_type", "key"),
+    [
+        (pa.string(), "a"),
+        (pa.string(), "longer"),
+        (pa.int64(), 5),
+        (pa.float64(), 0.5),
+        (pa.binary(), b"ab"),
+        (pa.date32(), dt.date(2024, 1, 2)),
+        (pa.int64(), np.int64(5)),
+    ],
+    ids=repr,
+)
+def test_a_map_with_one_key_column_takes_the_key_without_a_tuple(data_type: pa.DataType, key: Any) -> None:
+    """Spark's own composite processors give a text so. Of a longer one Spark keeps the first letter; we keep all."""
+    state = one_key_column(data_type)
+    assert not state.containsKey(key)
+    state.updateValue(key, (1,))
+    assert state.containsKey(key)
+    assert state.getValue(key) == state.getValue((key,)) == (1,)
+    assert list(state.keys()) == [(key,)]
+    batch, gained = state.changes()
+    assert (batch.num_rows, gained) == (1, 1)
+    state.removeKey(key)
+    assert not state.exists()
+
+
+def test_a_bare_value_and_a_bare_key_of_several_columns_are_refused() -> None:
+    """Of a value that is a text Spark stores the first letter; nobody means that."""
+    state = one_key_column(pa.string())
+    for bare in ("v", 5):
+        with pytest.raises(InvalidStateValue, match=r"updateValue\(\) got a (str|int); give a tuple"):
+            state.updateValue("k", bare)
+    for key in (None, {"k": 1}, {"k"}):
+        with pytest.raises(InvalidStateValue, match=r"containsKey\(\) got a \w+; give a tuple"):
+            state.containsKey(key)
+
+
+def test_map_keys_that_are_stored_alike_are_one_key_in_the_same_epoch_too() -> None:
+    """A number for a text is converted; were it only at the end, one of the two values would be lost without a word."""
+    for data_type, first, second in ((pa.string(), 5, "5"), (pa.binary(), "a", b"a"), (pa.int64(), 5.0, 5)):
+        state = one_key_column(data_type)
+        state.updateValue((first,), (1,))
+        state.updateValue((second,), (2,))
+        assert list(state.iterator()) == [((second,), (2,))]
+        assert type(next(state.keys())[0]) is type(second)
+        assert state.changes()[0].num_rows == 1

@@ -228,6 +228,23 @@ def test_nan_and_null_are_not_the_same() -> None:
     assert values[1:] == [None, 1.0]
 
 
+def test_a_value_of_another_kind_is_converted_where_nothing_is_lost() -> None:
+    """As in states (docs/parity.md)."""
+    midnight = dt.datetime(2024, 1, 2)  # noqa: DTZ001
+    for data_type, value, stored in (
+        (pa.string(), 7, "7"),
+        (pa.int64(), 5.0, 5),
+        (pa.int64(), Decimal("7.00"), 7),
+        (pa.float64(), 5, 5.0),
+        (pa.binary(), "a", b"a"),
+        (pa.date32(), midnight, midnight.date()),
+        (pa.decimal128(5, 2), 7, Decimal("7.00")),
+        (pa.float32(), float("inf"), float("inf")),
+    ):
+        column = from_python([None, value], pa.field("c", data_type), lambda: "here")
+        assert column.to_pylist() == [None, stored]
+
+
 @pytest.mark.parametrize(
     ("data_type", "value"),
     [
@@ -235,8 +252,18 @@ def test_nan_and_null_are_not_the_same() -> None:
         (pa.int32(), 1 << 40),
         (pa.int64(), 1.5),
         (pa.int64(), float("nan")),
-        (pa.string(), 7),
+        (pa.int64(), Decimal("1.5")),
+        (pa.int64(), True),
+        (pa.float64(), True),
+        (pa.float64(), (1 << 60) + 1),
+        (pa.float32(), 1e300),
+        (pa.string(), 7.5),
+        (pa.string(), True),
+        (pa.string(), b"s3cr3t"),
         (pa.bool_(), "s3cr3t"),
+        (pa.date32(), 5),
+        (pa.date32(), dt.datetime(2024, 1, 2, 3)),  # noqa: DTZ001
+        (pa.duration("us"), 5),
         (pa.date32(), "s3cr3t"),
         (pa.decimal128(5, 2), Decimal("1.2345")),
         (pa.list_(pa.int64()), ["s3cr3t"]),

@@ -50,7 +50,7 @@ def later(codec: ValueCodec, *rows: Any) -> list[Any]:
 
 def now(codec: ValueCodec, row: Any) -> Any:
     """What the same epoch reads."""
-    return codec.read_back(codec.row_of(row, "update"))
+    return codec.row_of(row, "update")
 
 
 NOON = dt.datetime(2024, 7, 1, 12, 0, 0, 5)  # noqa: DTZ001  (states hold wall clocks)
@@ -61,6 +61,25 @@ WRITTEN: list[tuple[pa.DataType, Any, Any]] = [
     (pa.string(), "é", "é"),
     (pa.binary(), bytearray(b"ab"), b"ab"),
     (pa.date32(), dt.date(2024, 1, 2), dt.date(2024, 1, 2)),
+    # Of another kind than declared, and nothing is lost.
+    (pa.string(), 5, "5"),
+    (pa.string(), np.str_("a"), "a"),
+    (pa.binary(), "é", "é".encode()),
+    (pa.int64(), 5.0, 5),
+    (pa.int64(), np.float32(-3.0), -3),
+    (pa.int32(), Decimal("7.00"), 7),
+    (pa.float64(), 5, 5.0),
+    (pa.float64(), 1 << 60, float(1 << 60)),
+    (pa.float32(), 5, 5.0),
+    (pa.bool_(), np.bool_(True), True),
+    (pa.date32(), dt.datetime(2024, 1, 2), dt.date(2024, 1, 2)),  # noqa: DTZ001
+    (pa.date32(), pd.Timestamp(2024, 1, 2), dt.date(2024, 1, 2)),
+    (pa.date32(), np.datetime64("2024-01-02"), dt.date(2024, 1, 2)),
+    (pa.duration("us"), dt.timedelta(1, 2, 3), dt.timedelta(1, 2, 3)),
+    (pa.duration("us"), pd.Timedelta(days=1, microseconds=3), dt.timedelta(1, 0, 3)),
+    (pa.list_(pa.float64()), [1, 0.5, np.float32(0.5), None], [1.0, 0.5, 0.5, None]),
+    (pa.map_(pa.string(), pa.date32()), {5: dt.datetime(2024, 1, 2)}, {"5": dt.date(2024, 1, 2)}),  # noqa: DTZ001
+    (STRUCT, (5.0, NOON), Row(a=5, t=NOON)),
     (pa.decimal128(5, 2), Decimal("1.5"), Decimal("1.50")),
     (pa.decimal128(5, 2), 7, Decimal("7.00")),
     (pa.decimal128(38, 10), Decimal("1234567890123456789012345678.5"), Decimal("1234567890123456789012345678.5")),
@@ -134,6 +153,30 @@ MISFITS: list[tuple[pa.DataType, Any]] = [
     (pa.decimal128(5, 2), Decimal("1.234")),
     (pa.decimal128(5, 2), Decimal("NaN")),
     (pa.decimal128(5, 2), 1.5),
+    (pa.decimal128(10, 2), Decimal("5.259")),
+    (pa.int64(), True),
+    (pa.int64(), "s3cr3t"),
+    (pa.int64(), 1.5),
+    (pa.int64(), float("nan")),
+    (pa.int64(), Decimal("1.5")),
+    (pa.float64(), True),
+    (pa.float64(), (1 << 60) + 1),
+    (pa.float64(), "s3cr3t"),
+    (pa.float64(), Decimal("0.5")),
+    (pa.float32(), (1 << 24) + 1),
+    (pa.float32(), 1e300),
+    (pa.bool_(), 1),
+    (pa.string(), 7.5),
+    (pa.string(), True),
+    (pa.string(), b"s3cr3t"),
+    (pa.binary(), 7),
+    (pa.date32(), NOON),
+    (pa.date32(), 5),
+    (pa.duration("us"), 5),
+    (pa.duration("us"), pd.Timedelta(nanoseconds=1)),
+    (pa.list_(pa.int64()), ["s3cr3t"]),
+    (pa.list_(pa.date32()), [NOON]),
+    (STRUCT, ("s3cr3t", NOON)),
 ]
 
 
@@ -151,11 +194,16 @@ def test_what_spark_would_store_as_null_or_cut_off_is_refused_at_once(data_type:
 
 @pytest.mark.parametrize(
     ("data_type", "value"),
-    [(pa.int32(), 1 << 40), (pa.int64(), True), (pa.int64(), "s3cr3t"), (pa.int64(), 1.5), (pa.string(), 7), (pa.decimal128(5, 2), Decimal("12345.00")), (pa.list_(pa.int64()), ["s3cr3t"]), (STRUCT, ("s3cr3t", NOON))],
-    ids=str,
-)  # fmt: skip
+    [
+        (pa.int32(), 1 << 40),
+        (pa.decimal128(5, 2), Decimal("12345.00")),
+        (pa.list_(pa.int16()), [1 << 20]),
+        (pa.string(), "\ud800s3cr3t"),
+    ],
+    ids=repr,
+)
 def test_what_only_a_column_shows_is_refused_when_it_is_made(zone: str, data_type: pa.DataType, value: Any) -> None:
-    """Ranges and plain types: looked at a column at a time."""
+    """Ranges of numbers: looked at a column at a time."""
     codec = codec_of(data_type)
     with pytest.raises(InvalidData, match="here: column 'c0' is declared as") as caught:
         codec.columns([codec.row_of((value,), "update")])
@@ -178,3 +226,17 @@ def test_named_tuples_rows_and_lists_are_rows() -> None:
     for given_row in ((1, "x"), [1, "x"], Row(1, "x"), Row(z=1, a="x"), pd.Series([1, "x"]), (v for v in (1, "x"))):
         row = codec.row_of(given_row, "update")
         assert (type(row), row) == (tuple, (1, "x"))
+
+
+@given(
+    st.lists(st.tuples(st.one_of(st.none(), st.integers(-5, 5)), st.one_of(st.none(), st.text(max_size=2))), max_size=9)
+)
+@examples(60)
+def test_rows_of_plain_types_are_taken_as_they_are(rows: list[tuple[Any, ...]]) -> None:
+    """Whether by the set of known types or by a look at the row, which adds to it."""
+    codec = codec_of(pa.int64(), pa.string())
+    for row in rows:
+        assert codec.row_of(row, "update") == row
+        assert tuple(map(type, row)) in codec.plain
+    assert (bool, str) not in codec.plain
+    assert later(codec, *rows) == rows

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pyspark.errors import PythonException
 
 from state_runtime.base.errors import CorruptSegment, UserCodeError
-from state_runtime.spark.errors import ERROR_MARK, typed_error
+from state_runtime.base.usercode import UserTraceback, user_traceback
+from state_runtime.spark.errors import ERROR_MARK, cause_of, marked, typed_error
 
 
 def raised(*files: str, last: str = "KeyError: 'mine'") -> PythonException:
@@ -41,3 +42,63 @@ def test_with_our_code_in_the_traceback_and_without_a_mark_it_is_a_fault_of_ours
 def test_a_text_without_a_traceback_and_any_other_error_stay_as_they_are() -> None:
     for error in (PythonException("lost"), ValueError('File "/a.py", line 1, in f')):
         assert typed_error(error) is error
+
+
+def failed_in_a_task() -> UserCodeError:
+    """As a guard makes it: the user's exception is the cause."""
+    try:
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("no luck") from error
+    except ValueError as error:
+        made = UserCodeError("operator 'op' raised ValueError: no luck (job.py, line 3, in f)")
+        made.__cause__ = error
+    return made
+
+
+def test_the_users_own_traceback_comes_over_the_border_and_is_what_is_printed_first() -> None:
+    """Spark leaves the cause out and puts hundreds of lines of its own in its place."""
+    text = "Job aborted\n" + str(marked(failed_in_a_task())) + "\n\tat org.apache.spark.Task.run(Task.scala:1)\n" * 200
+    raised = RuntimeError(text)
+    typed = typed_error(raised)
+    assert type(typed) is UserCodeError
+    assert str(typed) == "operator 'op' raised ValueError: no luck (job.py, line 3, in f)"
+    cause = cause_of(typed, raised)
+    assert isinstance(cause, UserTraceback)
+    lines = user_traceback(cause).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert f'  File "{__file__}", line' in lines[1]
+    assert "KeyError: 'missing'" in lines
+    assert lines[-1] == "ValueError: no luck"
+    assert len(lines) < 20
+
+
+def test_a_cause_that_is_the_users_exception_itself_is_kept_and_other_errors_keep_sparks() -> None:
+    """A sink's function raises in the driver: its exception is there, and Spark's text about it says less."""
+    local, spark = failed_in_a_task(), RuntimeError("Spark's")
+    assert cause_of(local, spark) is local.__cause__
+    assert cause_of(local, local) is local.__cause__
+    damaged = CorruptSegment("a is damaged")
+    assert cause_of(damaged, spark) is spark
+
+
+def test_a_traceback_is_cut_to_the_users_frames_and_to_a_size() -> None:
+    """It travels inside the text of an error; of a deep recursion the end is what matters."""
+
+    def deeper(level: int) -> int:
+        return deeper(level - 1) if level else 1 // 0
+
+    try:
+        deeper(500)
+    except ZeroDivisionError as error:
+        text = user_traceback(error)
+    assert text.endswith("ZeroDivisionError: integer division or modulo by zero")
+    assert len(text) < 9_000
+
+
+def test_a_worker_that_dies_is_the_users_to_look_into() -> None:
+    """`os._exit` in a function, a crash of a native library or too little memory: Spark only says that it is gone."""
+    error = typed_error(RuntimeError("... SparkException: Python worker exited unexpectedly (crashed) ... at org."))
+    assert type(error) is UserCodeError
+    assert "memory ran out" in str(error)

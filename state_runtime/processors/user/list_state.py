@@ -43,8 +43,7 @@ class ListState(Collection):
         super().__init__(name, where, schema, scope)
         self._time_ms = expires_ms
         self._codec = ValueCodec(schema.values, where)
-        self._width = self._codec.width
-        self._loose = self._codec.loose
+        self._plain = self._codec.plain
         self._first_place = snapshot_id << ORDINAL_BITS
         self._ordinal = 1
         self._own: dict[int, list[tuple[Any, ...]]] = self._no_key
@@ -63,7 +62,7 @@ class ListState(Collection):
         own = list(self._own.get(self._scope.group, ()))
         stored = self._stored()
         yield from stored if isinstance(stored, list) else stored.rows()
-        yield from map(self._codec.read_back, own)
+        yield from own
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         """Replace the list.
@@ -81,7 +80,7 @@ class ListState(Collection):
         Raises:
             InvalidStateValue: not a tuple of the schema's fields.
         """
-        if self._loose or type(newState) is not tuple or len(newState) != self._width:
+        if type(newState) is not tuple or tuple(map(type, newState)) not in self._plain:
             newState = self._row(newState, "appendValue")
         group = self._scope.group
         own = self._own.get(group)

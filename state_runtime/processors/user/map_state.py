@@ -7,7 +7,7 @@ large map only the entries that user code asks for are read. Two map keys are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,13 +40,13 @@ class MapState(Collection):
         super().__init__(name, where, schema, scope)
         self._time_ms = expires_ms
         entries = schema.entries if schema.entries is not None else pa.schema([])
-        self._key_codec = ValueCodec(entries, where)
+        self._key_codec = ValueCodec(entries, where, takes_bare=True)
         self._codec = ValueCodec(schema.values, where)
-        self._key_width, self._width = self._key_codec.width, self._codec.width
+        self._width = self._codec.width
         # Keys of plain types are dictionary keys as they are; the others are wrapped.
         self._wrap: Any = None if all(_hashes_plainly(f.type) for f in entries) else _EqualKey
-        self._key_loose = self._key_codec.loose or self._wrap is not None
-        self._loose = self._codec.loose
+        self._plain = self._codec.plain
+        self._plain_keys: Set[tuple[Any, ...]] = self._key_codec.plain if self._wrap is None else frozenset()
         self._make_value: Callable[[Any], Any] = partial(tuple.__new__, row_class_of(schema.values.names))
         self._logs: dict[int, dict[Any, Any]] = {}
         self._gains: dict[int, int | None] = {}
@@ -68,7 +68,7 @@ class MapState(Collection):
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The value of a map key as a Row, or None."""
-        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
             key = self._key_of(key, "getValue")
         if self._scope.group != self._at:
             self._enter()
@@ -76,11 +76,11 @@ class MapState(Collection):
         if value is _ABSENT:
             stored: tuple[Any, ...] | None = self._base.get(key)
             return stored
-        return None if value is None else self._make_value(self._codec.read_back(value))
+        return None if value is None else self._make_value(value)
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """Whether the map has a key."""
-        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
             key = self._key_of(key, "containsKey")
         if self._scope.group != self._at:
             self._enter()
@@ -91,11 +91,12 @@ class MapState(Collection):
         """Set the value of a map key.
 
         Raises:
-            InvalidStateValue: key or value is not a tuple of its schema's fields.
+            InvalidStateValue: key or value is not a tuple of its schema's fields and their types. A key of one field
+                may also be given without the tuple around it.
         """
-        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
             key = self._key_of(key, "updateValue")
-        if self._loose or type(value) is not tuple or len(value) != self._width:
+        if type(value) is not tuple or tuple(map(type, value)) not in self._plain:
             value = self._codec.row_of(value, "updateValue")
         if self._scope.group != self._at:
             self._enter()
@@ -118,7 +119,7 @@ class MapState(Collection):
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Remove an entry; nothing happens if there is none."""
-        if self._key_loose or type(key) is not tuple or len(key) != self._key_width:
+        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
             key = self._key_of(key, "removeKey")
         if self._scope.group != self._at:
             self._enter()
@@ -147,7 +148,7 @@ class MapState(Collection):
                 yield key, value
         for key, value in log.items():
             if value is not None:
-                yield self._key_codec.read_back(key), self._codec.read_back(value)
+                yield key, value
 
     # --- for the passes ---
 

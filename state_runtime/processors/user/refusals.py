@@ -13,6 +13,7 @@ from __future__ import annotations
 from pyspark.errors import PySparkRuntimeError
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline, StillstateError
+from state_runtime.base.usercode import place_in_user_code
 
 __all__ = ["InvalidStateUse", "InvalidStateValue", "plain"]
 
@@ -36,9 +37,9 @@ class InvalidStateValue(_AlsoSparks, InvalidData):
 
 
 def plain(error: StillstateError) -> StillstateError:
-    """The error for readers outside user code: without pyspark's class."""
+    """The error for readers outside user code: without pyspark's class, and with the place that it left."""
     if isinstance(error, InvalidStateUse):
-        return InvalidPipeline(str(error))
+        return InvalidPipeline(f"{error}{place_in_user_code(error)}")
     if isinstance(error, InvalidStateValue):
-        return InvalidData(str(error))
+        return InvalidData(f"{error}{place_in_user_code(error)}")
     return error

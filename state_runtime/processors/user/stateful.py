@@ -123,7 +123,7 @@ class StatefulProcessorOperator(WokenWhenDue):
         """Call the user's code; `close()` is always called once `init()` has returned.
 
         Raises (while `outputs` is drained):
-            UserCodeError: the processor raised; with operator, shard and key.
+            UserCodeError: the processor raised; with its file and line, operator, shard and key hash.
             InvalidData, InvalidPipeline: it used the handle or a state wrongly, or emitted what does not fit.
         """
         result = ShardResult(iter(()))
@@ -207,7 +207,7 @@ class _Epoch:
                 yield from ()
 
             self._enter(piece.hashes, piece.keys)
-            for _ in self._guarded(call(), keys):
+            for _ in self._guarded(call()):
                 pass
             self._leave()
         self._seal()
@@ -232,7 +232,7 @@ class _Epoch:
                         pending = self._pending = []
 
             self._enter(piece.hashes, piece.keys)
-            yield from self._outputs(self._guarded(call(), keys), flavour)
+            yield from self._outputs(self._guarded(call()), flavour)
             self._leave()
         self._seal(more=operator.time_mode != "none")
 
@@ -246,7 +246,7 @@ class _Epoch:
         for piece in due_slices(due, schema, operator.slice_keys_max):
             keys = list(map(make_key, zip(*map(read_column, piece.keys))))
             self._enter(piece.hashes, piece.keys, piece.groups)
-            yield from self._outputs(self._guarded(self._fire(piece, keys, flavour), keys), flavour)
+            yield from self._outputs(self._guarded(self._fire(piece, keys, flavour)), flavour)
             self._leave()
             self._seal()
         self._result.due_taken[TIMERS] = bound_ms
@@ -315,20 +315,20 @@ class _Epoch:
             function(*arguments)
         except StillstateError as error:
             raise plain(error) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise user_error(self._operator.uid, self._shard, error) from error
 
-    def _guarded(self, pieces: Iterator[list[Any]], keys: Sequence[Any]) -> Iterator[list[Any]]:
+    def _guarded(self, pieces: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """What user code yields; its exceptions say for which key."""
         while True:
             try:
                 piece = next(pieces, None)
             except StillstateError as error:
                 raise plain(error) from error
-            except Exception as error:
-                group = self._handle.scope.group
-                key = keys[group] if group >= 0 else None
-                raise user_error(self._operator.uid, self._shard, error, key) from error
+            except (Exception, SystemExit) as error:
+                scope = self._handle.scope
+                key_hash = int(scope.hashes[scope.group]) if scope.group >= 0 else None
+                raise user_error(self._operator.uid, self._shard, error, key_hash) from error
             if piece is None:
                 return
             yield piece

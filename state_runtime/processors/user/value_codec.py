@@ -2,25 +2,27 @@
 
 What is read is what Spark gives: structs are Rows, arrays lists, maps dictionaries, timestamps datetimes without a zone
 in the time zone of the process. What is written may be looser (dictionaries for structs, datetimes with a zone, pandas
-and numpy scalars). A value is brought into the form in which it is read when it is written, if its type needs that at
-all; so what was written is read back the same in this epoch and in any later one, and a list that user code changes
+and numpy scalars, a whole double for a long). A value is brought into the form in which it is read when it is written;
+so what was written is read back the same in this epoch and in any later one, and a list that user code changes
 afterwards changes nothing.
 
-Where Spark would store null or cut something off without a word, we refuse: either at once (fields, structure) or when
-the column is made (types and ranges), which is still within the epoch.
+Where Spark would store null or cut something off without a word, we refuse: at once (fields, structure, types), or when
+the column is made (ranges of numbers), which is still within the epoch. docs/parity.md lists what is converted.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Row
 
 from state_runtime.processors.columns import from_python, to_python
 from state_runtime.processors.user.refusals import InvalidStateValue
@@ -30,10 +32,9 @@ __all__ = ["ValueCodec", "local_timestamps", "read_column"]
 
 Convert: TypeAlias = Callable[[Any], Any]
 
-_SCALARS = frozenset(
-    {type(None), bool, int, float, str, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, Row, list, dict, tuple}
-)
-"""Types that are read as they are; anything else may be a numpy scalar."""
+_Type: TypeAlias = type[Any]
+_BARE = (str, bytes, int, float, Decimal, dt.date, dt.timedelta, np.generic)  # a datetime is a date, a bool is an int
+_SIGNATURES_MAX = 256
 
 _EXACT = Context(prec=100)  # more digits than any decimal column has; the default of 28 would refuse long ones
 
@@ -44,28 +45,50 @@ class ValueCodec:
     Args:
         schema: at least one field.
         where: operator and state, for messages.
+        takes_bare: whether one value may stand for a row of one field, as Spark's own processors give keys of maps.
+
+    Attributes:
+        plain: the types of rows (tuples) that are read as they are written; all others go through `row_of`, which adds
+            to them. Empty if some field has to be looked at in every row.
     """
 
-    __slots__ = ("_fields", "_fixes", "_makes", "_names", "_reads", "_where", "loose", "schema", "width")
+    __slots__ = (
+        "_fields",
+        "_fixes",
+        "_is_loose",
+        "_makes",
+        "_names",
+        "_reads",
+        "_takes_bare",
+        "_where",
+        "plain",
+        "schema",
+        "width",
+    )
 
-    def __init__(self, schema: pa.Schema, where: str) -> None:
+    def __init__(self, schema: pa.Schema, where: str, *, takes_bare: bool = False) -> None:
         self.schema = schema
         self.width = len(schema)
         self._where = where
         self._names = ", ".join(schema.names)
-        self._fixes = [_normal_of(f.type) for f in schema]
+        self._takes_bare = takes_bare and self.width == 1
+        plain = [_plain_of(f.type) for f in schema]
+        self._fixes = [_fix_of(f.type) for f in schema]
         self._reads = [_read_of(f.type) for f in schema]
         self._makes = [_make_of(f.type) for f in schema]
         self._fields = list(schema)
-        self.loose = any(fix is not None for fix in self._fixes)
-        """Whether `row_of` must look at every row; else only at those that are no tuple of `width`."""
+        self._is_loose = None in plain
+        self.plain: set[tuple[_Type | None, ...]] = set() if self._is_loose else {tuple(plain)}
 
     def row_of(self, value: Any, method: str) -> tuple[Any, ...]:
         """A row as user code gave it, in the form in which it is read.
 
         Raises:
-            InvalidStateValue: not a row of this schema's fields.
+            InvalidStateValue: not a row of this schema's fields, or a field of another kind that cannot be converted
+                without loss.
         """
+        if self._takes_bare and isinstance(value, _BARE):
+            value = (value,)
         if (
             value is None
             or isinstance(value, str | bytes | Mapping | set | frozenset)
@@ -80,19 +103,20 @@ class ValueCodec:
             raise InvalidStateValue(
                 f"{self._where}: {method}() got {len(row)} fields, the schema has {self.width}: {self._names}"
             )
-        if not self.loose:
-            return row
         try:
-            return tuple([fix(v) if fix is not None and v is not None else v for fix, v in zip(self._fixes, row)])
-        except (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation):
+            fixed = tuple([None if v is None else fix(v) for fix, v in zip(self._fixes, row)])
+        except _REFUSALS:
             raise self._misfit(row, method) from None  # the cause may hold the value
+        if not self._is_loose and len(self.plain) < _SIGNATURES_MAX and all(map(operator.is_, fixed, row)):
+            self.plain.add(tuple(map(type, row)))  # the same types with nulls at other places
+        return fixed
 
     def _misfit(self, row: tuple[Any, ...], method: str) -> InvalidStateValue:
         for field, fix, value in zip(self._fields, self._fixes, row):
             try:
-                if fix is not None and value is not None:
+                if value is not None:
                     fix(value)
-            except (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation) as error:
+            except _REFUSALS as error:
                 why = f" ({error})" if isinstance(error, _Misfit) else ""
                 return InvalidStateValue(
                     f"{self._where}: {method}() got a {type(value).__name__} for field {field.name!r}, which is "
@@ -100,13 +124,6 @@ class ValueCodec:
                     f"{field.type}, and it does not fit{why}. Change the declared schema or convert the value"
                 )
         return InvalidStateValue(f"{self._where}: {method}() got a value that does not fit")
-
-    @staticmethod
-    def read_back(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A row that `row_of` took in this epoch, as a later epoch will read it: plain values of numpy scalars."""
-        if _SCALARS.issuperset(map(type, row)):
-            return row
-        return tuple([v.item() if isinstance(v, np.generic) else v for v in row])
 
     def rows(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
         """Stored columns as the rows that user code reads."""
@@ -132,6 +149,9 @@ class ValueCodec:
 
 class _Misfit(Exception):
     """Why a value does not fit; holds no value."""
+
+
+_REFUSALS = (_Misfit, TypeError, ValueError, OverflowError, InvalidOperation)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -188,17 +208,23 @@ def _nullable(convert: Convert | None) -> Convert:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def _normal_of(data_type: pa.DataType) -> Convert | None:
-    """From what user code may give to the form in which it is read; None where nothing can differ."""
+def _plain_of(data_type: pa.DataType) -> _Type | None:
+    """The one type of values that are read as they are written; None if that takes a look at the value."""
+    return next((plain for is_kind, plain, _ in _KINDS if is_kind(data_type)), None)
+
+
+def _fix_of(data_type: pa.DataType) -> Convert:
+    """From what user code may give (no null) to the form in which it is read."""
     types = pa.types
+    for is_kind, plain, fix in _KINDS:
+        if is_kind(data_type):
+            return partial(_plain_or, plain, fix)
     if types.is_timestamp(data_type):
         return _local_time if data_type.tz is not None else _wall_time
     if types.is_float32(data_type):
-        return lambda value: float(np.float32(value)) if isinstance(value, float | np.floating) else value
+        return _single
     if types.is_decimal(data_type):
         return _decimal_of(data_type.scale)
-    if types.is_binary(data_type) or types.is_large_binary(data_type):
-        return lambda value: bytes(value) if isinstance(value, bytearray | memoryview) else value
     if types.is_struct(data_type):
         return _struct_of(data_type)
     if types.is_map(data_type):
@@ -206,19 +232,101 @@ def _normal_of(data_type: pa.DataType) -> Convert | None:
     if types.is_list(data_type) or types.is_large_list(data_type):
         element = _element_of(data_type.value_type)
         return lambda value: [element(v) for v in _sequence(value, "an array")]
-    return None
+    return lambda value: value.item() if isinstance(value, np.generic) else value
+
+
+def _plain_or(plain: _Type, fix: Convert, value: Any) -> Any:
+    return value if type(value) is plain else fix(value)
 
 
 def _element_of(data_type: pa.DataType) -> Convert:
-    """As `_normal_of`, for what lies inside another value."""
-    normal = _normal_of(data_type)
+    """As `_fix_of`, for what lies inside another value: nulls too."""
+    fix = _fix_of(data_type)
+    return lambda value: None if value is None else fix(value)
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            value = value.item()
-        return normal(value) if normal is not None and value is not None else value
 
-    return convert
+def _whole(value: Any) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating | Decimal):
+        raise _Misfit("not a whole number")
+    if value != int(value):
+        raise _Misfit("it has a fraction")
+    return int(value)
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise _Misfit("not a number")
+    number = float(value)
+    if isinstance(value, int | np.integer) and int(number) != int(value):
+        raise _Misfit("a double does not have so many digits")
+    return number
+
+
+def _single(value: Any) -> float:
+    number = _double(value)
+    if math.isfinite(number) and abs(number) > _SINGLE_MAX:
+        raise _Misfit("beyond the range")
+    single = float(np.float32(number))
+    if isinstance(value, int | np.integer) and single != number:
+        raise _Misfit("a float does not have so many digits")
+    return single
+
+
+_SINGLE_MAX = float(np.finfo(np.float32).max)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, np.bool_):
+        raise _Misfit("not a boolean")
+    return bool(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise _Misfit("not a text")
+    return str(int(value))
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise _Misfit("not bytes")
+    return bytes(value)
+
+
+def _day(value: Any) -> dt.date:
+    if isinstance(value, np.datetime64):
+        value = value.item()
+    if not isinstance(value, dt.date):
+        raise _Misfit("not a date")
+    if isinstance(value, dt.datetime) and (value.time() != dt.time() or getattr(value, "nanosecond", 0)):
+        raise _Misfit("it has a time of day, which would be lost")
+    return dt.date(value.year, value.month, value.day)
+
+
+def _span(value: Any) -> dt.timedelta:
+    if isinstance(value, np.timedelta64):
+        value = value.item()
+    if not isinstance(value, dt.timedelta):
+        raise _Misfit("not a timedelta")
+    if getattr(value, "nanoseconds", 0):
+        raise _Misfit("it has nanoseconds, which would be lost")
+    return dt.timedelta(value.days, value.seconds, value.microseconds)
+
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], _Type, Convert], ...] = (
+    (pa.types.is_integer, int, _whole),
+    (pa.types.is_float64, float, _double),
+    (pa.types.is_boolean, bool, _truth),
+    (lambda t: bool(pa.types.is_string(t) or pa.types.is_large_string(t)), str, _text),
+    (lambda t: bool(pa.types.is_binary(t) or pa.types.is_large_binary(t)), bytes, _bytes),
+    (pa.types.is_date32, dt.date, _day),
+    (pa.types.is_duration, dt.timedelta, _span),
+)
+"""Kinds of types whose values are read as they are written if they have one Python type, and what is made of others."""
 
 
 def _struct_of(data_type: pa.DataType) -> Convert:

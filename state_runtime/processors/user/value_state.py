@@ -21,8 +21,8 @@ class ValueState:
         "_codec",
         "_dirty",
         "_existed",
-        "_loose",
         "_no_key",
+        "_plain",
         "_schema",
         "_scope",
         "_time_ms",
@@ -43,7 +43,7 @@ class ValueState:
         self._time_ms = expires_ms
         self._codec = ValueCodec(schema.values, where)
         self._width = self._codec.width
-        self._loose = self._codec.loose
+        self._plain = self._codec.plain
         self._no_key = NoKey(where)
         self._values: Any = self._no_key
         self._dirty = bytearray()
@@ -55,19 +55,16 @@ class ValueState:
 
     def get(self) -> tuple[Any, ...] | None:
         """The value as a tuple, or None."""
-        group = self._scope.group
-        value: tuple[Any, ...] | None = self._values[group]
-        if value is not None and self._dirty[group]:
-            return self._codec.read_back(value)
+        value: tuple[Any, ...] | None = self._values[self._scope.group]
         return value
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         """Set the value; as many fields as the schema has.
 
         Raises:
-            InvalidStateValue: not a tuple of the schema's fields.
+            InvalidStateValue: not a tuple of the schema's fields and their types.
         """
-        if self._loose or type(newValue) is not tuple or len(newValue) != self._width:
+        if type(newValue) is not tuple or tuple(map(type, newValue)) not in self._plain:
             newValue = self._codec.row_of(newValue, "update")
         group = self._scope.group
         self._values[group] = newValue

@@ -1,0 +1,70 @@
+"""Where the job's own code raised: its last frame, and its traceback without the frames that are not its own.
+
+Spark hands the exception of a task over as text and leaves its cause out, so file and line must be in that text.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Sequence
+
+__all__ = ["UserTraceback", "place_in_user_code", "raised_by_user", "user_traceback"]
+
+_FRAMES_MAX = 20
+_CHARACTERS_MAX = 8_000  # of a traceback; it travels inside the text of an error
+
+_RUNTIME = (__file__.rpartition("/base/")[0] + "/", "<frozen ")
+_LIBRARIES = tuple(
+    {
+        sysconfig.get_path(name) + "/"
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if sysconfig.get_path(name)
+    }
+)
+_SPARK = "/pyspark/"
+
+
+class UserTraceback(Exception):
+    """The traceback of an exception that was raised in another process; it stands as the cause of the typed error."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}" if self.args else ""
+
+
+def raised_by_user(error: BaseException) -> str:
+    """What was raised and where, as in "KeyError: 'n' (/jobs/shop.py, line 12, in handleInputRows)"."""
+    text = str(error)
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + place_in_user_code(error)
+
+
+def place_in_user_code(error: BaseException) -> str:
+    """The place in brackets, to be put behind a text; empty if none of the job's own code was running."""
+    frame = _last_frame(traceback.extract_tb(error.__traceback__))
+    return "" if frame is None else f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of an exception and of its causes, without our frames and Spark's; the last ones if it is long."""
+    if isinstance(error, UserTraceback):
+        return str(error).strip()
+    told = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = told
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        each.stack = traceback.StackSummary.from_list(_of_user(each.stack)[-_FRAMES_MAX:])
+        each = each.__cause__ or each.__context__
+    text = "".join(told.format()).rstrip()
+    return text if len(text) <= _CHARACTERS_MAX else "…" + text[-_CHARACTERS_MAX:]
+
+
+def _of_user(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    return [f for f in frames if not f.filename.startswith(_RUNTIME) and _SPARK not in f.filename]
+
+
+def _last_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The user's last frame; of code that is installed like a library the one that was called."""
+    outside = _of_user(frames)
+    own = [f for f in outside if not f.filename.startswith(_LIBRARIES)]
+    return own[-1] if own else next(iter(outside), None)
