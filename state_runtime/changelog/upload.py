@@ -31,9 +31,10 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import StillstateError, StoreRefused, StoreUnavailable
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import UploadTotals
 from state_runtime.store import Store
 
-__all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "UploadTotals", "Uploader"]
+__all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "Uploader"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,34 +74,6 @@ class UploadPolicy:
     def upload_s(self, size: int) -> float:
         """How long all attempts together may take."""
         return max(self.deadline_s, self.attempts_max * self.attempt_s(size))
-
-
-@dataclass(frozen=True)
-class UploadTotals:
-    """What uploads cost; they add up.
-
-    Attributes:
-        uploads: objects.
-        attempts: begun for them.
-        bytes: of the objects.
-        wait_ms: waited for room below the bound on bytes in flight.
-        left_behind: objects of late or failed attempts that could not be deleted: garbage.
-    """
-
-    uploads: int = 0
-    attempts: int = 0
-    bytes: int = 0
-    wait_ms: float = 0.0
-    left_behind: int = 0
-
-    def __add__(self, other: UploadTotals) -> UploadTotals:
-        return UploadTotals(
-            self.uploads + other.uploads,
-            self.attempts + other.attempts,
-            self.bytes + other.bytes,
-            self.wait_ms + other.wait_ms,
-            self.left_behind + other.left_behind,
-        )
 
 
 class Attempts(Protocol):

@@ -119,7 +119,18 @@ class JobRun:
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
         committer = beginning.open(
-            lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, parallelism), host=host, pid=pid
+            lambda info: Manifest(
+                format_version=FORMAT_VERSION,
+                job_uid=info.uid,
+                snapshot_id=0,
+                term=0,
+                commit_id="",
+                kind="fencing",
+                created_at_ms=0,
+                parallelism=parallelism,
+            ),
+            host=host,
+            pid=pid,
         )
         info = committer.info
         # Another start may have been first: then there is something to go on from that was not there before.

@@ -14,8 +14,9 @@ from model import ALL_HASHES, ALL_KEYS, OPERATOR, STATE, CountingIds, DictStore,
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StoreRefused, StoreUnavailable
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.segment import decode_part
-from state_runtime.changelog.upload import Uploader, UploadPolicy, UploadTotals
+from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.changelog.writer import PendingChanges, begin_task_changes, write_segment
 from tests.faults.virtual import FaultPlan, FaultyFs, VirtualTime, store_on
 
