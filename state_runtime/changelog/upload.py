@@ -125,7 +125,6 @@ class Uploader:
         self._clock = clock
         self.run: Attempts = attempts or ThreadedAttempts()
         self._in_flight = 0
-        self._most_in_flight = 0
         self._totals = UploadTotals()
         self._untaken = UploadTotals()
 
@@ -140,12 +139,6 @@ class Uploader:
         """Of all uploads since the process began; attempts that are still late are not counted as left behind yet."""
         with self.run.lock:
             return self._totals
-
-    @property
-    def most_in_flight(self) -> int:
-        """The most bytes that were ever in flight at once."""
-        with self.run.lock:
-            return self._most_in_flight
 
     def begin(self, root: Store, name: Callable[[], str], body: bytes) -> Upload:
         """Begin an upload, once there is room for it.
@@ -171,7 +164,6 @@ class Uploader:
                     "Check the network; raise upload_in_flight_bytes_max if the store is only slow"
                 )
             self._in_flight += size
-            self._most_in_flight = max(self._most_in_flight, self._in_flight)
             wait_ms = (self._clock.monotonic_s() - begun_s) * 1000
             self.add(UploadTotals(uploads=1, bytes=size, wait_ms=wait_ms))
         upload = Upload(self, root, name, body, wait_ms)
