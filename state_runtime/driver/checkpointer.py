@@ -257,8 +257,7 @@ class Checkpointer:
         if sink is None:
             raise InvalidPipeline(
                 f"the newest snapshot has unpublished output of sink {output.sink!r}, which the pipeline no longer "
-                "has. Start "
-                "the job once with that sink, so that its output is published, then remove it"
+                "has. Start the job once with that sink, so that its output is published, then remove it"
             )
         sink.publish(self._context.sinks[output.sink], output, spark)
 

@@ -106,12 +106,12 @@ class ParquetSink(Sink):
             except FileNotFoundError as error:
                 raise MissingFile(
                     f"sink {spec.name!r}: the snapshot names {file.staged} in {store.url}, but neither it nor "
-                    f"{file.final} "
-                    "exists; the output folder was changed by someone else. Restore the file, or start from an older "
-                    "snapshot"
+                    f"{file.final} exists; the output folder was changed by someone else. Restore the file, or start "
+                    "from an older snapshot"
                 ) from error
             faults.reach("one-file-published")
-        # By whom it was staged: after a claim or a rename that is another than who publishes it, and may have begun to.
+        # The entry belongs to the job that staged the output: after a claim or a rename another job publishes it, and
+        # the first one may have begun to.
         owner = output.files[0].staged.rsplit("/", 3)[-3]
         entry = encode_document("sink-commit", _SinkCommit(owner, spec.name, output.epoch, output.files))
         path = f"_stillstate/commits/{owner}/{output.epoch:020d}.json"
@@ -152,8 +152,8 @@ class ForeachEpoch(Sink):
         except Exception as error:
             raise UserCodeError(
                 f"sink {spec.name!r}: the function raised {type(error).__name__}: {error} for epoch {output.epoch}. "
-                "The checkpoint is durable; after a restart the function is called again with the same rows and epoch "
-                "id"
+                "The checkpoint is durable; after a restart the function is called again with the same rows and the "
+                "same epoch id"
             ) from error
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:

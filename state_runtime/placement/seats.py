@@ -1,8 +1,7 @@
 """Shards stay on their executors: the batch's partitions are joined to a cached frame of one row per seat.
 
     batch.repartitionById(P, seat) ─┐
-                                    ├─ shuffled hash join, left ─▶ mapInArrow on the executor that holds the seat's
-                                    block
+                                    ├─ shuffled hash join, left ─▶ mapInArrow, where the seat's block is
     seats.repartitionById(P, seat) ─┘
       (cached)
 
@@ -182,8 +181,8 @@ class Placement:
 
         All at once would give most of them to the executor whose first Python worker is up first, for good.
         """
-        # Spark would take two frames of one plan for one: the number tells this one from the one before, which is still
-        # cached.
+        # Spark takes two frames with the same plan for one and the same. The number tells this one from the one before,
+        # which is still cached.
         label = f"{self._spark.sparkContext.applicationId}-{next(_ANCHOR)}"
         frame = (
             self._spark.range(0, self._parallelism, 1, 1)
