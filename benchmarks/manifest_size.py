@@ -12,16 +12,17 @@ import pyarrow as pa
 from benchmarks.checkpoint_workloads import ManifestSize
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import Progress
+from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.segment import PartEntry, encode_part, sha256
-from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition, StateEntry, TimeEntry
 from state_runtime.store import open_store
 
 __all__ = ["manifest_size"]
 
 HASHES = 1 << 64
-VERSION_CHARS = 16
 NOW_MS = 1_700_000_000_000
 OFFSETS = "v1\n" + '{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}\n' + '{"logOffset":599}\n'
 
@@ -53,8 +54,7 @@ def manifest_size(plan: ManifestSize, folder: Path, step: Callable[[int, int], N
         segments=tuple(segments),
         source=SourcePosition(plan.epochs - 1, '{"id":"0"}', OFFSETS, OFFSETS, 'v1\n{"nextBatchWatermarkMs":0}', (0,)),
         versions={
-            uid: "".join(SYSTEM_IDS.short() for _ in range(plan.shards))[: plan.shards * VERSION_CHARS]
-            for uid in _operators(plan)
+            uid: LocalVersions.of(SYSTEM_IDS.short() for _ in range(plan.shards)).encode() for uid in _operators(plan)
         },
         progress=Progress(plan.epochs),
         previous=Progress(plan.epochs - 1),

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from state_runtime.base.errors import CorruptManifest
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import TaskChanges, UploadTotals
 from state_runtime.changelog.reader import fetch_part, read_index, read_table
-from state_runtime.changelog.upload import Uploader, UploadTotals
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.versions import StateVersions, check_dropped
-from state_runtime.changelog.writer import TaskChanges, begin_task_changes
+from state_runtime.changelog.writer import begin_task_changes
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range

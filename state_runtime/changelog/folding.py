@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from state_runtime.base.limits import MIB
+from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.segment import (
     Compression,
     PartEntry,
@@ -20,7 +21,6 @@ from state_runtime.changelog.segment import (
     encode_part,
     sha256,
 )
-from state_runtime.changelog.writer import TaskChanges
 from state_runtime.state.table import StateSchema, fold
 
 __all__ = ["fold_changes"]

@@ -31,9 +31,10 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import StillstateError, StoreRefused, StoreUnavailable
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import UploadTotals
 from state_runtime.store import Store
 
-__all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "UploadTotals", "Uploader"]
+__all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "Uploader"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,34 +74,6 @@ class UploadPolicy:
     def upload_s(self, size: int) -> float:
         """How long all attempts together may take."""
         return max(self.deadline_s, self.attempts_max * self.attempt_s(size))
-
-
-@dataclass(frozen=True)
-class UploadTotals:
-    """What uploads cost; they add up.
-
-    Attributes:
-        uploads: objects.
-        attempts: begun for them.
-        bytes: of the objects.
-        wait_ms: waited for room below the bound on bytes in flight.
-        left_behind: objects of late or failed attempts that could not be deleted: garbage.
-    """
-
-    uploads: int = 0
-    attempts: int = 0
-    bytes: int = 0
-    wait_ms: float = 0.0
-    left_behind: int = 0
-
-    def __add__(self, other: UploadTotals) -> UploadTotals:
-        return UploadTotals(
-            self.uploads + other.uploads,
-            self.attempts + other.attempts,
-            self.bytes + other.bytes,
-            self.wait_ms + other.wait_ms,
-            self.left_behind + other.left_behind,
-        )
 
 
 class Attempts(Protocol):
@@ -152,7 +125,6 @@ class Uploader:
         self._clock = clock
         self.run: Attempts = attempts or ThreadedAttempts()
         self._in_flight = 0
-        self._most_in_flight = 0
         self._totals = UploadTotals()
         self._untaken = UploadTotals()
 
@@ -167,12 +139,6 @@ class Uploader:
         """Of all uploads since the process began; attempts that are still late are not counted as left behind yet."""
         with self.run.lock:
             return self._totals
-
-    @property
-    def most_in_flight(self) -> int:
-        """The most bytes that were ever in flight at once."""
-        with self.run.lock:
-            return self._most_in_flight
 
     def begin(self, root: Store, name: Callable[[], str], body: bytes) -> Upload:
         """Begin an upload, once there is room for it.
@@ -198,7 +164,6 @@ class Uploader:
                     "Check the network; raise upload_in_flight_bytes_max if the store is only slow"
                 )
             self._in_flight += size
-            self._most_in_flight = max(self._most_in_flight, self._in_flight)
             wait_ms = (self._clock.monotonic_s() - begun_s) * 1000
             self.add(UploadTotals(uploads=1, bytes=size, wait_ms=wait_ms))
         upload = Upload(self, root, name, body, wait_ms)

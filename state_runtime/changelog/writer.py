@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.segment import (
     Compression,
     PartEntry,
@@ -18,40 +19,17 @@ from state_runtime.changelog.segment import (
     encode_part,
     sha256,
 )
-from state_runtime.changelog.upload import Upload, Uploader, UploadTotals
+from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.snapshot.manifest import SegmentEntry
 from state_runtime.snapshot.paths import segment_path
 from state_runtime.store import Store
 
 __all__ = [
     "PendingChanges",
-    "TaskChanges",
     "begin_task_changes",
     "source_log_changes",
     "write_segment",
 ]
-
-
-@dataclass(frozen=True)
-class TaskChanges:
-    """The changes of one attempt of one task, as they ride in its acknowledgement.
-
-    Attributes:
-        inline: `inline[i]` are the bytes of `parts[i]`, or empty if the part lies in an object that the task uploaded.
-        uploads: what uploading that object cost.
-    """
-
-    parts: tuple[PartEntry, ...] = ()
-    inline: tuple[bytes, ...] = ()
-    uploads: UploadTotals = field(default_factory=UploadTotals)
-
-    @property
-    def rows(self) -> int:
-        return sum(p.rows for p in self.parts)
-
-    @property
-    def bytes(self) -> int:
-        return sum(p.length for p in self.parts)
 
 
 @dataclass(frozen=True)

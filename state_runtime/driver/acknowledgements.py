@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkContext
@@ -11,9 +12,9 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.compile import Stage
-from state_runtime.task.stage import EMPTY_TASK, Acknowledgement
+from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
 
-__all__ = ["Gathering"]
+__all__ = ["Acknowledgements"]
 
 
 class _Append(AccumulatorParam[list[Any]]):
@@ -27,8 +28,11 @@ class _Append(AccumulatorParam[list[Any]]):
         return value1
 
 
-class Gathering:
-    """The acknowledgements of one action after the other (docs/design/0002-acknowledgements.md).
+class Acknowledgements:
+    """The acknowledgements of one action after the other.
+
+    Life cycle: made with the run → per action `expecting` around it, then `take` if it succeeded. `so_far` says at any
+    time what has come.
 
     Attributes:
         accumulator: for the tasks.
@@ -36,14 +40,30 @@ class Gathering:
 
     def __init__(self, context: SparkContext) -> None:
         self.accumulator: Accumulator[list[Any]] = context.accumulator([], _Append())
+        self._expected = ""
 
-    def clear(self) -> None:
-        """Before an action."""
+    @contextmanager
+    def expecting(self, epoch: str) -> Iterator[None]:
+        """While an action runs. What came before it is forgotten.
+
+        Args:
+            epoch: of the action (`TaskJob.epoch`).
+        """
         self.accumulator.value.clear()
+        self._expected = epoch
+        try:
+            yield
+        finally:
+            self._expected = ""
 
     def so_far(self) -> list[Acknowledgement]:
         """Of an action that failed: what some of its tasks did."""
         return list(self.accumulator.value)
+
+    def arrived(self) -> int | None:
+        """How many acknowledgements of the action that runs have come; None if none runs. For other threads."""
+        expected = self._expected
+        return sum(a.epoch == expected for a in self.so_far()) if expected else None
 
     def take(self, epoch: str, parallelism: int, stages: Sequence[Stage]) -> list[Acknowledgement]:
         """After an action: one acknowledgement per stage and shard, in their order. None stays behind.
@@ -73,9 +93,8 @@ class Gathering:
             if finished < parallelism:
                 raise InvalidPipeline(
                     f"operator {stage.operator.uid!r}: only {finished} of {parallelism} shards were processed to the "
-                    "end. A "
-                    "step after it stops reading early (limit, take, head); remove it, or put it into the consumer of "
-                    "the output"
+                    "end. A step after it stops reading early (limit, take, head); remove it, or put it into the "
+                    "consumer of the output"
                 )
         self.accumulator.value.clear()
         return [chosen[key] for key in sorted(chosen)]

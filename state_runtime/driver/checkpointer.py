@@ -4,7 +4,7 @@
 5. manifest   create-if-absent of the next snapshot: from here on the epochs have happened
 6. publish    sinks give staged output its final name
 
-(Steps 1 to 3 are an epoch's, in driver.py.)
+(Steps 1 to 3 are an epoch's, in driver/epochs.py.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from state_runtime.base.progress import Progress
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import write_segment
-from state_runtime.driver.context import DriverContext, Processed, Standing
+from state_runtime.driver.books import Books
+from state_runtime.driver.context import DriverContext
 from state_runtime.driver.file_book import carried_source_logs
-from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due, objects_of
+from state_runtime.driver.head import Processed
+from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
@@ -33,7 +35,7 @@ from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import LayerEntry, SegmentEntry, ShardFilesEntry, StagedOutput, TimeEntry
 from state_runtime.snapshot.shard_files import bottom_is_of_shape
-from state_runtime.task.stage import Acknowledgement
+from state_runtime.task.acknowledgement import Acknowledgement
 
 __all__ = ["Checkpointer"]
 
@@ -49,10 +51,10 @@ class Checkpointer:
         retention: gives old checkpoints up beside them.
     """
 
-    def __init__(self, context: DriverContext, committer: Committer, standing: Standing, uploader: Uploader) -> None:
+    def __init__(self, context: DriverContext, committer: Committer, books: Books, uploader: Uploader) -> None:
         self._context = context
         self._committer = committer
-        self._standing = standing
+        self._books = books
         self._uploader = uploader
         # Complete numbers of the newest checkpoint of this run; its manifest has them without the end.
         self._previous: Progress | None = None
@@ -78,7 +80,7 @@ class Checkpointer:
         for name, spec in self._context.sinks.items():
             named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
             spec.remove_abandoned(self._committer.term.term, named)
-        if self._standing.files is None:
+        if self._books.files is None:
             self.materializer.look(last)
 
     def close(self, fold_timeout_s: float) -> None:
@@ -90,7 +92,7 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """Whether a checkpoint follows the newest epoch, or now."""
-        return is_checkpoint_due(self._standing.interval, self._context.settings, self._context.clock.monotonic_s())
+        return is_checkpoint_due(self._books.interval, self._context.settings, self._context.clock.monotonic_s())
 
     def flush(self) -> int:
         """Write the changes in memory as one segment, folded; the bytes that it took.
@@ -98,32 +100,37 @@ class Checkpointer:
         Raises:
             StoreUnavailable, OutcomeUnknown: the run ends; nobody can reach what was written.
         """
-        standing = self._standing
+        books, context = self._books, self._context
+        snapshot_id = self._committer.last.snapshot_id + 1
         segment = write_segment(
-            self._context.root,
-            fold_changes(standing.interval.changes, self._context.settings.compression),
+            context.root,
+            fold_changes(books.interval.changes, context.settings.compression),
             job_uid=self._committer.info.uid,
             term=self._committer.term.term,
-            snapshot_id=self._committer.last.snapshot_id + 1,
-            ids=self._context.ids,
+            snapshot_id=snapshot_id,
+            ids=context.ids,
             uploader=self._uploader,
         )
-        standing.interval = standing.interval.flushed(segment)
-        if standing.files is not None:
-            standing.files = standing.files.written(
-                self._context.root,
-                term=self._committer.term.term,
-                snapshot_id=self._committer.last.snapshot_id + 1,
-                ids=self._context.ids,
+        books.flushed(segment)
+        if books.files is not None:
+            term = self._committer.term.term
+            books.listing_written(
+                books.files.written(context.root, term=term, snapshot_id=snapshot_id, ids=context.ids)
             )
-        standing.shards = standing.shards.flushed()
         return segment.total_bytes if segment is not None else 0
 
     def commit_alone(self, spark: SparkSession) -> Progress:
         """A checkpoint that no epoch has just ended in; its numbers are those of an epoch that did nothing else."""
-        interval, now_s = self._standing.interval, self._context.clock.monotonic_s()
+        interval, now_s = self._books.interval, self._context.clock.monotonic_s()
         head = interval.head
-        alone = Processed([], head.time or TimeEntry(0), EpochClock(0, epoch=head.epoch), now_s, now_s, now_s)
+        alone = Processed(
+            acknowledged=[],
+            time=head.time or TimeEntry(0),
+            clock=EpochClock(0, epoch=head.epoch),
+            started_s=now_s,
+            planned_s=now_s,
+            processed_s=now_s,
+        )
         latest = interval.numbers or Progress()
         nothing = Progress(
             snapshot_id=latest.snapshot_id,
@@ -145,12 +152,12 @@ class Checkpointer:
         Returns:
             The same, complete.
         """
-        context, standing, last = self._context, self._standing, self._committer.last
+        context, books, last = self._context, self._books, self._committer.last
         segment_bytes = self.flush()
         segment_s = context.clock.monotonic_s()
         faults.reach("segment-written")
 
-        interval = standing.interval
+        interval = books.interval
         layers, segments, files = self._below()
         draft = replace(
             interval.head,
@@ -159,7 +166,7 @@ class Checkpointer:
             shards=files,
             segments=segments,
             outputs=interval.outputs,
-            versions=dict(standing.shards.versions),
+            versions={uid: versions.encode() for uid, versions in books.shards.versions.items()},
             previous=self._previous,
         )
         numbers = replace(
@@ -183,11 +190,8 @@ class Checkpointer:
         numbers = self._timed(numbers, done, phases)
         faults.reach("manifest-written")
 
-        standing.shards = standing.shards.checkpointed()
-        standing.interval = Interval(first_head(committed), manifest_s)
+        books.checkpointed(committed, manifest_s)
         self.is_committing = False
-        if standing.files is not None:
-            standing.files = standing.files.checkpointed()
         self.materializer.settled(committed)
         faults.reach("before-publish")
         for output in interval.outputs:
@@ -197,7 +201,7 @@ class Checkpointer:
             context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
         published_s = context.clock.monotonic_s()
         faults.reach("published")
-        if standing.files is None:
+        if books.files is None:
             self.materializer.start_if_due(committed)
         self.retention.committed(committed)
         phases |= {"manifest": (manifest_s - segment_s) * 1000, "publish": (published_s - manifest_s) * 1000}
@@ -208,9 +212,8 @@ class Checkpointer:
     def remove(self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None) -> None:
         """Remove output and changelog objects that no manifest names or ever will, as far as the stores answer.
 
-        So a job that fails again and again does not fill its store. Of a killed driver they stay: its staged output is
-            removed by
-        the next run, the rest is for garbage collection.
+        So a job that fails again and again does not fill its store. What a killed driver leaves stays: the next run
+        removes the staged output, garbage collection the rest.
         """
         context = self._context
         staged = [(s.sink, f.staged) for a in acknowledged for s in a.staged for f in s.files]
@@ -229,7 +232,7 @@ class Checkpointer:
 
     def _below(self) -> tuple[tuple[LayerEntry, ...], tuple[SegmentEntry, ...], ShardFilesEntry | None]:
         """What the next manifest names of the state: layers, segments, files of shards."""
-        last, pending, files = self._committer.last, self._standing.interval.segments, self._standing.files
+        last, pending, files = self._committer.last, self._books.interval.segments, self._books.files
         if files is None:
             base = self.materializer.take(last)
             return base.layers, (*base.segments, *pending), base.shards
@@ -254,8 +257,7 @@ class Checkpointer:
         if sink is None:
             raise InvalidPipeline(
                 f"the newest snapshot has unpublished output of sink {output.sink!r}, which the pipeline no longer "
-                "has. Start "
-                "the job once with that sink, so that its output is published, then remove it"
+                "has. Start the job once with that sink, so that its output is published, then remove it"
             )
         sink.publish(self._context.sinks[output.sink], output, spark)
 

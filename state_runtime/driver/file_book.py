@@ -1,5 +1,4 @@
-"""With the changelog off: what the driver knows of all shards' files, and what becomes of a manifest's log of seen
-files."""
+"""With the changelog off: what the driver knows of all shards' files, and what becomes of the logs of seen files."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, 
 from state_runtime.snapshot.paths import listing_path
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, bottom_is_of_shape
 from state_runtime.store import Created, Store
-from state_runtime.task.persist_files import PersistedFiles
+from state_runtime.task.acknowledgement import PersistedFiles
+from state_runtime.task.listed_files import ListedFiles
 
 __all__ = ["FileBook", "carried_source_logs"]
 
@@ -74,8 +74,7 @@ class FileBook:
             if unknown := _paths([shard]) - known - set(files.uploaded):
                 raise CorruptData(
                     f"operator {shard.operator!r}, shard {shard.shard} goes on with {sorted(unknown)[0]}, which no "
-                    "snapshot "
-                    "names. Start the job again: the state of the newest snapshot is complete"
+                    "snapshot names. Start the job again: the state of the newest snapshot is complete"
                 )
         schemas = {d: text for files, _ in changed for d, text in (files.schemas or {}).items()}
         listing = self.listing.with_shards([shard for _, shard in changed], schemas)
@@ -97,14 +96,14 @@ class FileBook:
         # Of a mixed listing the commoner backend: shards that could not be written locally are Arrow.
         rocksdb = sum(s.backend == "rocksdb" for s in listing.shards)
         entry = ShardFilesEntry(
-            path,
-            len(body),
-            sha256(body),
-            "rocksdb" if 2 * rocksdb > len(listing.shards) else "arrow",
-            listing.parallelism,
-            snapshot_id,
-            listing.total_bytes,
-            listing.oldest_snapshot_id,
+            path=path,
+            bytes=len(body),
+            digest=sha256(body),
+            backend="rocksdb" if 2 * rocksdb > len(listing.shards) else "arrow",
+            parallelism=listing.parallelism,
+            snapshot_id=snapshot_id,
+            total_bytes=listing.total_bytes,
+            oldest_snapshot_id=listing.oldest_snapshot_id,
         )
         return replace(self, entry=entry)
 
@@ -112,13 +111,12 @@ class FileBook:
         """After a manifest that names the listing: what only older ones named may go."""
         return replace(self, known=frozenset())
 
-    def of_tasks(self, operator: str) -> Mapping[int, ShardFiles]:
-        """What the tasks of an operator need: which objects hold what."""
-        return {
-            s.shard: replace(s, description="", files=tuple(f for f in s.files if f.path))
-            for s in self.listing.shards
-            if s.operator == operator
-        }
+    def of_tasks(self) -> Mapping[str, ListedFiles]:
+        """What tasks need of it, by operator uid."""
+        by_operator: dict[str, list[ShardFiles]] = {}
+        for shard in self.listing.shards:
+            by_operator.setdefault(shard.operator, []).append(shard)
+        return {uid: ListedFiles.of(shards) for uid, shards in by_operator.items()}
 
 
 def carried_source_logs(

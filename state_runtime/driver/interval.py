@@ -1,13 +1,12 @@
-"""The stretch between two checkpoints: the head, and what the epochs since the newest manifest left to be written;
-pure.
+"""The stretch between two checkpoints: the head, and what the epochs since then left to be written; pure.
 
     manifest ──epoch──▶ head ──epoch──▶ head ──epoch──▶ head ──checkpoint──▶ manifest
                          └──────── pending: changes, segments, output ───────┘
 
-The *head* is a draft manifest after the newest epoch: clocks, position and operators of the next epoch's beginning.
-What is
-*pending* exists in the driver's memory, in segments that no manifest names yet, and in local versions. A crash loses
-the head; the next run begins at the manifest and repeats the epochs, whose output nobody has seen.
+The *head* is a draft manifest after the newest epoch: the clocks, the position and the operators that the next epoch
+begins with. What is *pending* exists in the driver's memory, in segments that no manifest names yet, and in local
+versions. A crash loses the head; the next run begins at the manifest and repeats the epochs, whose output nobody has
+seen.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_OBJECTS_MAX, PENDING_PARTS_MAX, PENDING_SEGMENTS_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
-from state_runtime.changelog.writer import TaskChanges
+from state_runtime.changelog.changes import TaskChanges
 from state_runtime.driver.numbers import together
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 
@@ -97,8 +96,7 @@ def is_checkpoint_due(interval: Interval, settings: JobSettings, now_s: float) -
     """Whether a checkpoint follows the newest epoch, or now.
 
     With neither setting: after each epoch. With one of them: when it says so; with both, when either does. And early,
-        when the
-    manifest would get too large by what is pending.
+    when the manifest would get too large by what is pending.
     """
     if not interval.epochs:
         return False

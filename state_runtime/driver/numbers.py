@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from state_runtime.base.progress import Progress
-from state_runtime.changelog.upload import UploadTotals
+from state_runtime.changelog.changes import UploadTotals
 from state_runtime.processors.operator import EpochClock
-
-if TYPE_CHECKING:
-    from state_runtime.task.stage import Acknowledgement
+from state_runtime.task.acknowledgement import Acknowledgement
 
 __all__ = ["checkpoint_ms", "of_epoch", "together", "with_times"]
 

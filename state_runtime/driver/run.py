@@ -97,8 +97,8 @@ class JobRun:
         if has_intervals(plan.settings) and cleans_up(source.frame):
             raise InvalidConfiguration(
                 f"job {plan.name!r}: cleanSource removes input files as soon as an epoch is over, but with a "
-                "checkpoint interval they "
-                "are needed until the checkpoint. Leave cleanSource off, or make a checkpoint after each epoch"
+                "checkpoint interval they are needed until the checkpoint. Leave cleanSource off, or make a checkpoint "
+                "after each epoch"
             )
         pipeline = plan.compiled(self._spark, source)
         if not takeover:
@@ -119,7 +119,18 @@ class JobRun:
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
         committer = beginning.open(
-            lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, parallelism), host=host, pid=pid
+            lambda info: Manifest(
+                format_version=FORMAT_VERSION,
+                job_uid=info.uid,
+                snapshot_id=0,
+                term=0,
+                commit_id="",
+                kind="fencing",
+                created_at_ms=0,
+                parallelism=parallelism,
+            ),
+            host=host,
+            pid=pid,
         )
         info = committer.info
         # Another start may have been first: then there is something to go on from that was not there before.
@@ -171,8 +182,8 @@ class JobRun:
         if info is not None and info.max_parallelism != MAX_PARALLELISM:
             raise InvalidConfiguration(
                 f"job {info.name!r} was created with max_parallelism {info.max_parallelism}, and this version has "
-                f"{MAX_PARALLELISM}: "
-                "keys would belong to other shards. Start it with the version that created it; nothing was changed"
+                f"{MAX_PARALLELISM}: keys would belong to other shards. Start it with the version that created it; "
+                "nothing was changed"
             )
         asked = self._plan.settings.parallelism
         if asked == 0:
@@ -284,9 +295,11 @@ class JobRun:
         return RunResult("stopped" if stopped else "finished", committer.last.snapshot_id, driver.epochs)
 
     def _wait_for_savepoints(self, driver: EpochDriver, heartbeat: Heartbeat, savepoints: Savepoints) -> None:
-        """The run ends after the copies. One that was to stop after a savepoint waits for it until somebody stops it;
-        any other for
-        half a minute: what is left then is gone on with by the next run, or by `stillstate savepoint --resume`."""
+        """Let savepoints be copied before the run ends.
+
+        A run that was asked to stop after a savepoint waits for it until somebody stops the run; any other waits half a
+        minute. What is not copied by then, the next run copies, or `stillstate savepoint --resume`.
+        """
         begun_s, is_waiting = self._clock.monotonic_s(), driver.is_ending and not self._stop.is_set()
 
         def is_enough() -> bool:
@@ -298,18 +311,17 @@ class JobRun:
 
 
 def _check_outputs(beginning: Beginning, pipeline: CompiledPipeline) -> None:
-    """Whoever claims a job publishes what that one staged and may not have published.
+    """Whoever claims a job also publishes the output that the job has staged and may not have published.
 
     Raises:
-        InvalidPipeline: a sink of it is missing; nothing was claimed.
+        InvalidPipeline: the pipeline lacks a sink for it; nothing was claimed.
     """
     for output in beginning.to_publish:
         if output.files and output.sink not in pipeline.sinks:
             raise InvalidPipeline(
                 f"the job that is claimed has output of sink {output.sink!r} that may be unpublished, and the pipeline "
-                "has no such "
-                "sink. Give it one with the same folder, or start the old job once more, which publishes it. Nothing "
-                "was changed"
+                "has no such sink. Give it one with the same folder, or start the old job once more, which publishes "
+                "it. Nothing was changed"
             )
 
 

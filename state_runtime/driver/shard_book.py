@@ -1,15 +1,13 @@
-"""What a driver knows of every shard between epochs: local versions, and what is due; pure."""
+"""What a driver knows of every shard between two epochs: its local version, and what is due in it; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from state_runtime.task.shard_access import NO_VERSION
+from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 
-__all__ = ["ShardStep", "Shards"]
-
-_VERSION_CHARS = len(NO_VERSION)
+__all__ = ["ShardBook", "ShardStep"]
 
 
 @dataclass(frozen=True)
@@ -29,74 +27,77 @@ class ShardStep:
 
 
 @dataclass(frozen=True)
-class Shards:
-    """Per operator uid one value for each shard.
+class ShardBook:
+    """Per operator uid one value for each shard, as of the head.
+
+    Life cycle: `at_start` of a run → (`after` an epoch | `flushed` | `checkpointed`)*; each makes a new value.
 
     Attributes:
-        versions: local version ids, 16 characters each, joined; of the head.
+        versions: local versions.
         committed: the same at the newest checkpoint.
-        trusted: "1" where this run wrote or verified the version.
-        pending: "1" where the driver's memory holds changes, or the only way to changes, that no segment has.
+        trusted: the shards whose version this run wrote or verified.
+        pending: the shards of which the driver's memory holds changes, or the only way to changes, that no segment has.
         next_due: lower bound of what is due next (ms); None where nothing is.
         unvisited: shards that the next epoch must visit although no row comes and nothing is due.
     """
 
-    versions: Mapping[str, str]
-    committed: Mapping[str, str]
-    trusted: Mapping[str, str]
-    pending: Mapping[str, str]
+    versions: Mapping[str, LocalVersions]
+    committed: Mapping[str, LocalVersions]
+    trusted: Mapping[str, frozenset[int]]
+    pending: Mapping[str, frozenset[int]]
     next_due: Mapping[str, tuple[int | None, ...]]
     unvisited: Mapping[str, frozenset[int]]
 
     @staticmethod
     def at_start(
         parallelism: int, known: Mapping[str, str], next_due_ms: Mapping[str, int | None], operators: Iterable[str]
-    ) -> Shards:
+    ) -> ShardBook:
         """At the start of a run.
 
         Args:
-            known: local versions that a manifest names and that may serve; those of another length are left out.
+            known: local versions that a manifest names and that may serve, as it stores them.
             next_due_ms: per operator the earliest of all shards: which one it was shows when they are visited.
         """
-        none = NO_VERSION * parallelism
         uids = list(operators)
-        versions = {uid: known[uid] if len(known.get(uid, "")) == len(none) else none for uid in uids}
-        zeros = dict.fromkeys(uids, "0" * parallelism)
-        due = {uid: (next_due_ms.get(uid),) * parallelism for uid in uids}
-        return Shards(versions, versions, zeros, zeros, due, {})
-
-    def after(self, steps: Iterable[ShardStep]) -> Shards:
-        """After an epoch. A shard that was not visited keeps what it had."""
-        versions = {uid: _split(joined) for uid, joined in self.versions.items()}
-        trusted = {uid: list(flags) for uid, flags in self.trusted.items()}
-        pending = {uid: list(flags) for uid, flags in self.pending.items()}
-        next_due = {uid: list(times) for uid, times in self.next_due.items()}
-        unvisited = dict(self.unvisited)
-        for step in steps:
-            versions[step.operator][step.shard] = step.version
-            trusted[step.operator][step.shard] = "1"
-            next_due[step.operator][step.shard] = step.next_due_ms
-            if step.changed:
-                pending[step.operator][step.shard] = "1"
-            unvisited[step.operator] = unvisited.get(step.operator, frozenset()) - {step.shard}
-        return replace(
-            self,
-            versions=_joined(versions),
-            trusted=_joined(trusted),
-            pending=_joined(pending),
-            next_due={uid: tuple(times) for uid, times in next_due.items()},
-            unvisited=unvisited,
+        versions = {uid: LocalVersions.decode(known.get(uid, ""), parallelism) for uid in uids}
+        return ShardBook(
+            versions=versions,
+            committed=versions,
+            trusted=_nowhere(uids),
+            pending=_nowhere(uids),
+            next_due={uid: (next_due_ms.get(uid),) * parallelism for uid in uids},
+            unvisited={},
         )
 
-    def flushed(self) -> Shards:
-        """After everything that the driver held was written to the primary store."""
-        return replace(self, pending={uid: "0" * len(flags) for uid, flags in self.pending.items()})
+    def after(self, steps: Iterable[ShardStep]) -> ShardBook:
+        """After an epoch. A shard that was not visited keeps what it had."""
+        visited: dict[str, dict[int, ShardStep]] = {}
+        for step in steps:
+            visited.setdefault(step.operator, {})[step.shard] = step
+        versions, trusted, pending = dict(self.versions), dict(self.trusted), dict(self.pending)
+        next_due, unvisited = dict(self.next_due), dict(self.unvisited)
+        for uid, by_shard in visited.items():
+            versions[uid] = versions[uid].with_shards({shard: s.version for shard, s in by_shard.items()})
+            trusted[uid] = trusted[uid].union(by_shard)
+            pending[uid] = pending[uid].union(shard for shard, s in by_shard.items() if s.changed)
+            due = list(next_due[uid])
+            for shard, s in by_shard.items():
+                due[shard] = s.next_due_ms
+            next_due[uid] = tuple(due)
+            unvisited[uid] = unvisited.get(uid, frozenset()).difference(by_shard)
+        return replace(
+            self, versions=versions, trusted=trusted, pending=pending, next_due=next_due, unvisited=unvisited
+        )
 
-    def checkpointed(self) -> Shards:
+    def flushed(self) -> ShardBook:
+        """After everything that the driver held was written to the primary store."""
+        return replace(self, pending=_nowhere(self.pending))
+
+    def checkpointed(self) -> ShardBook:
         """After a manifest that names the versions."""
         return replace(self.flushed(), committed=self.versions)
 
-    def visiting(self, shards: Mapping[str, frozenset[int]]) -> Shards:
+    def visiting(self, shards: Mapping[str, frozenset[int]]) -> ShardBook:
         """With more shards that the next epoch must visit."""
         uids = {*self.unvisited, *shards}
         return replace(
@@ -115,24 +116,16 @@ class Shards:
         return min((due for due in self.next_due[operator] if due is not None), default=None)
 
     @property
-    def any_pending(self) -> bool:
-        """Whether the driver's memory holds changes of any shard."""
-        return any("1" in flags for flags in self.pending.values())
-
-    @property
     def any_stranded(self) -> bool:
         """Whether a shard's changes are in the driver's memory and nowhere else: its local version could not be
         written."""
-        return any(
-            flag == "1" and version == NO_VERSION
-            for uid, flags in self.pending.items()
-            for flag, version in zip(flags, _split(self.versions[uid]), strict=True)
-        )
+        return any(self.versions[uid][shard] == NO_VERSION for uid, shards in self.pending.items() for shard in shards)
+
+    @property
+    def shard_count(self) -> int:
+        """Of all operators together."""
+        return sum(map(len, self.versions.values()))
 
 
-def _split(joined: str) -> list[str]:
-    return [joined[i : i + _VERSION_CHARS] for i in range(0, len(joined), _VERSION_CHARS)]
-
-
-def _joined(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    return {uid: "".join(values) for uid, values in parts.items()}
+def _nowhere(operators: Iterable[str]) -> dict[str, frozenset[int]]:
+    return dict.fromkeys(operators, frozenset())

@@ -1,5 +1,6 @@
-"""Transactional sinks: tasks stage, the manifest names what is staged, publishing follows the manifest and is
-idempotent.
+"""Transactional sinks: tasks stage (pipeline/staging.py), the manifest names what is staged, then it is published.
+
+Publishing may be repeated: it ends in the same state.
 
 A crash before the manifest leaves staged files that nobody names; a crash after it is repaired by the next run, which
 publishes what the newest manifest names before it does anything else. So output has no loss and no duplicate.
@@ -8,8 +9,8 @@ publishes what the newest manifest names before it does anything else. So output
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,111 +18,18 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
-from state_runtime.base.limits import MIB
+from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import OUTPUTS_DIR
-from state_runtime.store import Created, Store, open_store, shared_store
+from state_runtime.store import Created, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ForeachEpoch", "ParquetSink", "Sink", "SinkSpec", "StagedFiles", "foreach_epoch"]
+__all__ = ["ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "read_staged"]
 
 EPOCH_COLUMN = "epoch"
-# A file is closed at this size; it is also what one task holds in memory per sink.
-_FILE_BYTES_MAX = 128 * MIB
-_ROW_GROUP_ROWS = 1 << 20
-
-
-@dataclass(frozen=True)
-class StagedFiles:
-    """What one task staged for one sink."""
-
-    sink: str
-    files: tuple[StagedFile, ...]
-
-
-@dataclass(frozen=True)
-class SinkSpec:
-    """A sink as tasks see it: where to stage. Pickled to the tasks; `storage_options` stays out of every repr."""
-
-    name: str
-    store_url: str
-    storage_options: Mapping[str, Any] = field(repr=False)
-    staging_prefix: str = ""
-    final_prefix: str = ""
-    epoch_column: str | None = None
-
-    def store(self) -> Store:
-        """The store below which `staged` and `final` paths lie."""
-        return shared_store(self.store_url, self.storage_options)
-
-    def remove_abandoned(self, term: int, named: Set[str]) -> None:
-        """Remove what runs before `term` staged, except what the newest manifest names.
-
-        Those runs are fenced: whatever they stage can never be named by a manifest.
-        """
-        store = self.store()
-        for folder in store.list_names(self.staging_prefix):
-            if folder.isdigit() and int(folder) < term:
-                for name in store.list_names(f"{self.staging_prefix}/{folder}"):
-                    path = f"{self.staging_prefix}/{folder}/{name}"
-                    if path not in named:
-                        store.delete(path)
-
-    def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
-        """Begin staging for one task; names are unique to the attempt.
-
-        Args:
-            epoch: its number, which is never published twice with other rows.
-        """
-        return _Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}")
-
-
-class _Staging:
-    """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows."""
-
-    def __init__(self, spec: SinkSpec, term: int, epoch: int, name: str) -> None:
-        self._spec = spec
-        self._term = term
-        self._epoch = epoch
-        self._name = name
-        self._files: list[StagedFile] = []
-        self._buffer: pa.BufferOutputStream | None = None
-        self._writer: Any = None
-        self._rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows == 0:
-            return
-        if self._spec.epoch_column:
-            epoch = pa.array([self._epoch], pa.int64()).take(pa.array([0] * batch.num_rows, pa.int8()))
-            batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
-        if self._writer is None:
-            self._buffer = pa.BufferOutputStream()
-            self._writer = pq.ParquetWriter(self._buffer, batch.schema, compression="zstd", write_page_checksum=True)
-        self._writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
-        self._rows += batch.num_rows
-        if self._buffer is not None and self._buffer.tell() > _FILE_BYTES_MAX:
-            self._close_file()
-
-    def finish(self) -> StagedFiles:
-        """Store what is left."""
-        if self._writer is not None:
-            self._close_file()
-        return StagedFiles(self._spec.name, tuple(self._files))
-
-    def _close_file(self) -> None:
-        assert self._buffer is not None
-        self._writer.close()
-        body = self._buffer.getvalue()
-        name = f"{self._name}-{len(self._files):03d}.parquet"
-        staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
-        final = f"{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
-        self._spec.store().put(staged, body.to_pybytes())
-        self._files.append(StagedFile(staged, final, body.size, self._rows))
-        self._buffer, self._writer, self._rows = None, None, 0
 
 
 class Sink(ABC):
@@ -179,7 +87,12 @@ class ParquetSink(Sink):
         """See `Sink.spec`."""
         owner = f"{job_name}-{job_uid[:8]}-{name}"
         return SinkSpec(
-            name, self.path, self._storage_options, f"_stillstate/staging/{owner}", f"part-{owner}-", self.epoch_column
+            name=name,
+            store_url=self.path,
+            storage_options=self._storage_options,
+            staging_prefix=f"_stillstate/staging/{owner}",
+            final_prefix=f"part-{owner}-",
+            epoch_column=self.epoch_column,
         )
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
@@ -193,12 +106,12 @@ class ParquetSink(Sink):
             except FileNotFoundError as error:
                 raise MissingFile(
                     f"sink {spec.name!r}: the snapshot names {file.staged} in {store.url}, but neither it nor "
-                    f"{file.final} "
-                    "exists; the output folder was changed by someone else. Restore the file, or start from an older "
-                    "snapshot"
+                    f"{file.final} exists; the output folder was changed by someone else. Restore the file, or start "
+                    "from an older snapshot"
                 ) from error
             faults.reach("one-file-published")
-        # By whom it was staged: after a claim or a rename that is another than who publishes it, and may have begun to.
+        # The entry belongs to the job that staged the output: after a claim or a rename another job publishes it, and
+        # the first one may have begun to.
         owner = output.files[0].staged.rsplit("/", 3)[-3]
         entry = encode_document("sink-commit", _SinkCommit(owner, spec.name, output.epoch, output.files))
         path = f"_stillstate/commits/{owner}/{output.epoch:020d}.json"
@@ -222,7 +135,7 @@ class ForeachEpoch(Sink):
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """Staged below the job root: what a repetition delivers must be what the first call got."""
-        return SinkSpec(name, root[0], root[1], f"{OUTPUTS_DIR}/{name}")
+        return SinkSpec(name=name, store_url=root[0], storage_options=root[1], staging_prefix=f"{OUTPUTS_DIR}/{name}")
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Call the function.
@@ -239,8 +152,8 @@ class ForeachEpoch(Sink):
         except Exception as error:
             raise UserCodeError(
                 f"sink {spec.name!r}: the function raised {type(error).__name__}: {error} for epoch {output.epoch}. "
-                "The checkpoint is durable; after a restart the function is called again with the same rows and epoch "
-                "id"
+                "The checkpoint is durable; after a restart the function is called again with the same rows and the "
+                "same epoch id"
             ) from error
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
@@ -261,18 +174,6 @@ def foreach_epoch(function: Callable[[DataFrame, int], None]) -> Sink:
         .write(foreach_epoch(lambda df, epoch: df.write.jdbc(...)))
     """
     return ForeachEpoch(function)
-
-
-def staged_outputs(
-    acknowledged: Sequence[StagedFiles], sinks: Sequence[SinkSpec], epoch: int
-) -> tuple[StagedOutput, ...]:
-    """Per sink, what all tasks of an epoch staged; pure."""
-    return tuple(
-        StagedOutput(
-            sink.name, epoch, tuple(f for staged in acknowledged if staged.sink == sink.name for f in staged.files)
-        )
-        for sink in sinks
-    )
 
 
 def read_staged(spark: SparkSession, spec: SinkSpec, output: StagedOutput) -> DataFrame:

@@ -11,27 +11,27 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from state_runtime.placement.assignment import CopyFound
+from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 
 __all__ = ["find_copies"]
 
 _FOLDER = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
-_VERSION_CHARS = 16
 
 
-def find_copies(folder: Path, parallelism: int, versions: Mapping[str, str]) -> list[CopyFound]:
+def find_copies(folder: Path, parallelism: int, versions: Mapping[str, LocalVersions]) -> list[CopyFound]:
     """Look for local versions under `<folder>/<operator>/<parallelism>-<shard>/`. What cannot be read is not there.
 
     Args:
         folder: the job's local state on this host.
         parallelism: of the newest snapshot.
-        versions: per operator uid the wanted version of each shard of that parallelism, 16 characters each, joined.
+        versions: per operator uid the wanted version of each shard of that parallelism.
     """
     matching: dict[int, int] = {}
     newest_ms: dict[int, int] = {}
-    for uid, joined in versions.items():
+    for uid, wanted in versions.items():
         for shard, held, changed_ms in _shards_in(folder / uid, parallelism):
-            wanted = joined[shard * _VERSION_CHARS : (shard + 1) * _VERSION_CHARS]
-            found = any(name.startswith(wanted) for name in held) if wanted else False
+            version = wanted[shard] if shard < len(wanted) else NO_VERSION
+            found = version != NO_VERSION and any(name.startswith(version) for name in held)
             matching[shard] = matching.get(shard, 0) + found
             newest_ms[shard] = max(newest_ms.get(shard, 0), changed_ms)
     return [CopyFound(parallelism, shard, matching[shard], newest_ms[shard]) for shard in sorted(matching)]

@@ -1,8 +1,7 @@
 """Shards stay on their executors: the batch's partitions are joined to a cached frame of one row per seat.
 
     batch.repartitionById(P, seat) ─┐
-                                    ├─ shuffled hash join, left ─▶ mapInArrow on the executor that holds the seat's
-                                    block
+                                    ├─ shuffled hash join, left ─▶ mapInArrow, where the seat's block is
     seats.repartitionById(P, seat) ─┘
       (cached)
 
@@ -25,6 +24,7 @@ from pyspark.sql.functions import col
 
 from state_runtime.placement.assignment import CopyFound, Seating, is_refill_due, is_refill_early, seat_shards
 from state_runtime.placement.local_copies import find_copies
+from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.spark.executor import executor_id
 
 __all__ = ["Placement", "SeatedPlan", "obstacle"]
@@ -83,12 +83,11 @@ class Placement:
     """Keeps the seats of one run and says on which executor each shard ran. One thread at a time.
 
     Life cycle: made without work → `for_epoch` before an epoch (takes seats when it must) → `ran` after it → … →
-        `close`.
-    In local mode, with placement off, and where the session's settings are in the way, it only watches.
+    `close`. In local mode, with placement off, and where the session's settings are in the way, it only watches.
 
     Args:
         state_folder: the host's folder of the job's local state; called inside tasks.
-        wanted: parallelism of the newest snapshot, and per operator uid the versions of its shards.
+        wanted: parallelism of the newest snapshot, and per operator uid the local versions of its shards.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Placement:
         *,
         enabled: bool,
         state_folder: Callable[[], Path],
-        wanted: Callable[[], tuple[int, Mapping[str, str]]],
+        wanted: Callable[[], tuple[int, Mapping[str, LocalVersions]]],
     ) -> None:
         self._spark = spark
         self._parallelism = parallelism
@@ -182,8 +181,8 @@ class Placement:
 
         All at once would give most of them to the executor whose first Python worker is up first, for good.
         """
-        # Spark would take two frames of one plan for one: the number tells this one from the one before, which is still
-        # cached.
+        # Spark takes two frames with the same plan for one and the same. The number tells this one from the one before,
+        # which is still cached.
         label = f"{self._spark.sparkContext.applicationId}-{next(_ANCHOR)}"
         frame = (
             self._spark.range(0, self._parallelism, 1, 1)
@@ -237,7 +236,7 @@ class _Look:
 
     folder: Callable[[], Path]
     parallelism: int
-    versions: dict[str, str]
+    versions: Mapping[str, LocalVersions]
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[str, list[CopyFound]]]:
         for _ in rows:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
 
 __all__ = ["LocalDisk", "remove_outdated", "shard_folders"]
@@ -42,21 +43,20 @@ def shard_folders(folder: Path) -> list[tuple[int, int, Path]]:
     return sorted(found, key=lambda f: f[:2])
 
 
-def remove_outdated(folder: Path, parallelism: int, known: str, no_version: str) -> None:
+def remove_outdated(folder: Path, parallelism: int, known: LocalVersions) -> None:
     """Remove an operator's shards of other parallelisms that no shard of this one can need any more. Never fails.
 
     Args:
         folder: the operator's.
-        known: the shards' versions at the newest checkpoint, joined: a shard with a version is restored.
+        known: the shards' versions at the newest checkpoint: a shard with a version is restored.
     """
-    width = len(no_version)
-    if len(known) != parallelism * width:
+    if len(known) != parallelism:
         return
     for other, shard, place in shard_folders(folder):
         if other == parallelism:
             continue
         first, last = (shard_of_hash(h, parallelism) for h in hash_range_of_shard(shard, other))
-        if all(known[s * width : (s + 1) * width] != no_version for s in range(first, last + 1)):
+        if all(known[s] != NO_VERSION for s in range(first, last + 1)):
             shutil.rmtree(place, ignore_errors=True)
 
 

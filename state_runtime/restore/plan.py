@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from state_runtime.base.errors import check
+from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.state.key_groups import hash_range_of_shard
 
@@ -61,9 +62,10 @@ def proves(manifest: Manifest, operator: str, copy: LocalCopy, restored_from: st
         return False
     if restored_from:
         return restored_from == manifest.commit_id
-    width = len(copy.version)
-    named = manifest.versions.get(operator, "")[copy.shard * width : (copy.shard + 1) * width]
-    return manifest.parallelism == copy.parallelism and named == copy.version
+    if manifest.parallelism != copy.parallelism or not 0 <= copy.shard < copy.parallelism:
+        return False
+    named = LocalVersions.decode(manifest.versions.get(operator, ""), manifest.parallelism)
+    return named[copy.shard] == copy.version
 
 
 def oldest_usable(manifest: Manifest, operator: OperatorEntry, state: str, low: int, high: int) -> int:

@@ -11,12 +11,13 @@ import pyarrow as pa
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.upload import Uploader, UploadPolicy
-from state_runtime.changelog.writer import TaskChanges, begin_task_changes
+from state_runtime.changelog.writer import begin_task_changes
 from state_runtime.processors.operator import Operator
-from state_runtime.snapshot.shard_files import ShardFiles
 from state_runtime.state.reader import StateReader
-from state_runtime.task.persist_files import PersistedFiles, persist_files
+from state_runtime.task.acknowledgement import PersistedFiles
+from state_runtime.task.persist_files import persist_files
 from state_runtime.task.shard_access import ShardAccess, TaskJob
 
 __all__ = ["Persisted", "Step", "persist"]
@@ -32,7 +33,7 @@ class Step:
         base: the state before it.
         changes: per state one sorted batch; states without changes are left out.
         due_taken: see `ShardStore.write`.
-        listed: with the changelog off what the driver's listing says of the shard.
+        listed: with the changelog off what the driver's listing says of the shard (`ListedFiles.paths`).
         restored: whether `base` came from the primary store, so that nothing of it is on local disk yet.
     """
 
@@ -42,7 +43,7 @@ class Step:
     changes: Mapping[str, pa.RecordBatch]
     due_taken: Mapping[str, int]
     restored: bool
-    listed: ShardFiles | None = None
+    listed: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

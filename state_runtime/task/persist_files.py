@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 
@@ -19,8 +18,10 @@ import pyarrow as pa
 from state_runtime.base import faults
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import SMALL_FILE_BYTES_MAX
-from state_runtime.changelog.upload import Upload, Uploader, UploadTotals
+from state_runtime.changelog.changes import UploadTotals
+from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.processors.operator import Operator
+from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.paths import shard_file_path
 from state_runtime.snapshot.shard_files import ShardFiles, StoredFile, encode_schema
 from state_runtime.state.backend import LocalCopyUnusable, VersionFiles
@@ -28,28 +29,13 @@ from state_runtime.state.reader import StateReader
 from state_runtime.state.run_description import describe_whole
 from state_runtime.state.run_files import encode_run
 from state_runtime.state.table import StateSchema
-from state_runtime.task.shard_access import NO_VERSION, ShardAccess, TaskJob
+from state_runtime.task.acknowledgement import PersistedFiles
+from state_runtime.task.shard_access import ShardAccess, TaskJob
 
-__all__ = ["PersistedFiles", "persist_files"]
+__all__ = ["persist_files"]
 
 Known = Mapping[str, str]
 """Paths of files on the primary store, by digest."""
-
-
-@dataclass(frozen=True)
-class PersistedFiles:
-    """A shard's files after an epoch, as they ride in its acknowledgement.
-
-    Attributes:
-        shard: None if the shard's entry in the driver's listing is still right.
-        schemas: of its columns, see `ShardListing.schemas`.
-        uploaded: the objects that are new; every other one must be in a listing already.
-    """
-
-    shard: ShardFiles | None = None
-    schemas: Mapping[str, str] | None = None
-    uploaded: tuple[str, ...] = ()
-    totals: UploadTotals = field(default_factory=UploadTotals)
 
 
 def persist_files(
@@ -60,7 +46,7 @@ def persist_files(
     version: str,
     *,
     changed: bool,
-    listed: ShardFiles | None,
+    listed: Mapping[str, str] | None,
     uploader: Uploader,
 ) -> PersistedFiles:
     """Make a shard's state durable as files.
@@ -68,17 +54,16 @@ def persist_files(
     Args:
         after: the state after the epoch, for the case that there is no local version of it.
         version: the local version after the epoch; `NO_VERSION` if it could not be written. Then the whole state is
-            uploaded
-            from memory, as Arrow runs: a local failure never fails a checkpoint.
+            uploaded from memory, as Arrow runs: a local failure never fails a checkpoint.
         changed: whether the epoch changed anything in the shard.
-        listed: what the driver's listing says of the shard.
+        listed: what the driver's listing says of the shard (`ListedFiles.paths`).
 
     Raises:
         StoreUnavailable: an upload failed; the epoch fails and is run again. What was uploaded is garbage.
     """
     if listed is not None and not changed:
         return PersistedFiles()
-    known = {f.digest: f.path for f in listed.files if f.path} if listed is not None else {}
+    known = dict(listed or {})
     if access.listing is not None:
         known |= {
             f.digest: f.path for s in access.listing.shards if s.operator == operator.uid for f in s.files if f.path
@@ -97,18 +82,20 @@ def persist_files(
     schemas = {state: encode_schema(schema) for state, schema in operator.state_schemas.items()}
     digests = {state: sha256(text.encode()).hexdigest() for state, text in schemas.items()}
     shard = ShardFiles(
-        operator.uid,
-        access.shard,
-        job.parallelism,
-        backend,
-        version,
-        job.snapshot_id,
-        exported.description,
-        stored,
-        digests,
+        operator=operator.uid,
+        shard=access.shard,
+        parallelism=job.parallelism,
+        backend=backend,
+        version=version,
+        snapshot_id=job.snapshot_id,
+        description=exported.description,
+        files=stored,
+        columns=digests,
     )
     new = tuple(sorted({f.path for f in stored if f.path} - set(known.values())))
-    return PersistedFiles(shard, {digests[state]: text for state, text in schemas.items()}, new, totals)
+    return PersistedFiles(
+        shard, schemas={digests[state]: text for state, text in schemas.items()}, uploaded=new, totals=totals
+    )
 
 
 def _local_bodies(exported: VersionFiles, known: Known) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from state_runtime.restore.disk import LocalDisk, remove_outdated
 from state_runtime.restore.objects import HostObjects, WantedObject
 from state_runtime.restore.shard import Restored, ShardRestore
 from state_runtime.restore.uploaded_files import read_listing
+from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, ShardFilesEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.shard_files import ShardListing
@@ -33,12 +34,9 @@ from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion
 from state_runtime.store import Store, shared_store
 
-__all__ = ["NO_VERSION", "RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id"]
+__all__ = ["RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id"]
 
 _LOG = logging.getLogger(__name__)
-
-NO_VERSION = "-" * 16
-"""Stands for "no local version" where a version id is expected."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,6 @@ class TaskJob:
             names yet.
         root_id: of the job root, see there; empty is that of the store's URL and the job's name.
         base_commit_id: of the newest committed snapshot: tells it from any other of its id.
-        has_pending: whether the driver holds changes of such epochs that are in no segment: only local versions have
-            them. Of which shards, each `StageTask` says.
     """
 
     name: str
@@ -72,7 +68,6 @@ class TaskJob:
     clock: EpochClock
     settings: JobSettings
     pending: tuple[SegmentEntry, ...] = ()
-    has_pending: bool = False
     shards: ShardFilesEntry | None = None
     root_id: str = ""
     base_commit_id: str = ""
@@ -94,8 +89,7 @@ def local_folder(job: TaskJob, what: str) -> Path:
     """Where this host keeps a kind of files of the job: "state" or "objects".
 
     Hosts may have other disks than the driver: the executor's environment decides. The place of the job root is in the
-        name, so
-    that a root and its copies never meet, in two stores or in one.
+    name, so that a root and its copies never meet, in two stores or in one.
     """
     place = job.root_id or root_id(f"{job.store_url.rstrip('/')}/{job.name}")
     return Path(os.environ.get("STILLSTATE_LOCAL_DIR") or job.local_dir) / what / f"{place}-{job.uid}"
@@ -134,9 +128,9 @@ class ShardAccess:
     """One task's way to its shard's state: a local copy if one serves, else the primary store.
 
     Args:
-        committed: the local versions of all shards at the newest checkpoint, joined. This shard's outlives the epochs
-            since, because a restart begins there; and where others have none yet, they may still need what an earlier
-            parallelism left.
+        committed: the local versions of all shards at the newest checkpoint, if they are known. This shard's
+            outlives the epochs since, because a restart begins there; and where others have none yet, they may still
+            need what an earlier parallelism left.
         pending: whether changes of this shard are in the driver's memory only, so that the primary does not have its
             state.
 
@@ -153,7 +147,7 @@ class ShardAccess:
         entry: OperatorEntry | None,
         shard: int,
         *,
-        committed: str = "",
+        committed: LocalVersions = UNKNOWN_VERSIONS,
         pending: bool = False,
     ) -> None:
         self._job = job
@@ -253,8 +247,7 @@ class ShardAccess:
         if self._pending:
             raise ChangesPending(
                 f"operator {self._operator.uid!r}, shard {self.shard}: its changes since snapshot "
-                f"{job.base_snapshot_id} "
-                "are not on the primary store yet"
+                f"{job.base_snapshot_id} are not on the primary store yet"
             )
         started_s = SYSTEM_CLOCK.monotonic_s()
         objects = self._objects()
@@ -351,11 +344,10 @@ class ShardAccess:
 
     def _remove_outdated(self, before: str) -> None:
         """Local files of this host that neither this epoch nor a restart from the newest checkpoint begins with."""
-        width = len(NO_VERSION)
-        committed = self._committed[self.shard * width : (self.shard + 1) * width]
-        self._local.prune(before, committed or NO_VERSION, epoch=self._job.epoch)
+        committed = self._committed[self.shard] if self._committed else NO_VERSION
+        self._local.prune(before, committed, epoch=self._job.epoch)
         self._discard_others()
-        remove_outdated(self._folder, self._job.parallelism, self._committed, NO_VERSION)
+        remove_outdated(self._folder, self._job.parallelism, self._committed)
 
     def _discard_others(self) -> None:
         """What another backend kept of this shard is out of date for good."""

@@ -15,8 +15,8 @@ beside another at any point.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,73 +27,35 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.heap import freeze_heap_once
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.changelog.writer import TaskChanges
-from state_runtime.pipeline.sinks import SinkSpec, StagedFiles
+from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import OperatorEntry
-from state_runtime.snapshot.shard_files import ShardFiles
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.spark.errors import marked
 from state_runtime.spark.executor import executor_id
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import concat
+from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
+from state_runtime.task.listed_files import ListedFiles
 from state_runtime.task.persist import Step, persist
-from state_runtime.task.persist_files import PersistedFiles
-from state_runtime.task.shard_access import NO_VERSION, ShardAccess, TaskJob
+from state_runtime.task.shard_access import ShardAccess, TaskJob
 
-__all__ = ["EMPTY_TASK", "Acknowledgement", "StageTask"]
+__all__ = ["Shared", "StageTask"]
 
 _INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
-
-EMPTY_TASK = -1
 
 # As Spark's own spark.sql.execution.arrow.maxRecordsPerBatch has it.
 _EMITTED_ROWS = 10_000
 
 
-@dataclass(frozen=True)
-class Acknowledgement:
-    """What one attempt of one task did; the driver keeps one per stage and shard.
-
-    Attributes:
-        shard: `EMPTY_TASK` for a task without input: it touched no state, and nothing tells which shard it was.
-        epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
-        version: local version after the epoch; `NO_VERSION` if it could not be written.
-        rows_added: live state rows gained.
-        late_rows: input rows that came too late.
-        next_due_ms: lower bound of when this shard must be visited next, rows or none; None: never.
-        restored: where the state came from (`RestoreNumbers.kind`), how long that took, and what was read from the
-            primary store.
-        files: with the changelog off the shard's files, in place of `changes`.
-        processed_at_ms: wall clock when the last row was processed and its output staged: what follows is the snapshot.
-        executor: that ran the attempt (`copies.executor_id`).
-    """
-
-    epoch: str
-    stage: int
-    shard: int
-    version: str
-    input_rows: int
-    rows_added: int
-    changes: TaskChanges
-    staged: tuple[StagedFiles, ...]
-    restored: str  # "" | "local" | "stale" | "primary"
-    local_failed: bool
-    late_rows: int = 0
-    next_due_ms: int | None = None
-    processed_at_ms: int = 0
-    restore_ms: float = 0.0
-    restored_bytes: int = 0
-    executor: str = ""
-    files: PersistedFiles = field(default_factory=PersistedFiles)
-    changed_rows: int = 0
+class Shared(Protocol):
+    """What the tasks of an epoch look up in one copy for each executor: Spark's `Broadcast`."""
 
     @property
-    def is_pending(self) -> bool:
-        """Whether only the driver's memory has changes of the shard, or the way to those that the task uploaded."""
-        return self.files.shard is not None or bool(self.changes.parts)
+    def value(self) -> Mapping[str, ListedFiles]: ...
 
 
 @dataclass(frozen=True)
@@ -103,13 +65,15 @@ class StageTask:
     Attributes:
         operator: None for a stage of sinks only.
         entry: how its stored state is read: the base snapshot may describe it as it was before a change.
-        versions: local version ids of the operator's shards at the epoch's start, 16 characters each, joined.
-        trusted: per shard "1" if this run wrote or verified that version, "0" if it comes from an earlier run and
+        versions: local versions of the operator's shards at the epoch's start.
+        trusted: the shards whose version this run wrote or verified; any other version comes from an earlier run and
             must be verified before use.
         emit: whether a later step of the pipeline reads the output.
+        accumulator: takes acknowledgements to the driver.
         committed: like `versions`, at the newest checkpoint: older where several epochs end in one.
-        listed: with the changelog off the files of the operator's shards, by shard.
-        pending: per shard "1" if the driver's memory holds changes of it that the primary store does not have.
+        pending: the shards of which the driver's memory holds changes that the primary store does not have.
+        listed: with the changelog off what the driver's listing says of all shards, by operator uid; None if there is
+            no listing.
     """
 
     job: TaskJob
@@ -117,13 +81,13 @@ class StageTask:
     operator: Operator | None
     entry: OperatorEntry | None
     sinks: tuple[SinkSpec, ...]
-    versions: str
-    trusted: str
+    versions: LocalVersions
+    trusted: frozenset[int]
     emit: bool
     accumulator: Any
-    committed: str = ""
-    pending: str = ""
-    listed: Mapping[int, ShardFiles] = field(default_factory=dict)
+    committed: LocalVersions = UNKNOWN_VERSIONS
+    pending: frozenset[int] = frozenset()
+    listed: Shared | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap_once()
@@ -149,30 +113,23 @@ class StageTask:
                 yield batch
         staged = tuple(staging.finish() for staging in stagings)
         self._acknowledge(
-            Acknowledgement(self.job.epoch, self.stage, shard, NO_VERSION, rows, 0, TaskChanges(), staged, "", False)
+            Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=shard, input_rows=rows, staged=staged)
         )
 
     def _run_operator(self, operator: Operator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = concat([b for b in batches if b.num_rows], pa.schema([]))
         if rows.num_rows == 0:
             # Nothing to do for this shard; its state stays the version that it is, unread.
-            self._acknowledge(
-                Acknowledgement(self.job.epoch, self.stage, EMPTY_TASK, NO_VERSION, 0, 0, TaskChanges(), (), "", False)
-            )
+            self._acknowledge(Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=EMPTY_TASK))
             return
         # The rows say which shard this is. Spark's partition number does not, once user code unites two frames.
         shard = int(rows.column(SHARD_COLUMN)[0].as_py())
-        before = self.versions[shard * 16 : shard * 16 + 16] or NO_VERSION
+        before = self.versions[shard] if self.versions else NO_VERSION
         attempt = SYSTEM_IDS.short()
         access = ShardAccess(
-            self.job,
-            operator,
-            self.entry,
-            shard,
-            committed=self.committed,
-            pending=self.pending[shard : shard + 1] == "1",
+            self.job, operator, self.entry, shard, committed=self.committed, pending=shard in self.pending
         )
-        version = access.open(before, verify=self.trusted[shard : shard + 1] != "1")
+        version = access.open(before, verify=shard not in self.trusted)
         version = access.tidied(attempt, before, version)
         grouped, initial = _split_rows(operator, rows)
         emitted = False
@@ -188,8 +145,8 @@ class StageTask:
                         yield from _in_pieces(batch)
                 break
             except LocalCopyUnusable:
-                # A block that nobody had looked at turned out damaged. What was handed on cannot be taken back, so then
-                # the task fails, and the next run verifies.
+                # A block that nobody had looked at turned out damaged. What was handed on cannot be taken back: if
+                # there is any, the task fails, and the next run verifies.
                 if emitted or access.from_primary:
                     raise
                 attempt = SYSTEM_IDS.short()
@@ -203,37 +160,42 @@ class StageTask:
             operator,
             access,
             Step(
-                attempt,
-                before,
-                version,
-                changed,
-                result.due_taken,
-                access.numbers.kind == "primary",
-                self.listed.get(shard),
+                attempt=attempt,
+                before=before,
+                base=version,
+                changes=changed,
+                due_taken=result.due_taken,
+                restored=access.numbers.kind == "primary",
+                listed=self._listed(operator.uid, shard),
             ),
         )
         self._acknowledge(
             Acknowledgement(
-                self.job.epoch,
-                self.stage,
-                shard,
-                persisted.version,
-                grouped.rows.num_rows,
-                result.rows_added,
-                persisted.changes,
-                staged,
-                access.numbers.kind,
-                access.numbers.local_failed or persisted.local_failed,
-                result.late_rows,
-                _next_due(operator, version.overlaid(changed, result.due_taken), self.job.clock),
-                processed_at_ms,
-                access.numbers.ms,
-                access.numbers.bytes,
-                files=persisted.files,
+                epoch=self.job.epoch,
+                stage=self.stage,
+                shard=shard,
+                version=persisted.version,
+                input_rows=grouped.rows.num_rows,
+                rows_added=result.rows_added,
                 changed_rows=sum(batch.num_rows for batch in changed.values()),
+                late_rows=result.late_rows,
+                next_due_ms=_next_due(operator, version.overlaid(changed, result.due_taken), self.job.clock),
+                changes=persisted.changes,
+                files=persisted.files,
+                staged=staged,
+                restored=access.numbers.kind,
+                restore_ms=access.numbers.ms,
+                restored_bytes=access.numbers.bytes,
+                local_failed=access.numbers.local_failed or persisted.local_failed,
+                processed_at_ms=processed_at_ms,
             )
         )
         faults.reach("task-acknowledged")
+
+    def _listed(self, operator: str, shard: int) -> Mapping[str, str] | None:
+        """What the driver's listing says of a shard; see `ListedFiles.paths`."""
+        listed = self.listed.value.get(operator) if self.listed is not None else None
+        return listed.paths(shard) if listed is not None else None
 
     def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
         self.accumulator.add([replace(acknowledgement, executor=executor_id())])

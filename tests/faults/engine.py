@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from model import empty_manifest
+from model import FakeBroadcast, empty_manifest
 from pyspark.sql import types as T
 
 from state_runtime.base.clock import Clock
@@ -113,7 +113,11 @@ class InProcess:
 
     @property
     def session(self) -> Any:
-        context = SimpleNamespace(master="local[1]", accumulator=lambda value, _: Gather(value))
+        context = SimpleNamespace(
+            master="local[1]",
+            accumulator=lambda value, _: Gather(value),
+            broadcast=FakeBroadcast,
+        )
         return SimpleNamespace(sparkContext=context)
 
     def plan(

@@ -14,9 +14,11 @@ from model import ALL_HASHES, ALL_KEYS, OPERATOR, STATE, CountingIds, DictStore,
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StoreRefused, StoreUnavailable
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.segment import decode_part
-from state_runtime.changelog.upload import Uploader, UploadPolicy, UploadTotals
+from state_runtime.changelog.upload import Upload, Uploader, UploadPolicy
 from state_runtime.changelog.writer import PendingChanges, begin_task_changes, write_segment
+from state_runtime.store import Store
 from tests.faults.virtual import FaultPlan, FaultyFs, VirtualTime, store_on
 
 POLICY = UploadPolicy(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=100)
@@ -42,6 +44,27 @@ class Script(DictStore):
             super().put(path, body)
         if outcome is not None:
             raise outcome
+
+
+class Watched(Uploader):
+    """Counts beside it, from what begins and what ends, how many bytes are in flight.
+
+    Attributes:
+        most_in_flight: at once.
+    """
+
+    bytes_in_flight = most_in_flight = 0
+
+    def begin(self, root: Store, name: Callable[[], str], body: bytes) -> Upload:
+        upload = super().begin(root, name, body)
+        with self.run.lock:
+            self.bytes_in_flight += len(body)
+            self.most_in_flight = max(self.most_in_flight, self.bytes_in_flight)
+        return upload
+
+    def leave(self, size: int) -> None:
+        self.bytes_in_flight -= size
+        super().leave(size)
 
 
 def named() -> Callable[[], str]:
@@ -154,7 +177,7 @@ def test_an_object_whose_answer_was_lost_is_deleted_by_its_attempt() -> None:
 def test_bytes_in_flight_are_bounded_and_the_wait_is_counted() -> None:
     """Two of 60 bytes do not fit below 100: the second begins when the first has ended."""
     time, store = VirtualTime(taking(0.5)), Script()
-    uploader = Uploader(POLICY, time, time)
+    uploader = Watched(POLICY, time, time)
     first = uploader.begin(store, named(), b"x" * 60)
     second = uploader.begin(store, lambda: "b", b"y" * 60)
     assert second.totals.wait_ms == pytest.approx(500)
@@ -166,7 +189,7 @@ def test_bytes_in_flight_are_bounded_and_the_wait_is_counted() -> None:
 def test_what_fits_together_goes_together() -> None:
     """The bound is no queue."""
     time = VirtualTime(taking(0.5))
-    uploader = Uploader(POLICY, time, time)
+    uploader = Watched(POLICY, time, time)
     uploads = [uploader.begin(Script(), named(), b"x" * 50) for _ in range(2)]
     assert [u.totals.wait_ms for u in uploads] == [0, 0]
     assert uploader.most_in_flight == 100
@@ -175,7 +198,7 @@ def test_what_fits_together_goes_together() -> None:
 def test_an_object_above_the_bound_goes_alone() -> None:
     """It would wait for ever otherwise."""
     time, store = VirtualTime(), Script()
-    uploader = Uploader(POLICY, time, time)
+    uploader = Watched(POLICY, time, time)
     uploader.begin(store, lambda: "small", b"x")
     assert uploader.begin(store, lambda: "large", b"x" * 1000).result() == "large"
     assert uploader.most_in_flight == 1000
@@ -242,7 +265,7 @@ def test_with_real_threads_a_hanging_request_loses_to_its_rival(gate: Gate) -> N
 
 def test_with_real_threads_the_bound_holds_back_and_lets_through(gate: Gate) -> None:
     """The second upload waits for the first one's room."""
-    uploader = Uploader(UploadPolicy(timeout_s=60, in_flight_bytes_max=15), SYSTEM_CLOCK)
+    uploader = Watched(UploadPolicy(timeout_s=60, in_flight_bytes_max=15), SYSTEM_CLOCK)
     first = uploader.begin(gate, named(), BODY)
     results: list[str] = []
     second = threading.Thread(target=lambda: results.append(uploader.begin(gate, lambda: "b", BODY).result()))
@@ -267,7 +290,7 @@ def test_whatever_the_schedule_one_object_stays_or_none() -> None:
         policy = UploadPolicy(
             timeout_s=1, attempts_max=rng.randint(1, 4), deadline_s=rng.choice([3, 30]), in_flight_bytes_max=40
         )
-        uploader = Uploader(policy, time, time)
+        uploader = Watched(policy, time, time)
         name = named()
         kept: list[str] = []
         for _ in range(6):

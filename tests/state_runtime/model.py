@@ -56,6 +56,23 @@ def seeds(count: int) -> Iterator[tuple[int, random.Random]]:
 
 
 @dataclass
+class FakeBroadcast:
+    """Stands for Spark's: the value goes to nobody any more once it was destroyed."""
+
+    _value: Any
+    destroyed: bool = False
+
+    @property
+    def value(self) -> Any:
+        assert not self.destroyed, "a task looked it up after its action had ended"
+        return self._value
+
+    def destroy(self) -> None:
+        assert not self.destroyed
+        self.destroyed = True
+
+
+@dataclass
 class FakeClock:
     """A clock that moves only when told to."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from model import ALL_HASHES, CountingIds, FakeClock, empty_manifest
-from test_stage_task import Gather, operator, rows
+from test_stage_task import Gather, operator, rows, stage_task
 
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, MissingFile
 from state_runtime.base.settings import JobSettings
@@ -21,15 +22,16 @@ from state_runtime.processors.operator import EpochClock
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
 from state_runtime.spark.columns import SHARD_COLUMN
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.store import open_store
 from state_runtime.task import persist_files
-from state_runtime.task.persist_files import PersistedFiles
-from state_runtime.task.shard_access import NO_VERSION, TaskJob
-from state_runtime.task.stage import Acknowledgement, StageTask
+from state_runtime.task.acknowledgement import Acknowledgement, PersistedFiles
+from state_runtime.task.listed_files import ListedFiles
+from state_runtime.task.shard_access import TaskJob
 from tests.stored import read_states
 
 STATE = next(iter(operator().state_schemas))
@@ -60,8 +62,7 @@ class Run:
         last = self.committer.last
         self.book = FileBook.begin(self.catalog.root, last, self.parallelism, ["counts"])
         named = last.versions.get("counts", "") if last.parallelism == self.parallelism else ""
-        split = [named[i : i + 16] for i in range(0, len(named), 16)]
-        self.versions = split or [NO_VERSION] * self.parallelism
+        self.versions = list(LocalVersions.decode(named, self.parallelism))
 
     def epoch(self, *keys: str, wake: Iterable[int] = ()) -> Manifest:
         """One epoch that ends in a checkpoint; every shard is visited if the listing is not complete."""
@@ -90,9 +91,8 @@ class Run:
                 at = batch.schema.get_field_index(SHARD_COLUMN)
                 batch = batch.set_column(at, SHARD_COLUMN, pa.array([shard], pa.int32()))
             gather = Gather()
-            joined = "".join(self.versions)
-            listed = self.book.of_tasks("counts")
-            task = StageTask(job, 0, operator(), None, (), joined, "0" * self.parallelism, True, gather, listed=listed)
+            listed = SimpleNamespace(value=self.book.of_tasks())
+            task = stage_task(job, operator(), LocalVersions.of(self.versions), gather, listed=listed)
             list(task([batch]))
             self.seen += gather.got
         for acknowledged in self.seen:
@@ -108,7 +108,7 @@ class Run:
                 parallelism=self.parallelism,
                 operators=(entry,),
                 shards=self.book.entry,
-                versions={"counts": "".join(self.versions)},
+                versions={"counts": LocalVersions.of(self.versions).encode()},
             )
         )
         self.book = self.book.checkpointed()
@@ -245,6 +245,16 @@ def test_a_damaged_or_missing_file_is_named_and_nothing_is_guessed(tmp_path: Pat
     first.unlink()
     with pytest.raises(MissingFile, match=first.name):
         read_states(root, manifest, "counts", schemas, *ALL_HASHES)
+
+
+def test_a_task_is_told_what_the_listing_says_of_its_shard() -> None:
+    """Nothing of other shards, and nothing of small files, which are no objects. Whatever a listing has as a digest."""
+    files = (StoredFile("a", "files/a b", 1, 'd "1"\n'), StoredFile("b", "", 1, "d2", "eA=="))
+    shards = [ShardFiles("counts", n, 3, "arrow", "v", 4, "{}", files if n else ()) for n in range(2)]
+    listed = ListedFiles.of(shards)
+    assert listed.paths(1) == {'d "1"\n': "files/a b"}
+    assert listed.paths(0) == {}, "it has no objects, which is not the same as having no entry"
+    assert listed.paths(2) is None
 
 
 def listing_of(**changes: Any) -> tuple[ShardListing, ShardFilesEntry]:

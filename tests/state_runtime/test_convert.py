@@ -31,6 +31,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
 from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.manifest import (
     LayerEntry,
@@ -43,7 +44,6 @@ from state_runtime.snapshot.manifest import (
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, boundary_path, manifest_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.store import Created, LocalStore, Store, open_store
-from state_runtime.task.shard_access import NO_VERSION
 
 FORMATS: tuple[SnapshotFormat, ...] = ("changelog", "incremental", "canonical")
 SMALL = FoldSizes(table_bytes=5_000, small_bytes=0, unit_bytes=12_000, deltas_max=2)

@@ -9,9 +9,10 @@ import pytest
 
 from state_runtime.placement.assignment import CopyFound
 from state_runtime.placement.local_copies import find_copies
+from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.spark.executor import executor_id
 
-WANTED = "".join(f"{shard:016x}" for shard in (10, 11, 12))
+WANTED = LocalVersions.of(f"{shard:016x}" for shard in (10, 11, 12))
 
 
 def put(folder: Path, *names: str, at_s: int = 0) -> None:
@@ -44,7 +45,7 @@ def test_what_is_no_copy_is_not_found(tmp_path: Path) -> None:
 
 def test_a_shard_without_a_wanted_version_still_has_a_stale_copy(tmp_path: Path) -> None:
     put(tmp_path / "a" / "3-1", f"{11:016x}.json", at_s=7)
-    assert find_copies(tmp_path, 3, {"a": ""}) == [CopyFound(3, 1, 0, 7_000)]
+    assert find_copies(tmp_path, 3, {"a": UNKNOWN_VERSIONS}) == [CopyFound(3, 1, 0, 7_000)]
 
 
 def test_an_executor_is_named_by_its_block_manager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from model import CountingIds, FakeClock, empty_manifest, seeds
+from model import CountingIds, FakeBroadcast, FakeClock, empty_manifest, seeds
 from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
@@ -100,6 +100,7 @@ class World:
     dead: bool = False
     robbed: int = 0
     repeated: int = 0
+    broadcasts: list[FakeBroadcast] = field(default_factory=list)
 
     def reach(self, point: str) -> None:
         if self.dead:
@@ -134,6 +135,10 @@ class World:
                     assert list(task(stage, 0)([batch] if batch.num_rows else [])) == []
 
         return SimpleNamespace(final=SimpleNamespace(collect=collect), event_time_ms=dict)
+
+    def broadcast(self, value: Any) -> FakeBroadcast:
+        self.broadcasts.append(FakeBroadcast(value))
+        return self.broadcasts[-1]
 
     def rob(self, progress: Progress) -> None:
         """After an epoch, sometimes: the disk, or a shard's part of it, is gone."""
@@ -192,7 +197,9 @@ def start(
         clock=FakeClock(),
         ids=world.ids,
     )
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator()))
+    spark = SimpleNamespace(
+        sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator(), broadcast=world.broadcast)
+    )
     made = savepoints(committer, catalog.root) if savepoints is not None else None
     begun: Any = EpochDriver(context, committer, Checkpoint(world.root), spark, world.rob, made)  # type: ignore[arg-type]
     begun.publish_pending(spark)
@@ -397,3 +404,26 @@ def test_nothing_is_taken_back_once_a_commit_was_tried(
     assert published(tmp_path) == []
     run(world, settings)
     check(world, 3)
+
+
+def test_a_listing_that_tasks_were_given_is_taken_back_when_the_action_has_ended(
+    tmp_path: Path, playing: Callable[[World], None]
+) -> None:
+    """Each epoch gives tasks a newer one: those that nobody reads any more would fill the disks of all executors."""
+    world = World(tmp_path, random.Random(6), [["a", "b"], ["a"], ["c"]])
+    playing(world)
+    settings = JobSettings(
+        parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off", changelog="off"
+    )
+    run(world, settings)
+    assert len(world.broadcasts) == 2, "before the first epoch there is nothing to tell"
+    assert all(broadcast.destroyed for broadcast in world.broadcasts)
+    world.passed, world.fails_at = 0, 2
+    world.batches.append(["d"])
+    with pytest.raises(RuntimeError):
+        run(world, settings)
+    assert len(world.broadcasts) == 3
+    assert all(broadcast.destroyed for broadcast in world.broadcasts), "an action that fails has ended too"
+    world.fails_at = 0
+    run(world, settings)
+    check(world, 6)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from model import ALL_HASHES, CountingIds, FakeClock, empty_manifest
 from test_changelog_off import STATE, Run
-from test_stage_task import Gather, operator
+from test_stage_task import Gather, operator, stage_task
 
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.writer import write_segment
@@ -31,12 +31,12 @@ from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.processors.operator import EpochClock
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.locate import OpenedSnapshot, open_place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest, SnapshotFormat
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store, open_store
 from state_runtime.task.shard_access import TaskJob
-from state_runtime.task.stage import StageTask
 from tests.stored import read_states
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
@@ -80,7 +80,7 @@ def log_epoch(run: Run, *keys: str) -> Manifest:
         batch = run._of_shard(keys, shard)
         if batch.num_rows:
             gather = Gather()
-            task = StageTask(job, 0, operator(), None, (), "".join(run.versions), "0" * run.parallelism, True, gather)
+            task = stage_task(job, operator(), LocalVersions.of(run.versions), gather)
             list(task([batch]))
             run.seen += gather.got
     for acknowledged in run.seen:
@@ -100,7 +100,7 @@ def log_epoch(run: Run, *keys: str) -> Manifest:
             parallelism=run.parallelism,
             operators=(operator().entry(),),
             segments=(*last.segments, *([segment] if segment is not None else [])),
-            versions={OPERATOR: "".join(run.versions)},
+            versions={OPERATOR: LocalVersions.of(run.versions).encode()},
         )
     )
 

@@ -16,18 +16,19 @@ from state_runtime.base.errors import CorruptSegment
 from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.segment import PartEntry, decode_lines, decode_part, sha256
-from state_runtime.changelog.writer import TaskChanges, source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times
-from state_runtime.driver.shard_book import Shards, ShardStep
+from state_runtime.driver.shard_book import ShardBook, ShardStep
+from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, StagedFile, StagedOutput, StateEntry
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold
 from state_runtime.store import open_store
-from state_runtime.task.shard_access import NO_VERSION
 from tests.stored import read_states, write_task_changes
 
 SCHEMA = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]))
@@ -241,26 +242,26 @@ def test_epochs_count_on_over_runs_and_over_formats(epoch: int, snapshot_id: int
 # --- shards --------------------------------------------------------------------------------------------------------
 
 
-def shards() -> Shards:
-    return Shards.at_start(3, {"a": "x" * 48, "b": "x" * 16}, {"a": 5}, ["a", "b"])
+def shards() -> ShardBook:
+    return ShardBook.at_start(3, {"a": "x" * 48, "b": "x" * 16}, {"a": 5}, ["a", "b"])
 
 
 def test_versions_of_another_parallelism_are_not_believed() -> None:
-    assert shards().versions == {"a": "x" * 48, "b": NO_VERSION * 3}
+    assert shards().versions == {"a": LocalVersions.of(["x" * 16] * 3), "b": LocalVersions.none(3)}
 
 
 def test_the_version_of_the_checkpoint_stays_known_while_epochs_go_on() -> None:
     after = shards().after([ShardStep("a", 1, "y" * 16, None, True)])
-    assert after.versions["a"] == "x" * 16 + "y" * 16 + "x" * 16
-    assert after.committed["a"] == "x" * 48
-    assert (after.trusted["a"], after.pending["a"]) == ("010", "010")
+    assert list(after.versions["a"]) == ["x" * 16, "y" * 16, "x" * 16]
+    assert list(after.committed["a"]) == ["x" * 16] * 3
+    assert (after.trusted["a"], after.pending["a"]) == ({1}, {1})
     assert after.checkpointed().committed == after.versions
-    assert after.flushed().pending["a"] == "000"
+    assert after.flushed().pending["a"] == set()
 
 
 def test_changes_stay_pending_when_a_later_epoch_changes_nothing() -> None:
     after = shards().after([ShardStep("a", 1, "y" * 16, None, True)]).after([ShardStep("a", 1, "y" * 16, None, False)])
-    assert after.any_pending
+    assert after.pending["a"] == {1}
     assert not after.any_stranded
 
 

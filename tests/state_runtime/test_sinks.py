@@ -12,8 +12,10 @@ import pytest
 from model import SECRET
 
 from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
-from state_runtime.pipeline import sinks
-from state_runtime.pipeline.sinks import ParquetSink, SinkSpec, StagedFiles, foreach_epoch, staged_outputs
+from state_runtime.pipeline import sinks, staging
+from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
+from state_runtime.pipeline.staged import StagedFiles, staged_outputs
+from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.store import LocalStore
 
@@ -38,10 +40,10 @@ def stage(spec: SinkSpec, epoch: int, *rows: list[tuple[str, int]], term: int = 
     """One task per list of rows."""
     acknowledged = []
     for shard, some in enumerate(rows):
-        staging = spec.open(term, epoch, shard, f"{shard:016x}")
-        staging.write(batch(*some))
-        acknowledged.append(staging.finish())
-    return staged_outputs(acknowledged, [spec], epoch)[0]
+        task = spec.open(term, epoch, shard, f"{shard:016x}")
+        task.write(batch(*some))
+        acknowledged.append(task.finish())
+    return staged_outputs(acknowledged, [spec.name], epoch)[0]
 
 
 def visible(tmp_path: Path) -> list[tuple[str, int, int]]:
@@ -130,7 +132,7 @@ def test_an_attempt_that_no_manifest_names_is_never_published(
     stage(spec, 3, [("a", 1)])
     twin = spec.open(1, 3, 0, "f" * 16)
     twin.write(batch(("a", 1)))
-    output = staged_outputs([twin.finish()], [spec], 3)[0]
+    output = staged_outputs([twin.finish()], [spec.name], 3)[0]
     sink.publish(spec, output, None)
     assert visible(tmp_path) == [("a", 1, 3)]
 
@@ -149,7 +151,7 @@ def test_two_jobs_with_one_identity_in_one_folder_are_found(sink: ParquetSink, s
     other = spec.open(2, 1, 0, "e" * 16)
     other.write(batch(("b", 2)))
     with pytest.raises(MissingFile, match="two jobs with one identity write here"):
-        sink.publish(spec, staged_outputs([other.finish()], [spec], 1)[0], None)
+        sink.publish(spec, staged_outputs([other.finish()], [spec.name], 1)[0], None)
 
 
 def test_abandoned_files_go_named_ones_and_the_current_terms_stay(tmp_path: Path, spec: SinkSpec) -> None:
@@ -177,14 +179,14 @@ def test_large_output_is_cut_into_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sink: ParquetSink, spec: SinkSpec
 ) -> None:
     """A task holds at most one file in memory."""
-    monkeypatch.setattr(sinks, "_FILE_BYTES_MAX", 1)
-    staging = spec.open(1, 1, 0, "0" * 16)
+    monkeypatch.setattr(staging, "_FILE_BYTES_MAX", 1)
+    task = spec.open(1, 1, 0, "0" * 16)
     for number in range(3):
-        staging.write(batch((f"r{number}", number)))
-    files = staging.finish()
+        task.write(batch((f"r{number}", number)))
+    files = task.finish()
     assert [f.rows for f in files.files] == [1, 1, 1]
     assert len({f.final for f in files.files}) == 3
-    sink.publish(spec, staged_outputs([files], [spec], 1)[0], None)
+    sink.publish(spec, staged_outputs([files], [spec.name], 1)[0], None)
     assert visible(tmp_path) == [("r0", 0, 1), ("r1", 1, 1), ("r2", 2, 1)]
 
 
@@ -199,8 +201,7 @@ def test_the_epoch_column_can_be_left_out(tmp_path: Path) -> None:
 def test_outputs_are_grouped_by_sink_even_without_files() -> None:
     """Each sink of an epoch has an entry, so that publishing knows its epoch."""
     file = StagedFile("a", "b", 1, 1)
-    specs = [SinkSpec("one", "x", {}), SinkSpec("two", "x", {})]
-    outputs = staged_outputs([StagedFiles("two", (file,)), StagedFiles("two", (file,))], specs, 9)
+    outputs = staged_outputs([StagedFiles("two", (file,)), StagedFiles("two", (file,))], ["one", "two"], 9)
     assert outputs == (StagedOutput("one", 9, ()), StagedOutput("two", 9, (file, file)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, ShardResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import open_job_root, open_run
+from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.store import open_store
-from state_runtime.task.shard_access import NO_VERSION, TaskJob
-from state_runtime.task.stage import Acknowledgement, StageTask
+from state_runtime.task.acknowledgement import Acknowledgement
+from state_runtime.task.shard_access import TaskJob
+from state_runtime.task.stage import StageTask
 
 KEYS = pa.schema([("k", pa.string())])
 
@@ -106,12 +108,30 @@ def job(tmp_path: Path) -> TaskJob:
     )
 
 
+def stage_task(
+    job: TaskJob, process: Any, versions: LocalVersions, gather: Gather, *, trusted: Iterable[int] = (), **other: Any
+) -> StageTask:
+    """The task of a pipeline with one operator and no sink."""
+    return StageTask(
+        job=job,
+        stage=0,
+        operator=process,
+        entry=None,
+        sinks=(),
+        versions=versions,
+        trusted=frozenset(trusted),
+        emit=True,
+        accumulator=gather,
+        **other,
+    )
+
+
 def run(
-    job: TaskJob, process: Any, versions: str, *batches: pa.RecordBatch
+    job: TaskJob, process: Any, version: str, *batches: pa.RecordBatch
 ) -> tuple[list[pa.RecordBatch], Acknowledgement]:
     """One task over some input: what it emits and acknowledges."""
     gather = Gather()
-    task = StageTask(job, 0, process, None, (), versions, "1", True, gather)
+    task = stage_task(job, process, LocalVersions.of([version]), gather, trusted=[0])
     outputs = list(task(batches))
     (acknowledged,) = gather.got
     return outputs, acknowledged
@@ -146,7 +166,7 @@ def test_a_row_that_wakes_a_shard_is_no_input(job: TaskJob) -> None:
 def test_spark_reads_the_output_in_pieces_while_the_task_works(job: TaskJob) -> None:
     """One large batch would be turned into rows after the last row was processed, while the checkpoint is made."""
     gather = Gather()
-    task = StageTask(job, 0, operator(), None, (), NO_VERSION, "1", True, gather)
+    task = stage_task(job, operator(), LocalVersions.none(1), gather, trusted=[0])
     keys = [f"k{n}" for n in range(25_000)]
     sizes = []
     for piece in task([rows(*keys)]):

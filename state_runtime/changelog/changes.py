@@ -1,0 +1,59 @@
+"""What a task hands to the driver of its changes, and what uploading them cost; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from state_runtime.changelog.segment import PartEntry
+
+__all__ = ["TaskChanges", "UploadTotals"]
+
+
+@dataclass(frozen=True)
+class UploadTotals:
+    """What uploads cost; they add up.
+
+    Attributes:
+        uploads: objects.
+        attempts: begun for them.
+        bytes: of the objects.
+        wait_ms: waited for room below the bound on bytes in flight.
+        left_behind: objects of late or failed attempts that could not be deleted: garbage.
+    """
+
+    uploads: int = 0
+    attempts: int = 0
+    bytes: int = 0
+    wait_ms: float = 0.0
+    left_behind: int = 0
+
+    def __add__(self, other: UploadTotals) -> UploadTotals:
+        return UploadTotals(
+            self.uploads + other.uploads,
+            self.attempts + other.attempts,
+            self.bytes + other.bytes,
+            self.wait_ms + other.wait_ms,
+            self.left_behind + other.left_behind,
+        )
+
+
+@dataclass(frozen=True)
+class TaskChanges:
+    """The changes of one attempt of one task, as they ride in its acknowledgement.
+
+    Attributes:
+        inline: `inline[i]` are the bytes of `parts[i]`, or empty if the part lies in an object that the task uploaded.
+        uploads: what uploading that object cost.
+    """
+
+    parts: tuple[PartEntry, ...] = ()
+    inline: tuple[bytes, ...] = ()
+    uploads: UploadTotals = field(default_factory=UploadTotals)
+
+    @property
+    def rows(self) -> int:
+        return sum(p.rows for p in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.length for p in self.parts)

@@ -1,0 +1,127 @@
+"""The three books in which a run's driver keeps what it knows beside the newest manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from state_runtime.base.progress import Progress
+from state_runtime.changelog.changes import TaskChanges
+from state_runtime.driver.context import DriverContext
+from state_runtime.driver.file_book import FileBook
+from state_runtime.driver.interval import Interval, first_head
+from state_runtime.driver.shard_book import ShardBook
+from state_runtime.pipeline.compatibility import usable_versions
+from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
+
+__all__ = ["Books"]
+
+
+class Books:
+    """Where a run stands between two epochs. Nobody else writes into the books, and each method that does is an event.
+
+    Life cycle: `open` with the run → after each epoch `epoch_done`, then `checkpointed` if it ended in a checkpoint, or
+    `epoch_pending` if it did not. `flushed`, and with the changelog off `listing_written`, come before either, and
+    may come before an epoch's action is run once more.
+
+    Not thread-safe: written under the driver's lock. Each book is a value that never changes, so that another thread
+    may read one.
+    """
+
+    def __init__(self, interval: Interval, shards: ShardBook, files: FileBook | None) -> None:
+        self._interval = interval
+        self._shards = shards
+        self._files = files
+        self._epochs = 0
+
+    @staticmethod
+    def open(context: DriverContext, last: Manifest) -> Books:
+        """At the start of a run.
+
+        Args:
+            last: the snapshot that it goes on from.
+
+        Raises:
+            MissingFile, CorruptSegment, CorruptManifest: the listing of files cannot be trusted. StoreUnavailable: try
+                again.
+        """
+        parallelism = context.parallelism
+        # Local copies have the columns of the run that wrote them; where those changed, the primary brings them to the
+        # new ones.
+        serving = usable_versions(last, context.entries) if last.parallelism == parallelism else {}
+        uids = [o.uid for o in context.pipeline.operators]
+        shards = ShardBook.at_start(parallelism, serving, {o.uid: o.next_due_ms for o in last.operators}, uids)
+        files: FileBook | None = None
+        if context.settings.changelog == "off":
+            files = FileBook.begin(context.root, last, parallelism, uids)
+            if not files.complete:
+                # The first checkpoint has all of the state as files, whatever it was before.
+                every = frozenset(range(parallelism))
+                stored = {o.uid for o in last.operators} & set(uids)
+                shards = shards.visiting(dict.fromkeys(stored, every))
+        return Books(Interval(first_head(last), context.clock.monotonic_s()), shards, files)
+
+    # --- what is in them -----------------------------------------------------------------------------------------
+
+    @property
+    def interval(self) -> Interval:
+        """The head, and what is pending since the newest manifest."""
+        return self._interval
+
+    @property
+    def shards(self) -> ShardBook:
+        """The local version of each shard, and what is due in it."""
+        return self._shards
+
+    @property
+    def files(self) -> FileBook | None:
+        """The files of all shards; None with the changelog on."""
+        return self._files
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs the run has done."""
+        return self._epochs
+
+    # --- what happens --------------------------------------------------------------------------------------------
+
+    def epoch_done(
+        self,
+        head: Manifest,
+        shards: ShardBook,
+        files: FileBook | None,
+        changes: Sequence[TaskChanges],
+        outputs: Sequence[StagedOutput],
+    ) -> None:
+        """An epoch's action succeeded, and what its tasks did is the new head.
+
+        Args:
+            shards, files: the books after it.
+            changes, outputs: what the epoch adds to what is pending.
+        """
+        self._shards, self._files = shards, files
+        self._interval = self._interval.with_epoch(head, changes, outputs)
+        self._epochs += 1
+
+    def epoch_pending(self, numbers: Progress) -> None:
+        """The newest epoch ended without a checkpoint; its numbers are counted in the one to come."""
+        self._interval = self._interval.counted(numbers)
+
+    def flushed(self, segment: SegmentEntry | None) -> None:
+        """The changes in memory were written to the primary store; None: there were none."""
+        self._interval = self._interval.flushed(segment)
+        self._shards = self._shards.flushed()
+
+    def listing_written(self, files: FileBook) -> None:
+        """The listing of files was written to the primary store."""
+        self._files = files
+
+    def checkpointed(self, committed: Manifest, now_s: float) -> None:
+        """A manifest has all of it: nothing is pending any more.
+
+        Args:
+            now_s: monotonic.
+        """
+        self._shards = self._shards.checkpointed()
+        self._interval = Interval(first_head(committed), now_s)
+        if self._files is not None:
+            self._files = self._files.checkpointed()

@@ -1,0 +1,43 @@
+"""What an epoch must look at although no row comes: timers, windows, and shards that were never visited; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from state_runtime.driver.shard_book import ShardBook
+from state_runtime.processors.operator import Operator
+from state_runtime.snapshot.manifest import TimeEntry
+
+__all__ = ["fires_at", "is_anything_due", "woken"]
+
+
+def is_anything_due(operators: Sequence[Operator], shards: ShardBook, before: TimeEntry, time: TimeEntry) -> bool:
+    """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
+    moved.
+
+    Args:
+        before: the head's clock.
+        time: the clock that the epoch would have.
+    """
+    if any(o.time_domain == "event" for o in operators) and time.watermark_ms > before.watermark_ms:
+        return True
+    return any(_due_shards(o, shards, time) for o in operators if o.time_domain == "processing")
+
+
+def woken(operators: Sequence[Operator], shards: ShardBook, time: TimeEntry) -> dict[str, list[int]]:
+    """Per operator uid the shards that an epoch visits although no row may come.
+
+    Args:
+        time: the epoch's clock.
+    """
+    return {o.uid: sorted({*_due_shards(o, shards, time), *shards.unvisited.get(o.uid, ())}) for o in operators}
+
+
+def fires_at(operators: Sequence[Operator], shards: ShardBook, watermark_ms: int) -> bool:
+    """Whether an event-time timer or window is left that such a watermark fires."""
+    return any(shards.due(o.uid, watermark_ms) for o in operators if o.time_domain == "event")
+
+
+def _due_shards(operator: Operator, shards: ShardBook, time: TimeEntry) -> list[int]:
+    now_ms = {"": None, "processing": time.batch_time_ms, "event": time.watermark_ms}[operator.time_domain]
+    return [] if now_ms is None else shards.due(operator.uid, now_ms)

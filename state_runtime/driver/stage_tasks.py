@@ -1,0 +1,143 @@
+"""What the tasks of an epoch are given, and where they are wanted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from pyspark import Broadcast, SparkContext
+from pyspark.sql import SparkSession
+
+from state_runtime.driver.books import Books
+from state_runtime.driver.context import DriverContext
+from state_runtime.pipeline.compile import Stage
+from state_runtime.placement.seats import Placement
+from state_runtime.processors.operator import EpochClock
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersions
+from state_runtime.snapshot.manifest import ShardFilesEntry, TimeEntry
+from state_runtime.task.listed_files import ListedFiles
+from state_runtime.task.shard_access import TaskJob, local_folder, root_id
+from state_runtime.task.stage import StageTask
+
+__all__ = ["StageTasks"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class StageTasks:
+    """Puts together what tasks need to know, from the books as they are when it is asked.
+
+    Life cycle: made with the run → per action `job`, then `of_action` around planning and running it.
+
+    Args:
+        accumulator: takes acknowledgements to the driver.
+    """
+
+    def __init__(
+        self, context: DriverContext, committer: Committer, books: Books, spark: SparkContext, accumulator: Any
+    ) -> None:
+        self._context = context
+        self._committer = committer
+        self._books = books
+        self._spark = spark
+        self._accumulator = accumulator
+
+    def job(self, time: TimeEntry) -> TaskJob:
+        """What all tasks of one attempt at the next epoch are told.
+
+        Args:
+            time: the epoch's clock, as tasks act by it.
+        """
+        context, last, head = self._context, self._committer.last, self._books.interval.head
+        late_ms = head.time.watermark_ms if head.time is not None else 0
+        return TaskJob(
+            name=context.job_name,
+            uid=self._committer.info.uid,
+            store_url=context.store_url,
+            storage_options=context.storage_options,
+            local_dir=context.local_dir,
+            term=self._committer.term.term,
+            epoch=context.ids.uid(),
+            snapshot_id=last.snapshot_id + 1,
+            base_snapshot_id=last.snapshot_id,
+            parallelism=context.parallelism,
+            clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, head.epoch + 1),
+            settings=context.settings,
+            pending=self._books.interval.segments,
+            shards=self._flushed_files(),
+            root_id=root_id(context.root.url),
+            base_commit_id=last.commit_id,
+        )
+
+    @contextmanager
+    def of_action(self, job: TaskJob) -> Iterator[Callable[[Stage, int], StageTask]]:
+        """The function of each stage, by its number; good until the action has ended."""
+        listed = self._share_listing()
+        try:
+            yield partial(self._stage_task, job, listed)
+        finally:
+            if listed is not None:
+                _give_up(listed)
+
+    def placement(self, spark: SparkSession) -> Placement:
+        """Keeps the shards of the run on their executors."""
+        context, last, books = self._context, self._committer.last, self._books
+
+        def wanted() -> tuple[int, Mapping[str, LocalVersions]]:
+            # Before the first epoch the copies are those of the run before, which may have had another parallelism.
+            if books.epochs == 0:
+                return last.parallelism, {
+                    uid: LocalVersions.decode(stored, last.parallelism) for uid, stored in last.versions.items()
+                }
+            return context.parallelism, books.shards.versions
+
+        return Placement(
+            spark,
+            context.parallelism,
+            enabled=context.settings.placement == "sticky",
+            state_folder=partial(local_folder, self.job(TimeEntry(0)), "state"),
+            wanted=wanted,
+        )
+
+    def _stage_task(
+        self, job: TaskJob, listed: Broadcast[Mapping[str, ListedFiles]] | None, stage: Stage, number: int
+    ) -> StageTask:
+        context, shards = self._context, self._books.shards
+        uid = stage.operator.uid if stage.operator is not None else ""
+        return StageTask(
+            job=job,
+            stage=number,
+            operator=stage.operator,
+            entry=next((e for e in context.entries if e.uid == uid), None),
+            sinks=tuple(context.sinks[name] for name in stage.sinks),
+            versions=shards.versions.get(uid, UNKNOWN_VERSIONS),
+            trusted=shards.trusted.get(uid, frozenset()),
+            emit=stage.emit,
+            accumulator=self._accumulator,
+            committed=shards.committed.get(uid, UNKNOWN_VERSIONS),
+            pending=shards.pending.get(uid, frozenset()),
+            listed=listed,
+        )
+
+    def _share_listing(self) -> Broadcast[Mapping[str, ListedFiles]] | None:
+        files = self._books.files
+        listed = files.of_tasks() if files is not None else {}
+        return self._spark.broadcast(listed) if listed else None
+
+    def _flushed_files(self) -> ShardFilesEntry | None:
+        """The listing that no manifest names yet, if it was written between two checkpoints."""
+        entry = self._books.files.entry if self._books.files is not None else None
+        return entry if entry != self._committer.last.shards else None
+
+
+def _give_up(listed: Broadcast[Any]) -> None:
+    """Take a listing back from the executors. Only tasks of an action that is over can still ask for it."""
+    try:
+        listed.destroy()
+    except Exception:
+        # The session may have ended, which is what the run ends with; the listing went with it.
+        _LOG.info("the listing of files that tasks were given could not be taken back", exc_info=True)

@@ -1,0 +1,106 @@
+"""Where and how a task stages the rows of a sink: as Parquet files that no reader looks at; runs inside Spark tasks.
+
+What gives them their final names is in pipeline/sinks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_runtime.base.limits import MIB
+from state_runtime.pipeline.staged import StagedFiles
+from state_runtime.snapshot.manifest import StagedFile
+from state_runtime.store import Store, shared_store
+
+__all__ = ["SinkSpec"]
+
+# A file is closed at this size; it is also what one task holds in memory per sink.
+_FILE_BYTES_MAX = 128 * MIB
+_ROW_GROUP_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """A sink as tasks see it: where to stage. Pickled to the tasks; `storage_options` stays out of every repr."""
+
+    name: str
+    store_url: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+    staging_prefix: str = ""
+    final_prefix: str = ""
+    epoch_column: str | None = None
+
+    def store(self) -> Store:
+        """The store below which `staged` and `final` paths lie."""
+        return shared_store(self.store_url, self.storage_options)
+
+    def remove_abandoned(self, term: int, named: Set[str]) -> None:
+        """Remove what runs before `term` staged, except what the newest manifest names.
+
+        Those runs are fenced: whatever they stage can never be named by a manifest.
+        """
+        store = self.store()
+        for folder in store.list_names(self.staging_prefix):
+            if folder.isdigit() and int(folder) < term:
+                for name in store.list_names(f"{self.staging_prefix}/{folder}"):
+                    path = f"{self.staging_prefix}/{folder}/{name}"
+                    if path not in named:
+                        store.delete(path)
+
+    def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
+        """Begin staging for one task; names are unique to the attempt.
+
+        Args:
+            epoch: its number, which is never published twice with other rows.
+        """
+        return _Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}")
+
+
+class _Staging:
+    """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows."""
+
+    def __init__(self, spec: SinkSpec, term: int, epoch: int, name: str) -> None:
+        self._spec = spec
+        self._term = term
+        self._epoch = epoch
+        self._name = name
+        self._files: list[StagedFile] = []
+        self._buffer: pa.BufferOutputStream | None = None
+        self._writer: Any = None
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        if self._spec.epoch_column:
+            epoch = pa.repeat(pa.scalar(self._epoch, pa.int64()), batch.num_rows)
+            batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
+        if self._writer is None:
+            self._buffer = pa.BufferOutputStream()
+            self._writer = pq.ParquetWriter(self._buffer, batch.schema, compression="zstd", write_page_checksum=True)
+        self._writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
+        self._rows += batch.num_rows
+        if self._buffer is not None and self._buffer.tell() > _FILE_BYTES_MAX:
+            self._close_file()
+
+    def finish(self) -> StagedFiles:
+        """Store what is left."""
+        if self._writer is not None:
+            self._close_file()
+        return StagedFiles(self._spec.name, tuple(self._files))
+
+    def _close_file(self) -> None:
+        assert self._buffer is not None
+        self._writer.close()
+        body = self._buffer.getvalue()
+        name = f"{self._name}-{len(self._files):03d}.parquet"
+        staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
+        final = f"{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
+        self._spec.store().put(staged, body.to_pybytes())
+        self._files.append(StagedFile(staged, final, body.size, self._rows))
+        self._buffer, self._writer, self._rows = None, None, 0

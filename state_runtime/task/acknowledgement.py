@@ -1,0 +1,86 @@
+"""What a task tells the driver of its epoch; values only, pure.
+
+How it travels, `driver/acknowledgements.py` and docs/design/0002-acknowledgements.md say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from state_runtime.changelog.changes import TaskChanges, UploadTotals
+from state_runtime.pipeline.staged import StagedFiles
+from state_runtime.snapshot.local_versions import NO_VERSION
+from state_runtime.snapshot.shard_files import ShardFiles
+
+__all__ = ["EMPTY_TASK", "Acknowledgement", "PersistedFiles"]
+
+EMPTY_TASK = -1
+"""Stands for the shard of a task that had no input: nothing tells which one it was."""
+
+
+@dataclass(frozen=True)
+class PersistedFiles:
+    """A shard's files after an epoch with the changelog off.
+
+    Attributes:
+        shard: None if the shard's entry in the driver's listing is still right.
+        schemas: of its columns, see `ShardListing.schemas`.
+        uploaded: the objects that are new; every other one must be in a listing already.
+        totals: what uploading them cost.
+    """
+
+    shard: ShardFiles | None = None
+    schemas: Mapping[str, str] | None = None
+    uploaded: tuple[str, ...] = ()
+    totals: UploadTotals = field(default_factory=UploadTotals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acknowledgement:
+    """What one attempt of one task did; the driver keeps one per stage and shard.
+
+    Life cycle: made when the attempt has ended well → sent with its success → chosen among the attempts of its shard
+    (`Acknowledgements.take`) → taken into the head.
+
+    Attributes:
+        epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
+        shard: `EMPTY_TASK` for a task without input: it touched no state.
+        version: local version after the epoch; `NO_VERSION` if it could not be written.
+        rows_added: live state rows gained.
+        changed_rows: state rows that were written.
+        late_rows: input rows that came too late.
+        next_due_ms: lower bound of when this shard must be visited next, rows or none; None: never.
+        changes: of the shard's state; empty with the changelog off.
+        files: with the changelog off the shard's files, in place of `changes`.
+        staged: the output.
+        restored: where the state came from (`RestoreNumbers.kind`); `restore_ms` says how long that took, and
+            `restored_bytes` what was read from the primary store.
+        local_failed: a local copy could not be read, written or tidied.
+        processed_at_ms: wall clock when the last row was processed and its output staged: what follows is the snapshot.
+        executor: that ran the attempt (`executor_id`).
+    """
+
+    epoch: str
+    stage: int
+    shard: int
+    version: str = NO_VERSION
+    input_rows: int = 0
+    rows_added: int = 0
+    changed_rows: int = 0
+    late_rows: int = 0
+    next_due_ms: int | None = None
+    changes: TaskChanges = field(default_factory=TaskChanges)
+    files: PersistedFiles = field(default_factory=PersistedFiles)
+    staged: tuple[StagedFiles, ...] = ()
+    restored: str = ""  # "" | "local" | "stale" | "primary"
+    restore_ms: float = 0.0
+    restored_bytes: int = 0
+    local_failed: bool = False
+    processed_at_ms: int = 0
+    executor: str = ""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether only the driver's memory has changes of the shard, or the way to those that the task uploaded."""
+        return self.files.shard is not None or bool(self.changes.parts)
