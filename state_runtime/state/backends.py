@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import Backend
 from state_runtime.state.backend import NO_STAMP, ShardStore, Stamp
 from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema
 
 __all__ = ["Backend", "backend_folder", "discard", "open_backend"]
-
-Backend = Literal["arrow", "rocksdb"]
 
 
 def backend_folder(kind: str, folder: Path) -> Path:
