@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import typer
@@ -33,6 +32,7 @@ from orchestration.commands.base import (
 from orchestration.commands.begin_options import ClaimOption, FromOption, FromSnapshotOption
 from orchestration.commands.savepoints import register as register_savepoints
 from orchestration.config.spec import JobSpec, Spec, load_spec
+from orchestration.folding.mode import FoldMode
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, StillstateError
 
@@ -87,14 +87,6 @@ DrainedOption = Annotated[
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
 ]
-
-
-class FoldMode(StrEnum):
-    """What `materialize --mode` takes."""
-
-    auto = "auto"
-    minor = "minor"
-    major = "major"
 
 
 @app.command(epilog="Example: stillstate run flights --until-idle")

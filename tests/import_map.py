@@ -31,6 +31,7 @@ FLOORS = (
     "orchestration/recovery",
     "orchestration/launchers",
     "orchestration/config",
+    "orchestration/run_phases",
     "orchestration/text",
     "orchestration",
     # What runs a job and keeps its snapshots.

@@ -24,6 +24,7 @@ from orchestration.commands.base import (
 )
 from orchestration.config.spec import load_spec, to_policy
 from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.durations import parse_duration_s
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
 from state_runtime.base.ids import SYSTEM_IDS
 
@@ -227,7 +228,7 @@ def retention_plan(
     Without a rule here, those of the job's `retention` section count. Windows are measured from the newest snapshot,
     and the newest is always kept, as is whatever somebody needs.
     """
-    from orchestration.show.deletions import parse_duration_s, retention_json, retention_table
+    from orchestration.show.deletions import retention_json, retention_table
     from state_runtime.base.settings import RetentionPolicy
     from state_runtime.maintenance.retention.apply import make_retention_plan
     from state_runtime.maintenance.retention.plan import write_retention_plan
@@ -308,7 +309,7 @@ def gc_plan(
 
     A job may run meanwhile. Refused if anything that is needed is missing or cannot be read: then nothing is garbage.
     """
-    from orchestration.show.deletions import gc_json, gc_tables, parse_duration_s
+    from orchestration.show.deletions import gc_json, gc_tables
     from orchestration.show.progress import count_bar
     from state_runtime.maintenance.gc.collect import plan_gc
     from state_runtime.maintenance.gc.plan import write_gc_plan
@@ -381,7 +382,6 @@ def pin(
     as_json: JsonOption = False,
 ) -> None:
     """Keep a snapshot until the pin is taken off: neither retention nor `delete` takes it."""
-    from orchestration.show.deletions import parse_duration_s
     from state_runtime.snapshot.pins import pin_snapshot
 
     catalog = catalog_of(load_spec(config).job(job))

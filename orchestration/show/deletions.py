@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,6 @@ __all__ = [
     "exit_code_of",
     "gc_json",
     "gc_tables",
-    "parse_duration_s",
     "pins_table",
     "retention_json",
     "retention_table",
@@ -35,20 +33,6 @@ __all__ = [
 
 _ROWS_MAX = 200
 _FAILURES_MAX = 20
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|m|h|d|w|y)\Z")
-
-
-def parse_duration_s(text: str) -> float:
-    """`90s`, `15min`, `6h`, `7d`, `2w`, `1y` in seconds.
-
-    Raises:
-        InvalidConfiguration: it is none of these.
-    """
-    found = _DURATION.match(text)
-    if found is None:
-        raise InvalidConfiguration(f"{text[:40]!r} is not a duration; write for example 90s, 15min, 6h, 7d, 2w or 1y")
-    return float(found.group(1)) * _UNITS[found.group(2)]
 
 
 def confirm(question: str, *, yes: bool) -> None:
