@@ -7,7 +7,7 @@ machine and start quickly: neither Spark nor Dagster is imported for them.
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import typer
@@ -32,6 +32,7 @@ from orchestration.commands.base import (
 from orchestration.commands.begin_options import ClaimOption, FromOption, FromSnapshotOption
 from orchestration.commands.savepoints import register as register_savepoints
 from orchestration.config.spec import JobSpec, Spec, load_spec
+from orchestration.folding.mode import FoldMode
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, StillstateError
 
@@ -88,14 +89,6 @@ IdleOption = Annotated[
 ]
 
 
-class FoldMode(StrEnum):
-    """What `materialize --mode` takes."""
-
-    auto = "auto"
-    minor = "minor"
-    major = "major"
-
-
 @app.command(epilog="Example: stillstate run flights --until-idle")
 @guarded
 def run(
@@ -112,21 +105,25 @@ def run(
 ) -> None:
     """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
     from orchestration.config.begin_at import BeginAt
-    from orchestration.running.run import progress_view, run_job
+    from orchestration.running.run import run_job
+    from orchestration.show.runs import progress_view
 
     begin = BeginAt(place, claim, from_snapshot)
     spec = load_spec(config)
     job_spec = spec.job(job)
-    result = run_job(
-        job_spec,
-        spec.file.parent,
-        progress_view(job, as_json=as_json),
-        takeover=takeover,
-        until_idle=until_idle,
-        allow_dropped_state=allow_dropped_state,
-        allow_drained=allow_drained,
-        begin=begin,
-    )
+    with closing(progress_view(job, as_json=as_json)) as view:
+        result = run_job(
+            job_spec,
+            spec.file.parent,
+            on_progress=view.show,
+            on_restore=view.restoring,
+            on_copy=view.copying,
+            takeover=takeover,
+            until_idle=until_idle,
+            allow_dropped_state=allow_dropped_state,
+            allow_drained=allow_drained,
+            begin=begin,
+        )
     summary = {
         "job": job,
         "state": result.state,
@@ -378,11 +375,13 @@ def materialize(
     Nothing to fold is no error. A crash at any point leaves unused files, never damage.
     """
     from orchestration.folding.health import fold_numbers
-    from orchestration.folding.session import fold_in_new_session, fold_summary, fold_view
+    from orchestration.folding.session import fold_in_new_session, fold_summary
+    from orchestration.show.folds import fold_view
     from orchestration.text import bytes_text, count_text, duration_text
 
     spec = load_spec(config).job(job)
-    result, log_left = fold_in_new_session(spec, fold_view(job, as_json=as_json), mode=mode.value)
+    with closing(fold_view(job, as_json=as_json)) as view:
+        result, log_left = fold_in_new_session(spec, mode=mode.value, on_progress=view.show)
     numbers = fold_numbers(result, log_left)
     if as_json:
         print_json({"job": job, **fold_summary(result, numbers)})

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.progress import Progress
@@ -33,7 +34,7 @@ from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import JoinedStreams, Source
 from state_runtime.processors.declared.aggregates import Aggregate
-from state_runtime.processors.declared.windows import SessionWindow, TimeWindow, parse_duration_us
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.user.vectorized import VectorizedProcessor
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import check_job_name, check_uid

@@ -208,6 +208,7 @@ PURE_ROOMS = {
     "state_runtime/processors/builtin",
 }
 PURE_FILES = {
+    "state_runtime/base/durations.py",
     "state_runtime/base/errors.py",
     "state_runtime/base/limits.py",
     "state_runtime/base/progress.py",

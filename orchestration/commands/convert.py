@@ -74,7 +74,7 @@ def convert(
     source stood.
     """
     from orchestration.commands.places import named_place
-    from orchestration.show.phases import phase_bar
+    from orchestration.show.progress import phase_bar
     from state_runtime.maintenance.convert.spark_job import convert_place
 
     source, into = named_place(place, config), named_place(target, config)

@@ -24,6 +24,7 @@ from orchestration.commands.base import (
 )
 from orchestration.config.spec import load_spec, to_policy
 from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.durations import parse_duration_s
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
 from state_runtime.base.ids import SYSTEM_IDS
 
@@ -107,7 +108,8 @@ def _root_or_rest(job: str, config: Path | None) -> Store:
 def _delete_snapshots(
     root: Store, job: str, ids: list[int], *, damaged: bool, dry_run: bool, yes: bool, as_json: bool
 ) -> Deleted | None:
-    from orchestration.show.deletions import bar, confirm
+    from orchestration.show.deletions import confirm
+    from orchestration.show.progress import count_bar
     from orchestration.text import bytes_text, count_text
     from state_runtime.maintenance.delete.snapshots import delete_snapshots, plan_deletion
 
@@ -125,12 +127,13 @@ def _delete_snapshots(
             print(f"would delete {what}")
         return None
     confirm(f"Delete {what}", yes=yes)
-    with bar(f"{job}: delete", "objects") as on_progress:
+    with count_bar(f"{job}: delete", "objects") as on_progress:
         return delete_snapshots(root, ids, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, damaged=damaged, on_progress=on_progress)
 
 
 def _delete_savepoint(root: Store, job: str, name: str, *, dry_run: bool, yes: bool) -> Deleted | None:
-    from orchestration.show.deletions import bar, confirm
+    from orchestration.show.deletions import confirm
+    from orchestration.show.progress import count_bar
     from orchestration.text import bytes_text
     from state_runtime.maintenance.delete.roots import delete_savepoint
     from state_runtime.snapshot.savepoint import read_savepoint
@@ -141,12 +144,13 @@ def _delete_savepoint(root: Store, job: str, name: str, *, dry_run: bool, yes: b
         print(f"would delete {what}")
         return None
     confirm(f"Delete {what}?", yes=yes)
-    with bar(f"delete {name}", "objects") as on_progress:
+    with count_bar(f"delete {name}", "objects") as on_progress:
         return delete_savepoint(root, name, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress)
 
 
 def _delete_root(root: Store, job: str, *, with_savepoints: bool, dry_run: bool, yes: bool) -> Deleted | None:
-    from orchestration.show.deletions import bar, confirm
+    from orchestration.show.deletions import confirm
+    from orchestration.show.progress import count_bar
     from state_runtime.maintenance.delete.roots import delete_root
     from state_runtime.snapshot.paths import SNAPSHOTS_DIR
 
@@ -156,7 +160,7 @@ def _delete_root(root: Store, job: str, *, with_savepoints: bool, dry_run: bool,
         print(f"would delete {what}")
         return None
     confirm(f"Delete {what}?", yes=yes)
-    with bar(f"delete {job}", "objects") as on_progress:
+    with count_bar(f"delete {job}", "objects") as on_progress:
         return delete_root(
             root,
             clock=SYSTEM_CLOCK,
@@ -224,7 +228,7 @@ def retention_plan(
     Without a rule here, those of the job's `retention` section count. Windows are measured from the newest snapshot,
     and the newest is always kept, as is whatever somebody needs.
     """
-    from orchestration.show.deletions import parse_duration_s, retention_json, retention_table
+    from orchestration.show.deletions import retention_json, retention_table
     from state_runtime.base.settings import RetentionPolicy
     from state_runtime.maintenance.retention.apply import make_retention_plan
     from state_runtime.maintenance.retention.plan import write_retention_plan
@@ -263,14 +267,15 @@ def retention_plan(
 def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Execute a plan of retention. Refused if it is stale: of another job, old, or if it would delete what is to be
     kept now."""
-    from orchestration.show.deletions import bar, exit_code_of, show_failures
+    from orchestration.show.deletions import exit_code_of, show_failures
+    from orchestration.show.progress import count_bar
     from orchestration.text import bytes_text, count_text
     from state_runtime.maintenance.retention.apply import apply_retention
     from state_runtime.maintenance.retention.plan import read_retention_plan
 
     plan = read_retention_plan(plan_file)
     job = plan.made.job
-    with bar(f"retention of {job}", "objects") as on_progress:
+    with count_bar(f"retention of {job}", "objects") as on_progress:
         done = apply_retention(
             _root(job, config), plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress
         )
@@ -304,12 +309,13 @@ def gc_plan(
 
     A job may run meanwhile. Refused if anything that is needed is missing or cannot be read: then nothing is garbage.
     """
-    from orchestration.show.deletions import bar, gc_json, gc_tables, parse_duration_s
+    from orchestration.show.deletions import gc_json, gc_tables
+    from orchestration.show.progress import count_bar
     from state_runtime.maintenance.gc.collect import plan_gc
     from state_runtime.maintenance.gc.plan import write_gc_plan
 
     spec = load_spec(config).job(job)
-    with bar(f"list {job}", "objects") as on_listed:
+    with count_bar(f"list {job}", "objects") as on_listed:
         plan = plan_gc(
             _root(job, config),
             clock=SYSTEM_CLOCK,
@@ -335,14 +341,15 @@ def gc_plan(
 @guarded
 def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Look again, and delete what is in the plan and still garbage. Safe beside a running job, and twice at once."""
-    from orchestration.show.deletions import bar, exit_code_of, show_failures
+    from orchestration.show.deletions import exit_code_of, show_failures
+    from orchestration.show.progress import count_bar
     from orchestration.text import bytes_text, count_text
     from state_runtime.maintenance.gc.collect import apply_gc
     from state_runtime.maintenance.gc.plan import read_gc_plan
 
     plan = read_gc_plan(plan_file)
     job = plan.made.job
-    with bar(f"collect {job}", "objects") as on_progress:
+    with count_bar(f"collect {job}", "objects") as on_progress:
         done = apply_gc(
             _root(job, config), plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress
         )
@@ -375,7 +382,6 @@ def pin(
     as_json: JsonOption = False,
 ) -> None:
     """Keep a snapshot until the pin is taken off: neither retention nor `delete` takes it."""
-    from orchestration.show.deletions import parse_duration_s
     from state_runtime.snapshot.pins import pin_snapshot
 
     catalog = catalog_of(load_spec(config).job(job))

@@ -43,7 +43,7 @@ def export(
     The file is there whole or not at all, whatever happens. Memory does not grow with the state.
     """
     from orchestration.commands.places import named_place
-    from orchestration.show.phases import phase_bar
+    from orchestration.show.progress import phase_bar
     from orchestration.text import bytes_text, count_text
     from state_runtime import reading
     from state_runtime.reading.export import export_state

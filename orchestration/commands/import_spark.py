@@ -73,7 +73,7 @@ def import_spark(
     processors with the same keys, time and output modes. It then goes on where the query stood: run it on the same
         input.
     """
-    from orchestration.show.phases import phase_bar
+    from orchestration.show.progress import phase_bar
     from orchestration.text import bytes_text, count_text, duration_text
     from state_runtime.importing.native import import_checkpoint
     from state_runtime.spark.session import build_session

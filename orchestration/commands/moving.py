@@ -152,7 +152,8 @@ def _carry(
     as_json: bool,
 ) -> None:
     from orchestration.show.deletions import confirm
-    from orchestration.show.moves import bytes_bar, plan_text, result_text
+    from orchestration.show.moves import plan_text, result_text
+    from orchestration.show.progress import bytes_bar
     from state_runtime.maintenance.move.execute import execute_move
     from state_runtime.maintenance.move.plan import plan_move
 
@@ -229,7 +230,8 @@ def verify(
     something could not be reached: that says nothing about the data.
     """
     from orchestration.commands.places import named_place
-    from orchestration.show.moves import bytes_bar, report_json, show_report
+    from orchestration.show.moves import report_json, show_report
+    from orchestration.show.progress import bytes_bar
     from state_runtime.maintenance.verify.places import FoundGood, verify_place
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.locate import Place

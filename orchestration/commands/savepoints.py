@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,8 @@ def savepoint(
     The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is
     copied by this process. The copy is made inside the store. A job starts from it with `run --from`.
     """
-    from orchestration.running.savepoints import Savepointer, failed, savepoint_view
+    from orchestration.running.savepoints import Savepointer, failed
+    from orchestration.show.savepoints import savepoint_view
     from orchestration.text import bytes_text
     from state_runtime.snapshot.control import ControlRequest
 
@@ -80,16 +82,13 @@ def savepoint(
         raise InvalidConfiguration("--resume takes the NAME of a savepoint, and nothing else")
     then: SavepointThen = "drain" if drain else "stop" if stop else "continue"
     spec = load_spec(config)
-    view = savepoint_view(job, as_json=as_json)
-    try:
+    with closing(savepoint_view(job, as_json=as_json)) as view:
         maker = Savepointer.of_job(spec, spec.job(job), view.show)
         made = (
             maker.resume(name)
             if resume and name is not None
             else maker.make(name, then=then, trigger=trigger.value, tags=tuple(tag or ()), note=note, wait=wait)
         )
-    finally:
-        view.close()
     if isinstance(made, ControlRequest):
         if as_json:
             print_json({"job": job, "name": made.name, "state": "REQUESTED", "request_id": made.request_id})
@@ -111,7 +110,8 @@ def savepoint(
 @guarded
 def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List a job's savepoints and those that are asked for, newest first."""
-    from orchestration.running.savepoints import savepoint_rows, savepoints_table
+    from orchestration.running.savepoints import savepoint_rows
+    from orchestration.show.savepoints import savepoints_table
 
     job_spec = job_or_only(load_spec(config), job)
     rows = savepoint_rows(catalog_of(job_spec))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from state_runtime.base.limits import GIB, MIB
-from state_runtime.base.settings import FAILED_TTL_S, JobSettings
+from state_runtime.base.settings import (
+    JOB_BOUNDS,
+    RETENTION_BOUNDS,
+    Bounds,
+    ChangelogMode,
+    JobSettings,
+    PlacementMode,
+    RetentionPolicy,
+)
 from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX
 
 __all__ = [
@@ -30,10 +37,24 @@ __all__ = [
     "Trigger",
     "UploadSpec",
     "is_cron",
+    "setting",
 ]
 
 
-_AGE_S_MAX: Final = 100 * 366 * 86_400.0
+def setting(name: str) -> Any:
+    """A field that has the default and the limits of a setting of the runtime, which states them."""
+    return _bounded(getattr(JobSettings, name), JOB_BOUNDS[name])
+
+
+def _rule(name: str) -> Any:
+    """The same of a rule of retention."""
+    return _bounded(getattr(RetentionPolicy, name), RETENTION_BOUNDS[name])
+
+
+def _bounded(default: object, bounds: Bounds) -> Any:
+    if bounds.above:
+        return Field(default=default, gt=bounds.low, le=bounds.high)
+    return Field(default=default, ge=bounds.low, le=bounds.high)
 
 
 class Strict(BaseModel):
@@ -97,10 +118,8 @@ def _on_off(value: object) -> object:
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 
-OnOff = Annotated[Literal["on", "off"], BeforeValidator(_on_off)]
-Placement = Annotated[
-    Literal["sticky", "off"], BeforeValidator(lambda value: _on_off(value) if value is False else value)
-]
+OnOff = Annotated[ChangelogMode, BeforeValidator(_on_off)]
+Placement = Annotated[PlacementMode, BeforeValidator(lambda value: _on_off(value) if value is False else value)]
 
 
 class CheckpointSpec(Strict):
@@ -114,11 +133,11 @@ class CheckpointSpec(Strict):
         freshness_s: age of the newest checkpoint at which Dagster's badge turns red.
     """
 
-    heartbeat_interval_s: float = Field(default=JobSettings.heartbeat_interval_s, ge=0.05, le=3600)
-    inline_bytes_max: int = Field(default=JobSettings.inline_bytes_max, ge=0, le=64 * MIB)
-    interval_s: float = Field(default=JobSettings.checkpoint_interval_s, ge=0, le=86_400)
-    batches: int = Field(default=JobSettings.checkpoint_batches, ge=1, le=100_000)
-    pending_bytes_max: int = Field(default=JobSettings.pending_bytes_max, ge=0, le=GIB)
+    heartbeat_interval_s: float = setting("heartbeat_interval_s")
+    inline_bytes_max: int = setting("inline_bytes_max")
+    interval_s: float = setting("checkpoint_interval_s")
+    batches: int = setting("checkpoint_batches")
+    pending_bytes_max: int = setting("pending_bytes_max")
     freshness_s: float | None = Field(default=None, ge=60, le=31 * 86_400)
 
 
@@ -132,16 +151,16 @@ class UploadSpec(Strict):
         in_flight_bytes_max: held by uploads of one executor; its tasks wait beyond it.
     """
 
-    timeout_s: float = Field(default=JobSettings.upload_timeout_s, ge=0.01, le=600)
-    attempts_max: int = Field(default=JobSettings.upload_attempts_max, ge=1, le=10)
-    in_flight_bytes_max: int = Field(default=JobSettings.upload_in_flight_bytes_max, ge=MIB, le=64 * GIB)
+    timeout_s: float = setting("upload_timeout_s")
+    attempts_max: int = setting("upload_attempts_max")
+    in_flight_bytes_max: int = setting("upload_in_flight_bytes_max")
 
 
 class LocalRecoverySpec(Strict):
     """Whether shards come back from copies on their host's disk, and what those may take of it."""
 
     enabled: bool = JobSettings.local_recovery
-    bytes_max: int = Field(default=JobSettings.local_bytes_max, ge=0, le=1 << 60)
+    bytes_max: int = setting("local_bytes_max")
 
 
 LocalRecovery = Annotated[
@@ -167,11 +186,11 @@ class MaterializationSpec(Strict):
     """
 
     by: Literal["driver", "dagster", "nobody"] = "driver"
-    interval_s: float = Field(default=JobSettings.materialize_interval_s, ge=0.1, le=31 * 86_400)
-    min_bytes: int = Field(default=JobSettings.materialize_min_bytes, ge=1, le=1 << 50)
-    ratio: float = Field(default=JobSettings.materialize_ratio, ge=0.01, le=100)
-    max_segments: int = Field(default=JobSettings.materialize_max_segments, ge=2, le=4096)
-    replay_s: float = Field(default=JobSettings.materialize_replay_s, ge=0.1, le=86_400)
+    interval_s: float = setting("materialize_interval_s")
+    min_bytes: int = setting("materialize_min_bytes")
+    ratio: float = setting("materialize_ratio")
+    max_segments: int = setting("materialize_max_segments")
+    replay_s: float = setting("materialize_replay_s")
     schedule: str = ""
     spark: SparkSpec | None = None
     timeout_s: float = Field(default=6 * 3600, ge=60, le=31 * 86_400)
@@ -244,18 +263,18 @@ class RetentionSpec(Strict):
         deleted_share_max: `retention plan` refuses to delete a larger share of the snapshots.
     """
 
-    retained_checkpoints: int = Field(default=JobSettings.retained_checkpoints, ge=0, le=1_000_000)
-    keep_last: int | None = Field(default=None, ge=1, le=1_000_000)
-    keep_within_s: float | None = Field(default=None, gt=0, le=_AGE_S_MAX)
-    keep_hourly: int | None = Field(default=None, ge=1, le=1_000_000)
-    keep_daily: int | None = Field(default=None, ge=1, le=1_000_000)
-    keep_weekly: int | None = Field(default=None, ge=1, le=1_000_000)
-    keep_monthly: int | None = Field(default=None, ge=1, le=1_000_000)
-    keep_yearly: int | None = Field(default=None, ge=1, le=1_000_000)
+    retained_checkpoints: int = setting("retained_checkpoints")
+    keep_last: int | None = _rule("keep_last")
+    keep_within_s: float | None = _rule("keep_within_s")
+    keep_hourly: int | None = _rule("keep_hourly")
+    keep_daily: int | None = _rule("keep_daily")
+    keep_weekly: int | None = _rule("keep_weekly")
+    keep_monthly: int | None = _rule("keep_monthly")
+    keep_yearly: int | None = _rule("keep_yearly")
     keep_tags: list[str] = Field(default_factory=list, max_length=100)
-    max_age_s: float | None = Field(default=None, gt=0, le=_AGE_S_MAX)
-    max_count: int | None = Field(default=None, ge=1, le=1_000_000)
-    failed_ttl_s: float = Field(default=FAILED_TTL_S, gt=0, le=_AGE_S_MAX)
+    max_age_s: float | None = _rule("max_age_s")
+    max_count: int | None = _rule("max_count")
+    failed_ttl_s: float = _rule("failed_ttl_s")
     deleted_share_max: float = Field(default=DELETED_SHARE_MAX, gt=0, le=1)
 
 

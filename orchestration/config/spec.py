@@ -39,11 +39,11 @@ from orchestration.config.sections import (
     Strict,
     Trigger,
     UploadSpec,
+    setting,
 )
 from orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound
-from state_runtime.base.limits import MAX_PARALLELISM
-from state_runtime.base.settings import JobSettings, RetentionPolicy
+from state_runtime.base.settings import Backend, Compression, JobSettings, RetentionPolicy
 from state_runtime.snapshot.locate import Place
 from state_runtime.store.options import REDACTED, StoreOptions
 
@@ -162,19 +162,19 @@ class JobSpec(Strict):
     start_from: StartFromSpec | None = None
     storage_profile: str = Field(default="", max_length=200)
     single_writer: bool = False
-    parallelism: int = Field(default=0, ge=0, le=MAX_PARALLELISM)
+    parallelism: int = setting("parallelism")
     options: dict[str, Any] = Field(default_factory=dict)
     path_options: list[str] = Field(default_factory=list)
     trigger: Trigger | None = None
     spark: SparkSpec = SparkSpec()
     local_dir: str = ""
-    backend: Literal["arrow", "rocksdb"] = "arrow"
+    backend: Backend = JobSettings.backend
     checkpoint: CheckpointSpec = CheckpointSpec()
-    changelog: OnOff = "on"
-    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    changelog: OnOff = JobSettings.changelog
+    compression: Compression = JobSettings.compression
     upload: UploadSpec = UploadSpec()
     local_recovery: LocalRecovery = LocalRecoverySpec()
-    placement: Placement = "sticky"
+    placement: Placement = JobSettings.placement
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
     retention: RetentionSpec = RetentionSpec()

@@ -92,10 +92,6 @@ class FoldHealth:
     failed_in_a_row: int = 0
     last_done_at_ms: int = 0
 
-    @property
-    def alarmed(self) -> bool:
-        return self.failed_in_a_row >= FAILURES_ALARMED
-
 
 def fold_health(catalog: Catalog, now_ms: int) -> FoldHealth:
     """Read it from the store: the one place that sees every materialization, also one whose process was killed.

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from orchestration.folding.health import FoldHealth
+from orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
 from orchestration.text import duration_text
 
-__all__ = ["FoldPlan", "FoldRun", "failed_in_a_row", "fold_run_key", "plan_fold"]
+__all__ = ["FoldDecision", "FoldRun", "decide_fold", "failed_in_a_row", "fold_run_key"]
 
 BACK_OFF_S: Final = 30.0  # after the first failure; doubled for each further one
 BACK_OFF_MAX_S: Final = 3600.0
-PAUSE_S: Final = (
-    30.0  # after a success: the driver adopts it with its next checkpoint, and until then the log looks as long
-)
+# After a success: the driver adopts it with its next checkpoint, and until then the log looks as long as before.
+PAUSE_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,20 @@ class FoldRun:
     """One Dagster run that materialized, or should have.
 
     Attributes:
-        phase: `abandoned` was created and never submitted; Dagster takes it up again when its run key is requested
-            again.
         after_record: the newest materialization when it was requested; None for one that a person or a schedule
             started.
         ended_s: when it ended, or was created if that is not known.
     """
 
     run_id: str
-    phase: Literal["waiting", "active", "succeeded", "failed", "abandoned"]
+    phase: RunPhase
     after_record: int | None = None
     attempt: int = 0
     ended_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class FoldPlan:
+class FoldDecision:
     """`attempt` is the number of the attempt to request now, None for none; `reason` says why, for the tick's log."""
 
     attempt: int | None
@@ -56,17 +54,23 @@ def fold_run_key(job: str, after_record: int, attempt: int) -> str:
 
 
 def failed_in_a_row(runs: Sequence[FoldRun]) -> int:
-    """How many of the newest runs failed; those that have not ended do not count."""
+    """How many of the newest runs failed.
+
+    Those that have not ended do not count. One that a person ended did not fold, and it did not fail either: it ends
+    the row as a success does.
+    """
     count = 0
     for run in runs:
         if run.phase == "failed":
             count += 1
-        elif run.phase == "succeeded":
+        elif run.phase in ENDED:
             break
     return count
 
 
-def plan_fold(why: str, health: FoldHealth, runs: Sequence[FoldRun], now_s: float, *, waiting: int | None) -> FoldPlan:
+def decide_fold(
+    why: str, health: FoldHealth, runs: Sequence[FoldRun], now_s: float, *, waiting: int | None
+) -> FoldDecision:
     """Decide for a job whose log should be folded.
 
     Args:
@@ -77,19 +81,19 @@ def plan_fold(why: str, health: FoldHealth, runs: Sequence[FoldRun], now_s: floa
         waiting: a materialization that the driver has yet to adopt.
     """
     for run in runs:
-        if run.phase in ("waiting", "active"):
-            return FoldPlan(None, f"run {run.run_id[:8]} is {run.phase}")
+        if run.phase in UNDER_WAY:
+            return FoldDecision(None, f"run {run.run_id[:8]} is {run.phase}")
     if health.running:
-        return FoldPlan(None, f"materialization {health.last_id} is under way")
+        return FoldDecision(None, f"materialization {health.last_id} is under way")
     if waiting is not None:
-        return FoldPlan(None, f"materialization {waiting} waits for the job's next checkpoint")
-    last = next((run for run in runs if run.phase in ("succeeded", "failed")), None)
+        return FoldDecision(None, f"materialization {waiting} waits for the job's next checkpoint")
+    last = next((run for run in runs if run.phase in ENDED), None)
     if last is not None:
         failed = failed_in_a_row(runs)
         pause_s = min(BACK_OFF_S * 2.0 ** min(failed - 1, 30), BACK_OFF_MAX_S) if failed else PAUSE_S
         wait_s = last.ended_s + pause_s - now_s
         if wait_s > 0:
             after = f"after {failed} failures" if failed else "after the last one"
-            return FoldPlan(None, f"due ({why}); {after} the next run follows in {duration_text(wait_s)}")
+            return FoldDecision(None, f"due ({why}); {after} the next run follows in {duration_text(wait_s)}")
     same = [run.attempt for run in runs if run.after_record == health.last_id and run.phase != "abandoned"]
-    return FoldPlan(1 + max(same, default=0), f"due ({why})")
+    return FoldDecision(1 + max(same, default=0), f"due ({why})")

@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
 import dagster as dg
@@ -18,6 +17,7 @@ from assets.metadata import fold_metadata
 from assets.specs import materialized_key, materialized_spec
 from orchestration.config.spec import JobSpec
 from orchestration.folding.health import FAILURES_ALARMED, FoldHealth, fold_health, fold_numbers, log_bytes_left
+from orchestration.folding.mode import FoldMode
 from orchestration.folding.plan import failed_in_a_row
 from orchestration.folding.session import fold, spark_of
 from orchestration.jobs.driver import typed_failures
@@ -26,18 +26,10 @@ from orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
 from orchestration.resources import STILLSTATE, StillstateResource
 from state_runtime.base.errors import InvalidConfiguration
 
-__all__ = ["CHECK_NAME", "FoldConfig", "FoldJobs", "FoldMode", "build_fold_jobs", "fold_evaluation"]
+__all__ = ["CHECK_NAME", "FoldConfig", "FoldJobs", "build_fold_jobs", "fold_evaluation"]
 
 CHECK_NAME: Final = "materializations_succeed"
 _STEPS_LOGGED: Final = 10
-
-
-class FoldMode(Enum):
-    """Which tables get a new base: those whose changes have grown large, none, or all."""
-
-    auto = "auto"
-    minor = "minor"
-    major = "major"
 
 
 class FoldConfig(dg.Config):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from orchestration.recovery.health import recovery_wait_s
+from orchestration.run_phases import UNDER_WAY, RunPhase
 from orchestration.text import duration_text
 
 __all__ = ["SETTLED_S", "PastRun", "RecoveryPlan", "plan_recovery"]
@@ -20,17 +21,13 @@ __all__ = ["SETTLED_S", "PastRun", "RecoveryPlan", "plan_recovery"]
 # A driver that fails for a reason in its code or its state does so within its first epochs.
 SETTLED_S: Final = 600.0
 
-RunPhase = Literal["waiting", "active", "ended", "abandoned"]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PastRun:
     """One Dagster run for the job.
 
     Attributes:
         action: start, stop or recover.
-        phase: `abandoned` is a run that was created and never submitted; Dagster takes it up again when its run key
-            is requested again, so it is neither an attempt nor in the way.
         term: the failure that a recovery run was for; None for one that a person started.
         attempt: of that failure.
         streak: which attempt in a row it was, over all terms since the row began.
@@ -80,7 +77,7 @@ def plan_recovery(
         backoff_s: wait before the second of them.
     """
     for run in runs:
-        if run.phase in ("waiting", "active"):
+        if run.phase in UNDER_WAY:
             return RecoveryPlan(None, f"run {run.run_id[:8]} ({run.action}) is {run.phase}")
     last = _last_in_row(term, progress, lived_s, runs)
     tried = 0 if last is None else last.streak

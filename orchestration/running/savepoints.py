@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
+from typing import Any, Final
 
 from orchestration.config.spec import JobSpec, Spec
 from orchestration.launchers import build_launcher
 from orchestration.recovery.health import Verdict
 from orchestration.recovery.observe import observe
-from orchestration.text import bytes_text, duration_text
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import (
     CorruptManifest,
@@ -54,28 +45,11 @@ from state_runtime.snapshot.savepoint import (
 from state_runtime.snapshot.terms import RunStatus
 from state_runtime.store import open_store
 
-__all__ = [
-    "SavepointRow",
-    "SavepointView",
-    "Savepointer",
-    "failed",
-    "savepoint_rows",
-    "savepoint_view",
-    "savepoints_table",
-]
+__all__ = ["SavepointRow", "Savepointer", "failed", "savepoint_rows"]
 
 POLL_S: Final = 0.2
 
 _RUNS: Final[frozenset[Verdict]] = frozenset({"healthy", "starting"})
-_COLOURS: Final = {
-    "COMPLETED": "green",
-    "IN_PROGRESS": "cyan",
-    "REQUESTED": "cyan",
-    "FAILED": "red",
-    "ABANDONED": "yellow",
-    "DELETING": "dim",
-    "UNREADABLE": "red",
-}
 
 
 class Savepointer:
@@ -213,71 +187,6 @@ def _refuse(request: ControlRequest, given: ControlAnswer) -> None:
         raise Unavailable(f"savepoint {request.name!r} was not made: {given.message}")
 
 
-# --- how it is shown -----------------------------------------------------------------------------------------------
-
-
-class SavepointView(Protocol):
-    """Where the progress of a savepoint is shown."""
-
-    def show(self, record: SavepointRecord) -> None:
-        """Something changed."""
-        ...
-
-    def close(self) -> None:
-        """It ended."""
-        ...
-
-
-class SavepointBar:
-    """A bar in a terminal."""
-
-    def __init__(self, console: Console, job: str) -> None:
-        self._job = job
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._bar.add_task(f"{job}: savepoint asked for", total=None)  # no total yet: the bar pulses
-        self._bar.start()
-
-    def show(self, record: SavepointRecord) -> None:
-        text = f"{self._job}: savepoint {record.name} {record.state}"
-        if record.message and record.is_open:
-            text += f" (attempt {record.attempts}: {record.message})"
-        total = record.total_bytes or None
-        self._bar.update(self._task, completed=record.copied_bytes, total=total, description=text)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class SavepointLines:
-    """A JSON line on stderr per change of state (stdout is for the result), or nothing."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._shown: tuple[str, str] | None = None
-
-    def show(self, record: SavepointRecord) -> None:
-        if self._as_json and (record.state, record.message) != self._shown:
-            self._shown = (record.state, record.message)
-            line = {"name": record.name, "state": record.state, "message": record.message}
-            print(json.dumps(line), file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
-    """The view that fits: a bar on a terminal only."""
-    console = Console(file=sys.stderr)
-    return SavepointBar(console, job) if console.is_terminal and not as_json else SavepointLines(as_json=as_json)
-
-
 @dataclass(frozen=True)
 class SavepointRow:
     """One line of `stillstate savepoints`."""
@@ -367,44 +276,6 @@ def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[Savepo
             is_over = status is None or request.term < term or status.state not in ("starting", "running")
             rows.append(SavepointRow.of_request(request, is_void=is_over, now_ms=now_ms))
     return sorted(rows, key=lambda r: r.age_s)
-
-
-def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
-    """For people."""
-    table = Table(title=f"Savepoints of {job}", title_justify="left", header_style="bold")
-    for column in ("name", "state", "snapshot>", "size>", "age>", "tags", "trigger", ""):
-        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(
-            Text(row.name),
-            Text(_state_text(row), style=_COLOURS.get(row.state, "")),
-            str(row.snapshot_id) if row.snapshot_id else "-",
-            bytes_text(row.bytes) if row.bytes else "-",
-            duration_text(row.age_s),
-            Text(", ".join(row.tags)),
-            Text(row.trigger),
-            Text(_remark(row)),
-        )
-    return table
-
-
-def _state_text(row: SavepointRow) -> str:
-    if row.state != "IN_PROGRESS" or not row.bytes:
-        return row.state
-    return f"{row.state} {100 * row.copied_bytes // row.bytes}%"
-
-
-def _remark(row: SavepointRow) -> str:
-    parts = ["drained"] if row.drained else []
-    if row.state == "IN_PROGRESS" and row.attempts > 1:
-        parts.append(f"attempt {row.attempts}")
-    if row.next_attempt_s:
-        parts.append(f"next attempt in {duration_text(row.next_attempt_s)}")
-    if row.message:
-        parts.append(row.message)
-    if row.note:
-        parts.append(row.note)
-    return "; ".join(parts)
 
 
 def _age_s(at_ms: int, now_ms: int) -> float:

@@ -15,7 +15,7 @@ from assets.metadata import DATA_VERSION_TAG, fold_materialization
 from assets.specs import materialized_key
 from orchestration.config.spec import JobSpec
 from orchestration.folding.health import FoldHealth, fold_health, log_bytes_left, new_records, why_due
-from orchestration.folding.plan import FoldRun, failed_in_a_row, fold_run_key, plan_fold
+from orchestration.folding.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
 from orchestration.jobs.materialize import fold_evaluation
 from orchestration.jobs.past_runs import past_folds
 from orchestration.jobs.tags import ACTION_TAG, AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
@@ -158,19 +158,19 @@ def _request(
     snapshot_id, why = due
     latest = catalog.latest()
     waiting = None if latest is None else adoptable(catalog.root, latest, catalog.clock, refused=set())
-    plan = plan_fold(why, health, runs, now_ms / 1000, waiting=None if waiting is None else waiting.record_id)
-    tick.notes.append(f"{job.name}: {plan.reason}")
-    if plan.attempt is None:
+    decision = decide_fold(why, health, runs, now_ms / 1000, waiting=None if waiting is None else waiting.record_id)
+    tick.notes.append(f"{job.name}: {decision.reason}")
+    if decision.attempt is None:
         return
     tick.requests.append(
         dg.RunRequest(
-            run_key=fold_run_key(job.name, health.last_id, plan.attempt),
+            run_key=fold_run_key(job.name, health.last_id, decision.attempt),
             job_name=f"materialize_{job.identifier}",
             tags={
                 MATERIALIZE_TAG: job.name,
                 ACTION_TAG: "materialize",
                 AFTER_TAG: str(health.last_id),
-                ATTEMPT_TAG: str(plan.attempt),
+                ATTEMPT_TAG: str(decision.attempt),
                 "stillstate/snapshot": str(snapshot_id),
             },
         )

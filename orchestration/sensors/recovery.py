@@ -6,66 +6,18 @@ for each job), and the op, which looks again before it acts. Underneath, terms k
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import dagster as dg
 
 from orchestration.config.spec import Spec
-from orchestration.jobs.tags import (
-    ACTION_TAG,
-    ATTEMPT_TAG,
-    JOB_TAG,
-    PROGRESS_TAG,
-    STREAK_TAG,
-    TERM_TAG,
-    recovery_run_key,
-    recovery_run_tags,
-)
+from orchestration.jobs.past_runs import past_runs
+from orchestration.jobs.tags import recovery_run_key, recovery_run_tags
 from orchestration.recovery.observe import progress_marker
-from orchestration.recovery.plan import PastRun, RunPhase, plan_recovery
+from orchestration.recovery.plan import plan_recovery
 from orchestration.resources import StillstateResource
 from state_runtime.base.errors import StillstateError
 
-__all__ = ["build_recovery_sensor", "past_runs"]
-
-# The newest decide; the rest only keeps attempt numbers of one term apart.
-RUNS_READ_MAX: Final = 100
-
-_PHASES: Final[Mapping[dg.DagsterRunStatus, RunPhase]] = {
-    dg.DagsterRunStatus.NOT_STARTED: "abandoned",
-    dg.DagsterRunStatus.QUEUED: "waiting",
-    dg.DagsterRunStatus.MANAGED: "waiting",
-    dg.DagsterRunStatus.STARTING: "active",
-    dg.DagsterRunStatus.STARTED: "active",
-    dg.DagsterRunStatus.CANCELING: "active",
-    dg.DagsterRunStatus.SUCCESS: "ended",
-    dg.DagsterRunStatus.FAILURE: "ended",
-    dg.DagsterRunStatus.CANCELED: "ended",
-}
-
-
-def past_runs(instance: dg.DagsterInstance, job: str) -> list[PastRun]:
-    """The job's newest runs, newest first."""
-    records = instance.get_run_records(dg.RunsFilter(tags={JOB_TAG: job}), limit=RUNS_READ_MAX)
-    return [_past_run(record) for record in records]
-
-
-def _past_run(record: dg.RunRecord) -> PastRun:
-    tags = record.dagster_run.tags
-    return PastRun(
-        run_id=record.dagster_run.run_id,
-        action=tags.get(ACTION_TAG, ""),
-        phase=_PHASES[record.dagster_run.status],
-        term=_number(tags.get(TERM_TAG)),
-        attempt=_number(tags.get(ATTEMPT_TAG)) or 0,
-        streak=_number(tags.get(STREAK_TAG)) or 0,
-        progress=_number(tags.get(PROGRESS_TAG)),
-        ended_s=record.end_time or record.create_timestamp.timestamp(),
-    )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+__all__ = ["build_recovery_sensor"]
 
 
 def build_recovery_sensor(jobs: Sequence[str], recover_jobs: Mapping[str, dg.JobDefinition]) -> dg.SensorDefinition:

@@ -1,35 +1,30 @@
-"""What the commands that delete show: tables with reasons and sizes, progress, results; and how they ask."""
+"""What the commands that delete show: tables with reasons and sizes, results; and how they ask."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.show.tables import new_table
 from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.maintenance.delete.snapshots import Failure, OnProgress
+from state_runtime.maintenance.delete.snapshots import Failure
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.policy import Decision
 from state_runtime.snapshot.pins import SnapshotPin
 
 __all__ = [
-    "bar",
     "confirm",
     "exit_code_of",
     "gc_json",
     "gc_tables",
-    "parse_duration_s",
     "pins_table",
     "retention_json",
     "retention_table",
@@ -38,20 +33,6 @@ __all__ = [
 
 _ROWS_MAX = 200
 _FAILURES_MAX = 20
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|m|h|d|w|y)\Z")
-
-
-def parse_duration_s(text: str) -> float:
-    """`90s`, `15min`, `6h`, `7d`, `2w`, `1y` in seconds.
-
-    Raises:
-        InvalidConfiguration: it is none of these.
-    """
-    found = _DURATION.match(text)
-    if found is None:
-        raise InvalidConfiguration(f"{text[:40]!r} is not a duration; write for example 90s, 15min, 6h, 7d, 2w or 1y")
-    return float(found.group(1)) * _UNITS[found.group(2)]
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -66,26 +47,6 @@ def confirm(question: str, *, yes: bool) -> None:
         raise InvalidConfiguration(f"{question} Nobody is there to answer: give --yes, or --dry-run to only look")
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
-
-
-@contextmanager
-def bar(what: str, unit: str) -> Iterator[OnProgress | None]:
-    """A progress bar on stderr; none where stderr is no terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        # 0 as the total: it is not known yet, and the bar pulses.
-        yield lambda done, total: progress.update(task, completed=done, total=total or None)
 
 
 def show_failures(failures: Sequence[Failure], kept: Mapping[int, Sequence[str]]) -> None:
@@ -112,9 +73,7 @@ def retention_table(plan: RetentionPlan) -> Table:
         f"{plan.made.job}: {count_text(len(plan.kept))} kept, {count_text(len(deleted))} deleted "
         f"({bytes_text(sum(d.item.bytes for d in deleted))} of state; files that others need stay)"
     )
-    table = Table(title=title, title_justify="left")
-    for name in ("", "snapshot", "of", "state", "why"):
-        table.add_column(name, justify="right" if name == "state" else "left", overflow="fold")
+    table = new_table(title, "", "snapshot", "of", "state>", "why")
     shown = plan.decisions[:_ROWS_MAX]
     for decision in shown:
         item = decision.item
@@ -156,12 +115,8 @@ def retention_json(plan: RetentionPlan) -> dict[str, Any]:
 
 def gc_tables(plan: GcPlan) -> Iterator[Table | str]:
     """What would be deleted, by kind and reason; and what stays."""
-    table = Table(
-        title=f"{plan.made.job}: {count_text(len(plan.candidates))} objects, {bytes_text(plan.bytes)} to delete",
-        title_justify="left",
-    )
-    for name in ("kind", "objects", "bytes", "why"):
-        table.add_column(name, justify="right" if name in ("objects", "bytes") else "left")
+    title = f"{plan.made.job}: {count_text(len(plan.candidates))} objects, {bytes_text(plan.bytes)} to delete"
+    table = new_table(title, "kind", "objects>", "bytes>", "why")
     groups: dict[tuple[str, str], list[int]] = {}
     for candidate in plan.candidates:
         groups.setdefault((candidate.kind, candidate.reason), []).append(candidate.bytes)
@@ -190,9 +145,8 @@ def gc_json(plan: GcPlan) -> dict[str, Any]:
 
 def pins_table(job: str, pins: Sequence[SnapshotPin], now_ms: int) -> Table:
     """Who holds which snapshot."""
-    table = Table(title=f"{job}: {len(pins)} pins", title_justify="left")
-    for name in ("snapshot", "pin", "by", "reason", "since", "until", "note"):
-        table.add_column(name, justify="right" if name == "snapshot" else "left", overflow="fold")
+    title = f"{job}: {len(pins)} pins"
+    table = new_table(title, "snapshot>", "pin", "by", "reason", "since", "until", "note")
     for pin in pins:
         until = "taken off" if not pin.expires_at_ms else time_text(pin.expires_at_ms)
         table.add_row(

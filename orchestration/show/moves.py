@@ -1,43 +1,17 @@
-"""What `copy`, `move` and `verify` show: plans, progress in bytes, results and findings."""
+"""What `copy`, `move` and `verify` show: plans, results and findings."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from orchestration.text import bytes_text, count_text, duration_text
 from state_runtime.maintenance.move.execute import MoveResult
 from state_runtime.maintenance.move.plan import MovePlan
 from state_runtime.maintenance.verify.report import VerifyReport
 
-__all__ = ["bytes_bar", "move_json", "plan_text", "report_json", "result_text", "show_report"]
+__all__ = ["move_json", "plan_text", "report_json", "result_text", "show_report"]
 
 _FINDINGS_MAX = 200
-
-
-@contextmanager
-def bytes_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar of bytes on stderr, with speed and the time that is left; none where stderr is no terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        # 0 as the total: it is not known yet, and the bar pulses.
-        yield lambda done, total: progress.update(task, completed=done, total=total or None)
 
 
 def plan_text(plan: MovePlan) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from orchestration.recovery.health import Verdict
 from orchestration.recovery.observe import Observation
+from orchestration.show.tables import new_table
 from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.manifest import Manifest, StateEntry
@@ -184,7 +185,7 @@ class StateRows:
 
 def state_table(found: StateRows) -> Table:
     """Rows of a state for people."""
-    table = _table(found.title)
+    table = new_table(found.title)
     table.show_header = True
     for column in found.columns:
         numbers = all(isinstance(row[column], int | float) for row in found.rows)
@@ -209,7 +210,9 @@ def state_csv(found: StateRows) -> str:
 
 def jobs_table(rows: list[JobRow]) -> Table:
     """All jobs, one a line."""
-    table = _table("Jobs", "job", "health", "term>", "heartbeat>", "snapshot>", "age>", "rows/s>", "state rows>", "why")
+    table = new_table(
+        "Jobs", "job", "health", "term>", "heartbeat>", "snapshot>", "age>", "rows/s>", "state rows>", "why"
+    )
     for row in rows:
         table.add_row(
             Text(row.job),
@@ -234,7 +237,7 @@ def _why(row: JobRow) -> str:
 
 def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
     """Snapshots of one job, newest first."""
-    table = _table(
+    table = new_table(
         f"Snapshots of {job}",
         "id>",
         "kind",
@@ -290,7 +293,7 @@ def manifest_parts(job: str, manifest: Manifest) -> Iterator[RenderableType]:
 
 
 def _facts(job: str, manifest: Manifest) -> Table:
-    table = _table(f"Snapshot {manifest.snapshot_id} of {job}", "", "")
+    table = new_table(f"Snapshot {manifest.snapshot_id} of {job}", "", "")
     source = manifest.source
     for name, value in (
         ("kind", manifest.kind),
@@ -316,7 +319,7 @@ def _facts(job: str, manifest: Manifest) -> Table:
 
 
 def _operators(manifest: Manifest) -> Table:
-    table = _table("Operators", "operator", "kind", "key", "state", "state kind", "time", "map key", "values")
+    table = new_table("Operators", "operator", "kind", "key", "state", "state kind", "time", "map key", "values")
     for operator in manifest.operators:
         kind = f"{operator.kind} ({operator.modes})" if operator.modes else operator.kind
         first = (Text(operator.uid), Text(kind), Text(operator.key_schema))
@@ -341,7 +344,7 @@ def _history(state: StateEntry) -> str:
 
 
 def _segments(manifest: Manifest) -> Table:
-    table = _table("Changelog segments, oldest first", "snapshot>", "rows>", "bytes>", "direct>", "path")
+    table = new_table("Changelog segments, oldest first", "snapshot>", "rows>", "bytes>", "direct>", "path")
     for segment in manifest.segments:
         table.add_row(
             str(segment.snapshot_id),
@@ -354,7 +357,7 @@ def _segments(manifest: Manifest) -> Table:
 
 
 def _layers(manifest: Manifest) -> Table:
-    table = _table("State tables, base first", "snapshots", "operator", "state", "rows>", "bytes>", "path")
+    table = new_table("State tables, base first", "snapshots", "operator", "state", "rows>", "bytes>", "path")
     for layer in manifest.layers:
         for entry in layer.tables:
             table.add_row(
@@ -369,7 +372,7 @@ def _layers(manifest: Manifest) -> Table:
 
 
 def _outputs(manifest: Manifest) -> Table:
-    table = _table("Output of this epoch", "sink", "epoch>", "files>", "rows>", "bytes>")
+    table = new_table("Output of this epoch", "sink", "epoch>", "files>", "rows>", "bytes>")
     for output in manifest.outputs:
         table.add_row(
             Text(output.sink),
@@ -382,7 +385,7 @@ def _outputs(manifest: Manifest) -> Table:
 
 
 def _progress(manifest: Manifest) -> Table:
-    table = _table("Progress", "", ">")
+    table = new_table("Progress", "", ">")
     if manifest.progress is not None:
         for name, value in manifest.progress.to_json_dict().items():
             if isinstance(value, dict):
@@ -397,16 +400,6 @@ def _progress_text(name: str, value: float) -> str:
     if name == "timestamp_ms":
         return time_text(int(value))
     return f"{value:.1f} ms" if name.endswith("_ms") else count_text(value)
-
-
-def _table(title: str, *columns: str) -> Table:
-    """A table; a column whose name ends in `>` holds numbers and is set to the right."""
-    table = Table(
-        title=title, title_justify="left", header_style="bold", show_header=any(c.strip(">") for c in columns)
-    )
-    for column in columns:
-        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    return table
 
 
 def _values(column: Any) -> list[Any]:

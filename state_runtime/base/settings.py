@@ -2,21 +2,101 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import GIB, KIB, MAX_PARALLELISM, MIB
 
-__all__ = ["FAILED_TTL_S", "JobSettings", "RetentionPolicy"]
+__all__ = [
+    "CHOICES",
+    "FAILED_TTL_S",
+    "JOB_BOUNDS",
+    "RETENTION_BOUNDS",
+    "Backend",
+    "Bounds",
+    "ChangelogMode",
+    "Compression",
+    "JobSettings",
+    "PlacementMode",
+    "RetentionPolicy",
+]
 
 FAILED_TTL_S = 7 * 86_400.0
 
-_COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly", "max_count")
-_DURATIONS = ("keep_within_s", "max_age_s", "failed_ttl_s")
-_COUNT_MAX = 10_000_000
-_SECONDS_MAX = 100 * 366 * 86_400.0
+Backend = Literal["arrow", "rocksdb"]
+ChangelogMode = Literal["on", "off"]
+Compression = Literal["lz4", "zstd", "none"]
+PlacementMode = Literal["sticky", "off"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Which numbers a setting may have: from `low` to `high`, both included.
+
+    Attributes:
+        above: `low` itself is not allowed.
+    """
+
+    low: float
+    high: float
+    above: bool = False
+
+    def hold(self, value: float) -> bool:
+        """Whether a number is inside. NaN and the infinities are not."""
+        # NaN compares as neither, so it is turned away too.
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+
+# The limits and choices of all settings. The checks below and the models of `stillstate.yaml` both take them from here.
+_COUNT: Final = Bounds(1, 10_000_000)
+_AGE_S: Final = Bounds(0, 100 * 366 * 86_400.0, above=True)
+RETENTION_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
+    {
+        "keep_last": _COUNT,
+        "keep_hourly": _COUNT,
+        "keep_daily": _COUNT,
+        "keep_weekly": _COUNT,
+        "keep_monthly": _COUNT,
+        "keep_yearly": _COUNT,
+        "max_count": _COUNT,
+        "keep_within_s": _AGE_S,
+        "max_age_s": _AGE_S,
+        "failed_ttl_s": _AGE_S,
+    }
+)
+JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
+    {
+        "parallelism": Bounds(0, MAX_PARALLELISM),
+        "heartbeat_interval_s": Bounds(0.05, 3600),
+        "inline_bytes_max": Bounds(0, 64 * MIB),
+        "materialize_min_bytes": Bounds(1, 1 << 50),
+        "materialize_ratio": Bounds(0.01, 100),
+        "materialize_max_segments": Bounds(2, 4096),
+        "runs_max": Bounds(2, 64),
+        "output_rows_per_batch": Bounds(1, 10_000_000),
+        "checkpoint_interval_s": Bounds(0, 86_400),
+        "checkpoint_batches": Bounds(1, 100_000),
+        "pending_bytes_max": Bounds(0, GIB),
+        "upload_timeout_s": Bounds(0.01, 600),
+        "upload_attempts_max": Bounds(1, 10),
+        "upload_in_flight_bytes_max": Bounds(MIB, 64 * GIB),
+        "materialize_interval_s": Bounds(0.1, 31 * 86_400),
+        "materialize_replay_s": Bounds(0.1, 86_400),
+        "local_bytes_max": Bounds(0, 1 << 60),
+        "retained_checkpoints": Bounds(0, 1_000_000),
+    }
+)
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "backend": get_args(Backend),
+        "changelog": get_args(ChangelogMode),
+        "compression": get_args(Compression),
+        "placement": get_args(PlacementMode),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -47,16 +127,15 @@ class RetentionPolicy:
     failed_ttl_s: float = FAILED_TTL_S
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name, bounds in RETENTION_BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value <= _COUNT_MAX):
+            if value is None:
+                continue
+            if bounds is _COUNT and (type(value) is not int or not bounds.hold(value)):
                 raise InvalidConfiguration(
-                    f"retention: {name} = {value!r} must be 1 … {_COUNT_MAX:,}; leave it out for none"
+                    f"retention: {name} = {value!r} must be {bounds.low:,} … {bounds.high:,}; leave it out for none"
                 )
-        for name in _DURATIONS:
-            value = getattr(self, name)
-            # `not` also turns NaN away, which compares as neither.
-            if value is not None and not (math.isfinite(value) and 0 < value <= _SECONDS_MAX):
+            if not bounds.hold(value):
                 raise InvalidConfiguration(
                     f"retention: {name} = {value!r} must be more than 0 seconds and at most 100 years; leave it out "
                     "for none"
@@ -129,9 +208,9 @@ class JobSettings:
     materialize_max_segments: int = 256
     runs_max: int = 8
     output_rows_per_batch: int = 65_536
-    backend: Literal["arrow", "rocksdb"] = "arrow"
-    changelog: Literal["on", "off"] = "on"
-    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    backend: Backend = "arrow"
+    changelog: ChangelogMode = "on"
+    compression: Compression = "lz4"
     checkpoint_interval_s: float = 0.0
     checkpoint_batches: int = 1
     pending_bytes_max: int = 16 * MIB
@@ -142,46 +221,19 @@ class JobSettings:
     materialize_replay_s: float = 10.0
     local_recovery: bool = True
     local_bytes_max: int = 64 * GIB
-    placement: Literal["sticky", "off"] = "sticky"
+    placement: PlacementMode = "sticky"
     retained_checkpoints: int = 100
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
 
     def __post_init__(self) -> None:
-        choices = {
-            "backend": ("arrow", "rocksdb"),
-            "changelog": ("on", "off"),
-            "compression": ("lz4", "zstd", "none"),
-            "placement": ("sticky", "off"),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InvalidConfiguration(
                     f"setting {name} = {getattr(self, name)!r} is not one of {', '.join(allowed)}"
                 )
-        bounds: dict[str, tuple[float, float]] = {
-            "parallelism": (0, MAX_PARALLELISM),
-            "heartbeat_interval_s": (0.05, 3600),
-            "inline_bytes_max": (0, 64 * MIB),
-            "materialize_min_bytes": (1, 1 << 50),
-            "materialize_ratio": (0.01, 100),
-            "materialize_max_segments": (2, 4096),
-            "runs_max": (2, 64),
-            "output_rows_per_batch": (1, 10_000_000),
-            "checkpoint_interval_s": (0, 86_400),
-            "checkpoint_batches": (1, 100_000),
-            "pending_bytes_max": (0, GIB),
-            "upload_timeout_s": (0.01, 600),
-            "upload_attempts_max": (1, 10),
-            "upload_in_flight_bytes_max": (MIB, 64 * GIB),
-            "materialize_interval_s": (0.1, 31 * 86_400),
-            "materialize_replay_s": (0.1, 86_400),
-            "local_bytes_max": (0, 1 << 60),
-            "retained_checkpoints": (0, 1_000_000),
-        }
-        known = {f.name for f in fields(self)}
-        for name, (low, high) in bounds.items():
+        for name, bounds in JOB_BOUNDS.items():
             value = getattr(self, name)
-            if name not in known or not low <= value <= high:
+            if not bounds.hold(value):
                 raise InvalidConfiguration(
-                    f"setting {name} = {value!r} is outside {low} … {high}; choose a value inside"
+                    f"setting {name} = {value!r} is outside {bounds.low} … {bounds.high}; choose a value inside"
                 )

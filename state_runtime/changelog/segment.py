@@ -31,6 +31,7 @@ from state_runtime.base.limits import (
     SEGMENT_PARTS_MAX,
     SOURCE_LOG_BYTES_MAX,
 )
+from state_runtime.base.settings import Compression
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 from state_runtime.state.table import check_names
 from state_runtime.store.paths import check_relative_path
@@ -48,8 +49,6 @@ __all__ = [
     "encode_part",
     "sha256",
 ]
-
-Compression = Literal["lz4", "zstd", "none"]
 
 _MAGIC = b"STSEG001"
 FOOTER_BYTES = 8 + 32 + len(_MAGIC)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import Backend
 from state_runtime.state.backend import NO_STAMP, ShardStore, Stamp
 from state_runtime.state.local import LocalShard
 from state_runtime.state.table import StateSchema
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from state_runtime.state.rocksdb import RocksShard  # an extra: it may not be installed
 
 __all__ = ["Backend", "backend_folder", "discard", "open_backend", "open_rocksdb"]
-
-Backend = Literal["arrow", "rocksdb"]
 
 
 def backend_folder(kind: str, folder: Path) -> Path:

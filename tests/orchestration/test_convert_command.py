@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
 from orchestration.commands.places import named_place
-from orchestration.show.phases import PhaseBar
+from orchestration.show.progress import PhaseBar
 from state_runtime.maintenance.convert import snapshot as convert_module
 from state_runtime.snapshot.locate import open_place
 

@@ -18,7 +18,7 @@ from job_roots import SECRET, FakeClock, JobRoot
 from orchestration.config.spec import load_spec
 from orchestration.definitions import build_definitions
 from orchestration.folding.health import FoldHealth, fold_health
-from orchestration.folding.plan import BACK_OFF_MAX_S, BACK_OFF_S, PAUSE_S, FoldRun, failed_in_a_row, plan_fold
+from orchestration.folding.plan import BACK_OFF_MAX_S, BACK_OFF_S, PAUSE_S, FoldRun, decide_fold, failed_in_a_row
 from orchestration.sensors.materialize import RECORDS_PER_TICK_MAX, read_fold_cursor
 from state_runtime.materialize.records import PIN_LIVE_MS
 
@@ -125,20 +125,20 @@ def test_the_pauses_double_and_end_at_an_hour() -> None:
     for failures, pause_s in ((1, BACK_OFF_S), (2, 2 * BACK_OFF_S), (20, BACK_OFF_MAX_S), (5000, BACK_OFF_MAX_S)):
         runs = [FoldRun(str(n), "failed", 0, n, ended_s=1000.0) for n in range(failures, 0, -1)]
         health = FoldHealth()
-        assert plan_fold("bytes", health, runs, 1000 + pause_s - 1, waiting=None).attempt is None
-        assert plan_fold("bytes", health, runs, 1000 + pause_s + 1, waiting=None).attempt == failures + 1
+        assert decide_fold("bytes", health, runs, 1000 + pause_s - 1, waiting=None).attempt is None
+        assert decide_fold("bytes", health, runs, 1000 + pause_s + 1, waiting=None).attempt == failures + 1
 
 
 def test_after_a_success_the_driver_gets_time_to_adopt_it() -> None:
     runs = [FoldRun("a", "succeeded", 0, 1, ended_s=1000.0)]
-    assert plan_fold("bytes", FoldHealth(1), runs, 1000 + PAUSE_S - 1, waiting=None).attempt is None
-    assert plan_fold("bytes", FoldHealth(1), runs, 1000 + PAUSE_S + 1, waiting=None).attempt == 1
+    assert decide_fold("bytes", FoldHealth(1), runs, 1000 + PAUSE_S - 1, waiting=None).attempt is None
+    assert decide_fold("bytes", FoldHealth(1), runs, 1000 + PAUSE_S + 1, waiting=None).attempt == 1
 
 
 def test_runs_that_were_never_submitted_are_neither_failures_nor_in_the_way() -> None:
     runs = [FoldRun("a", "abandoned", 0, 1), FoldRun("b", "failed", 0, 1), FoldRun("c", "succeeded")]
     assert failed_in_a_row(runs) == 1
-    assert plan_fold("bytes", FoldHealth(), runs, 1e9, waiting=None).attempt == 2
+    assert decide_fold("bytes", FoldHealth(), runs, 1e9, waiting=None).attempt == 2
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------

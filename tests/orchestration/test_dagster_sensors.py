@@ -13,6 +13,7 @@ import pytest
 from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot
 
+from orchestration.jobs.past_runs import past_runs
 from orchestration.sensors.progress import (
     CURSOR_VERSION,
     HISTORY_MAX,
@@ -21,7 +22,6 @@ from orchestration.sensors.progress import (
     read_cursor,
     read_progress,
 )
-from orchestration.sensors.recovery import past_runs
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.terms import RunState
@@ -369,7 +369,7 @@ def test_past_runs_are_read_newest_first(world: Callable[..., World], flights: J
     runs = past_runs(here.instance, "flights")
     assert [(run.phase, run.term, run.attempt, run.streak, run.progress) for run in runs] == [
         ("active", 1, 1, 1, 0),
-        ("ended", 1, 1, 1, 0),
+        ("failed", 1, 1, 1, 0),
     ]
 
 

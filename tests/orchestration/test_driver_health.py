@@ -83,10 +83,19 @@ def test_back_off_is_nothing_then_doubles_up_to_a_bound() -> None:
 
 
 def recovered(term: int, attempt: int, progress: int, streak: int = 1, ended_s: float = 0.0) -> PastRun:
-    return PastRun("r" * 12, "recover", "ended", term, attempt, streak, progress, ended_s)
+    return PastRun(
+        run_id="r" * 12,
+        action="recover",
+        phase="failed",
+        term=term,
+        attempt=attempt,
+        streak=streak,
+        progress=progress,
+        ended_s=ended_s,
+    )
 
 
-STARTED = PastRun("s" * 12, "start", "ended", ended_s=0.0)
+STARTED = PastRun(run_id="s" * 12, action="start", phase="succeeded", ended_s=0.0)
 
 
 def plan(
@@ -129,7 +138,7 @@ def test_progress_starts_the_count_again() -> None:
 
 def test_a_person_who_starts_or_recovers_by_hand_starts_the_count_again() -> None:
     old = [recovered(3, 3, 7, 3), recovered(3, 2, 7, 2), recovered(3, 1, 7, 1)]
-    by_hand = PastRun("h" * 12, "recover", "ended")
+    by_hand = PastRun(run_id="h" * 12, action="recover", phase="succeeded")
     assert plan(4, 7, [STARTED, *old])[0] == 1
     assert plan(4, 7, [by_hand, *old])[0] == 1
 

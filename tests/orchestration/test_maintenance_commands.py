@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from orchestration.cli import app
 from orchestration.config.spec import load_spec, to_policy, to_settings
 from orchestration.show import deletions as deletion
-from orchestration.show.deletions import parse_duration_s
+from state_runtime.base.durations import parse_duration_s
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import RetentionPolicy
 from state_runtime.snapshot.commit import Committer
@@ -199,7 +199,7 @@ def test_a_plan_that_is_none_is_refused(config: str, tmp_path: Path) -> None:
 
 
 def test_durations_are_read_as_people_write_them() -> None:
-    assert [parse_duration_s(t) for t in ("90s", "15min", "2m", "6h", "7d", "2w", "1y", "1.5h")] == [
+    assert [parse_duration_s(t) for t in ("90s", "15min", "2m", "6h", "7d", "2w", "1y", "1.5h", "0.1s")] == [
         90,
         900,
         120,
@@ -208,8 +208,9 @@ def test_durations_are_read_as_people_write_them() -> None:
         1_209_600,
         31_536_000,
         5_400,
+        0.1,
     ]
-    for wrong in ("", "5", "h", "-1d", "1 d", "1e3s", "١d"):
+    for wrong in ("", "5", "h", "-1d", "1 d", "1e3s", "١d", "1h30m", "-1.5h", "90S", "1.h", "9" * 400 + "s"):
         with pytest.raises(InvalidConfiguration):
             parse_duration_s(wrong)
 

@@ -20,7 +20,7 @@ from orchestration.config.entry_point import load_entry_point
 from orchestration.config.spec import load_spec, to_context, to_trigger
 from orchestration.definitions import build_definitions
 from orchestration.folding.health import fold_numbers
-from orchestration.folding.session import FoldBar, FoldLines, fold_view
+from orchestration.show.folds import FoldBar, FoldLines, fold_view
 from state_runtime.materialize.spark_job import MaterializationResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest

@@ -12,15 +12,8 @@ import pytest
 from job_roots import FakeClock, JobRoot
 from rich.console import Console
 
-from orchestration.running.run import (
-    JsonLines,
-    LiveLine,
-    PlainLines,
-    RestoreWatch,
-    _stop_on_signals,
-    progress_line,
-    progress_view,
-)
+from orchestration.running.run import RestoreWatch, _stop_on_signals
+from orchestration.show.runs import JsonLines, LiveLine, PlainLines, progress_line, progress_view
 from orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
 from state_runtime.base.progress import Progress
 
@@ -132,7 +125,7 @@ def test_a_restore_is_shown_step_by_step_from_this_run_s_heartbeats(flights: Job
         yield True
 
     script = heartbeats()
-    RestoreWatch(flights.catalog, view, lambda _: next(script), pid=2).follow()
+    RestoreWatch(flights.catalog, view.restoring, lambda _: next(script), pid=2).follow()
     assert view.steps == [(0, 8), (5, 8), (8, 8)]
 
 

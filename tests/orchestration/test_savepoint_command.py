@@ -11,7 +11,8 @@ from job_roots import FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
-from orchestration.running.savepoints import Savepointer, failed, savepoint_rows, savepoints_table
+from orchestration.running.savepoints import Savepointer, failed, savepoint_rows
+from orchestration.show.savepoints import savepoints_table
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.driver.savepoints import Savepoints

@@ -17,7 +17,7 @@ from orchestration.cli import app
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import load_spec
 from orchestration.launchers import Launched, LocalLauncher
-from orchestration.running.run import LiveLine, PlainLines, copy_line
+from orchestration.show.runs import LiveLine, PlainLines, copy_line
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.driver.beginning import StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress

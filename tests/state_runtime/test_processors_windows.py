@@ -19,9 +19,10 @@ from model import HashOf, examples, hash_functions
 from window_model import AGGREGATES, INPUT, KEYS, Driven, Row, WindowModel, reference, same
 
 from state_runtime import aggregates, windows
+from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.builtin.windows import plan_windows
-from state_runtime.processors.declared.windows import SessionWindow, TimeWindow, parse_duration_us
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.operator import EpochClock
 from state_runtime.state.table import entry_of_time, time_of_entry
 

@@ -32,6 +32,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.aggregate import AggregatePlan, plan_aggregates
 from state_runtime.processors.builtin.partials import Groups
@@ -53,7 +54,7 @@ from state_runtime.processors.builtin.window_state import (
     window_column,
 )
 from state_runtime.processors.declared.aggregates import Aggregate
-from state_runtime.processors.declared.windows import SessionWindow, TimeWindow, parse_duration_us
+from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
 from state_runtime.snapshot.manifest import DUE_WHEN_REMOVED, OperatorEntry, StateEntry

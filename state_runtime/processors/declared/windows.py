@@ -6,25 +6,13 @@ They are Spark's `window` and `session_window`: a window holds its start and not
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 
-__all__ = ["SessionWindow", "TimeWindow", "parse_duration_us", "session", "sliding", "tumbling"]
+__all__ = ["SessionWindow", "TimeWindow", "session", "sliding", "tumbling"]
 
-_UNITS_US = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-    "week": 604_800_000_000,
-}
-_PART = re.compile(r"\s*([+-]?)(\d{1,18})(?:\.(\d{1,6}))?\s+([a-z]+)(?!\S)", re.IGNORECASE)
-# A century: what is longer is a mistake, and times plus durations stay far from the ends of a long.
-DURATION_US_MAX = 36_525 * _UNITS_US["day"]
 # One row is in so many windows at most: each of them is a row of the output.
 WINDOWS_PER_ROW_MAX = 10_000
 
@@ -99,33 +87,3 @@ def session(gap: str) -> SessionWindow:
     if window.gap_us <= 0:
         raise InvalidPipeline(f"a session's gap {gap!r} must be longer than nothing")
     return window
-
-
-def parse_duration_us(text: str) -> int:
-    """Microseconds of a duration: weeks, days, hours, minutes, seconds (1.5 too), milliseconds, microseconds.
-
-    Raises:
-        InvalidPipeline: something else, also months and years, whose length is not fixed.
-    """
-    where = f"the duration {text!r}"
-    rest = re.sub(r"^\s*interval\s", "", text, flags=re.IGNORECASE).strip() if isinstance(text, str) else ""
-    total, at = 0, 0
-    while at < len(rest):
-        part = _PART.match(rest, at)
-        if part is None:
-            raise InvalidPipeline(f'{where} is not understood; write numbers and units, as in "1 hour 30 minutes"')
-        sign, whole, fraction, name = part.groups()
-        unit = name.lower().removesuffix("s")
-        if unit not in _UNITS_US:
-            fixed = ", ".join(f"{known}s" for known in _UNITS_US)
-            raise InvalidPipeline(f"{where} has the unit {name!r}; there are {fixed}")
-        if fraction and unit != "second":
-            raise InvalidPipeline(f"{where}: only seconds may have a fraction")
-        amount = int(whole) * _UNITS_US[unit] + int((fraction or "").ljust(6, "0"))
-        total += -amount if sign == "-" else amount
-        at = part.end()
-    if not rest:
-        raise InvalidPipeline(f'{where} is empty; write a number and a unit, as in "10 seconds"')
-    if abs(total) > DURATION_US_MAX:
-        raise InvalidPipeline(f"{where} is longer than a century")
-    return total

@@ -1,0 +1,76 @@
+"""How the progress of a fold is shown: a bar in a terminal, lines in a log file, JSON lines for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+from orchestration.show.progress import Pace, form_of, print_json_line, rich_bar
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+
+__all__ = ["FoldBar", "FoldJson", "FoldLines", "FoldView", "fold_view"]
+
+
+class FoldView(Protocol):
+    """Where the progress of a fold is shown."""
+
+    def show(self, done: int, total: int) -> None:
+        """So many pieces are done."""
+        ...
+
+    def close(self) -> None:
+        """The fold ended."""
+        ...
+
+
+class FoldBar:
+    """A bar in a terminal."""
+
+    def __init__(self, console: Console, job: str) -> None:
+        self._bar = rich_bar(console, MofNCompleteColumn(), TextColumn("ranges"), TimeElapsedColumn())
+        self._task = self._bar.add_task(f"materialize {job}", total=None)
+        self._bar.start()
+
+    def show(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class FoldLines:
+    """Lines for a log file, at most about one a second; the last one is never lost."""
+
+    def __init__(self, console: Console, job: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._console = console
+        self._job = job
+        self._pace = Pace(clock)
+
+    def show(self, done: int, total: int) -> None:
+        if self._pace.allows(at_all_events=done >= total):
+            self._console.print(f"{self._job}: {done} of {total} ranges", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class FoldJson:
+    """One JSON object per step."""
+
+    def show(self, done: int, total: int) -> None:
+        print_json_line({"done": done, "total": total})
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def fold_view(job: str, *, as_json: bool = False, console: Console | None = None) -> FoldView:
+    """The view that fits where the output goes."""
+    console = Console(file=sys.stdout) if console is None else console
+    form = form_of(console, as_json=as_json)
+    if form == "json":
+        return FoldJson()
+    return FoldBar(console, job) if form == "bar" else FoldLines(console, job)

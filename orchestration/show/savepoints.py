@@ -1,0 +1,138 @@
+"""How savepoints are shown: the progress of one that is being made, and a table of all."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final, Protocol
+
+from rich.console import Console
+from rich.progress import DownloadColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.running.savepoints import SavepointRow
+from orchestration.show.progress import form_of, print_json_line, rich_bar
+from orchestration.show.tables import new_table
+from orchestration.text import bytes_text, duration_text
+from state_runtime.snapshot.savepoint import SavepointRecord
+
+__all__ = [
+    "SavepointBar",
+    "SavepointJson",
+    "SavepointSilence",
+    "SavepointView",
+    "savepoint_view",
+    "savepoints_table",
+]
+
+_COLOURS: Final = {
+    "COMPLETED": "green",
+    "IN_PROGRESS": "cyan",
+    "REQUESTED": "cyan",
+    "FAILED": "red",
+    "ABANDONED": "yellow",
+    "DELETING": "dim",
+    "UNREADABLE": "red",
+}
+
+
+class SavepointView(Protocol):
+    """Where the progress of a savepoint is shown."""
+
+    def show(self, record: SavepointRecord) -> None:
+        """Something changed."""
+        ...
+
+    def close(self) -> None:
+        """It ended."""
+        ...
+
+
+class SavepointBar:
+    """A bar in a terminal."""
+
+    def __init__(self, console: Console, job: str) -> None:
+        self._job = job
+        self._bar = rich_bar(console, DownloadColumn(binary_units=True), TimeElapsedColumn(), transient=True)
+        self._task = self._bar.add_task(f"{job}: savepoint asked for", total=None)
+        self._bar.start()
+
+    def show(self, record: SavepointRecord) -> None:
+        text = f"{self._job}: savepoint {record.name} {record.state}"
+        if record.message and record.is_open:
+            text += f" (attempt {record.attempts}: {record.message})"
+        total = record.total_bytes or None
+        self._bar.update(self._task, completed=record.copied_bytes, total=total, description=text)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class SavepointJson:
+    """One JSON object per change of state."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[str, str] | None = None
+
+    def show(self, record: SavepointRecord) -> None:
+        if (record.state, record.message) != self._shown:
+            self._shown = (record.state, record.message)
+            print_json_line({"name": record.name, "state": record.state, "message": record.message})
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class SavepointSilence:
+    """Shows nothing: a log file gets the result only."""
+
+    def show(self, record: SavepointRecord) -> None:
+        """The result says it."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
+    """The view that fits where stderr goes."""
+    console = Console(file=sys.stderr)
+    form = form_of(console, as_json=as_json)
+    if form == "json":
+        return SavepointJson()
+    return SavepointBar(console, job) if form == "bar" else SavepointSilence()
+
+
+def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
+    """Savepoints of one job and requests for them, one a line."""
+    table = new_table(f"Savepoints of {job}", "name", "state", "snapshot>", "size>", "age>", "tags", "trigger", "")
+    for row in rows:
+        table.add_row(
+            Text(row.name),
+            Text(_state_text(row), style=_COLOURS.get(row.state, "")),
+            str(row.snapshot_id) if row.snapshot_id else "-",
+            bytes_text(row.bytes) if row.bytes else "-",
+            duration_text(row.age_s),
+            Text(", ".join(row.tags)),
+            Text(row.trigger),
+            Text(_remark(row)),
+        )
+    return table
+
+
+def _state_text(row: SavepointRow) -> str:
+    if row.state != "IN_PROGRESS" or not row.bytes:
+        return row.state
+    return f"{row.state} {100 * row.copied_bytes // row.bytes}%"
+
+
+def _remark(row: SavepointRow) -> str:
+    parts = ["drained"] if row.drained else []
+    if row.state == "IN_PROGRESS" and row.attempts > 1:
+        parts.append(f"attempt {row.attempts}")
+    if row.next_attempt_s:
+        parts.append(f"next attempt in {duration_text(row.next_attempt_s)}")
+    if row.message:
+        parts.append(row.message)
+    if row.note:
+        parts.append(row.note)
+    return "; ".join(parts)
