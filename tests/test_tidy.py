@@ -209,6 +209,7 @@ PURE_ROOMS = {
 }
 PURE_FILES = {
     "state_runtime/base/errors.py",
+    "state_runtime/base/fields.py",
     "state_runtime/base/limits.py",
     "state_runtime/base/progress.py",
     "state_runtime/base/settings.py",

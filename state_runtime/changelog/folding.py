@@ -75,6 +75,6 @@ def _fold(run: _Run, compression: Compression) -> tuple[PartEntry, bytes]:
     else:
         batches = [decode_part(body, part, _WHERE) for part, body in reversed(run)]
         batch = fold(batches, StateSchema.of(batches[0].schema), drop_deleted=False)
-        body = encode_part(batch, compression)
+        body = encode_part(batch, compression).to_pybytes()
         rows, raw_bytes = batch.num_rows, batch.nbytes
     return replace(first, offset=0, length=len(body), digest=sha256(body), rows=rows, raw_bytes=raw_bytes), body

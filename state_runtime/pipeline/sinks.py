@@ -119,7 +119,7 @@ class _Staging:
         name = f"{self._name}-{len(self._files):03d}.parquet"
         staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
         final = f"{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
-        self._spec.store().put(staged, body.to_pybytes())
+        self._spec.store().put(staged, body)
         self._files.append(StagedFile(staged, final, body.size, self._rows))
         self._buffer, self._writer, self._rows = None, None, 0
 

@@ -23,7 +23,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +32,7 @@ import pyarrow as pa
 import xxhash
 
 from state_runtime.base.clock import Clock
+from state_runtime.base.fields import fields_of
 from state_runtime.base.limits import MIB
 from state_runtime.state.backend import (
     NO_STAMP,
@@ -471,7 +472,7 @@ class LocalShard:
         return body, parse_description(body, version)
 
     def _write_version(self, described: Version) -> None:
-        self._write_description(described.version, json.dumps({"format": _FORMAT, **asdict(described)}).encode())
+        self._write_description(described.version, _described(described).encode())
 
     def _write_description(self, version: str, body: bytes) -> None:
         body = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
@@ -569,7 +570,11 @@ def describe_whole(version: str, runs: Mapping[str, tuple[pa.Buffer, int]]) -> t
         file = RunFile(f"{version}-{number}.arrow", rows, body.size, digest, check=check)
         layouts[state] = add_run(Layout(), file)
         files.append(LocalFile(file.file, file.bytes, file.digest, Path(file.file)))
-    return tuple(files), json.dumps({"format": _FORMAT, **asdict(Version(version, "", layouts))})
+    return tuple(files), _described(Version(version, "", layouts))
+
+
+def _described(version: Version) -> str:
+    return json.dumps({"format": _FORMAT, **fields_of(version)}, default=fields_of)
 
 
 def encode_run(batch: pa.RecordBatch, schema: StateSchema) -> pa.Buffer:

@@ -36,7 +36,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from rocksdict import (
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import check
+from state_runtime.base.fields import fields_of
 from state_runtime.state.backend import (
     NO_STAMP,
     Adopted,
@@ -390,7 +391,7 @@ class RocksShard:
         """Describe a closed database, and give it the name under which it is found; the rename is atomic."""
         config = _read_no_follow(scratch / "db" / _CONFIG, _DESCRIPTION_BYTES_MAX).decode()
         described = replace(described, config=config, files=_describe_files(scratch / "db", base, described.files))
-        body = json.dumps({"format": _FORMAT, **asdict(described)}).encode()
+        body = json.dumps({"format": _FORMAT, **fields_of(described)}, default=fields_of).encode()
         body = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
         _write_private(scratch / _DESCRIPTION, body)
         os.rename(scratch, self._folder / f"{described.version}.rocksdb")
