@@ -11,7 +11,7 @@ import base64
 import binascii
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -110,7 +110,7 @@ class Bottom:
         shards = self._listing.of_operator(self._entry.uid, low, high)
         return [WantedObject(f.path, f.bytes, f.digest) for s in shards for f in s.files if f.path]
 
-    def check(self, states: Mapping[str, StateVersions]) -> None:
+    def check(self, states: Collection[str]) -> None:
         """Whoever does not know a state that is listed must have dropped it.
 
         Raises:
