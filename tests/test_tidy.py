@@ -218,6 +218,7 @@ PURE_FILES = {
     "state_runtime/changelog/versions.py",
     "state_runtime/maintenance/layout.py",
     "state_runtime/maintenance/retention/policy.py",
+    "state_runtime/materialize/grid.py",
     "state_runtime/materialize/plan.py",
     "state_runtime/pipeline/compatibility.py",
     "state_runtime/placement/assignment.py",

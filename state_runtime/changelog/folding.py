@@ -36,7 +36,7 @@ def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4
     """The same changes, with consecutive inline parts of one operator, state and shard folded to one.
 
     Tombstones and clear markers stay: they hide what is older than all of these. A part that is alone is passed on as
-        it is.
+    it is, with the digest that its task took.
 
     Args:
         changes: in order of age, of one run (shards do not change within it).

@@ -1,8 +1,9 @@
 """The changelog segment: one immutable object with the state changes of one epoch; the format, pure.
 
     magic "STSEG001"
-    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; zstd'd lines of a
-    source's log index                         zstd'd JSON, see `SegmentIndex`
+    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; lines of a source's
+                                  log, compressed by zstd
+    index                         JSON, compressed by zstd; see `SegmentIndex`
     footer: index bytes (u64, big endian), SHA-256 of the index as stored, magic
 
 A *part* is what one attempt of one task changed in one state: sorted by key hash, each key once, tombstones included.
@@ -88,8 +89,7 @@ class SegmentIndex:
     """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log.
 
     `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and
-        overlapping range
-    are in it, the later hides the earlier.
+    overlapping range are in it, the later hides the earlier.
     """
 
     job_uid: str

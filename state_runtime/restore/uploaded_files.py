@@ -1,8 +1,8 @@
-"""What lies below all segments and tables where the changelog is off: files of shards, read as the state of any hash
-range.
+"""Files of shards that tasks uploaded because the changelog is off, read as the state of any hash range.
 
-Arrow runs are mapped and sliced. Of RocksDB the database is laid down in a scratch folder and scanned; where shape and
-backend match, nobody comes here: the files become a local version as they are (`install_shard`).
+They lie below all segments and tables. `snapshot/shard_files.py` is the listing that names them. Arrow runs are mapped
+and sliced; a RocksDB database is laid down in a scratch folder and scanned. A restore of the same shape and backend
+needs neither: there the files become a local version as they are (`install_shard`).
 """
 
 from __future__ import annotations
