@@ -79,7 +79,7 @@ def _operator(uid: str) -> OperatorEntry:
 def _changes(plan: ManifestSize) -> list[TaskChanges]:
     """One small change of every operator and shard."""
     batch = pa.record_batch({"key": [1], "n": [1], "total": [1]})
-    body = encode_part(batch)
+    body = encode_part(batch).to_pybytes()
     digest, width = sha256(body), HASHES // plan.shards
     return [
         TaskChanges(

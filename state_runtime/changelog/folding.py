@@ -36,7 +36,7 @@ def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4
     """The same changes, with consecutive inline parts of one operator, state and shard folded to one.
 
     Tombstones and clear markers stay: they hide what is older than all of these. A part that is alone is passed on as
-        it is.
+    it is, with the digest that its task took.
 
     Args:
         changes: in order of age, of one run (shards do not change within it).
@@ -75,6 +75,6 @@ def _fold(run: _Run, compression: Compression) -> tuple[PartEntry, bytes]:
     else:
         batches = [decode_part(body, part, _WHERE) for part, body in reversed(run)]
         batch = fold(batches, StateSchema.of(batches[0].schema), drop_deleted=False)
-        body = encode_part(batch, compression)
+        body = encode_part(batch, compression).to_pybytes()
         rows, raw_bytes = batch.num_rows, batch.nbytes
     return replace(first, offset=0, length=len(body), digest=sha256(body), rows=rows, raw_bytes=raw_bytes), body

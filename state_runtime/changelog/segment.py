@@ -1,8 +1,9 @@
 """The changelog segment: one immutable object with the state changes of one epoch; the format, pure.
 
     magic "STSEG001"
-    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; zstd'd lines of a
-    source's log index                         zstd'd JSON, see `SegmentIndex`
+    part, part, …                 Arrow IPC streams (lz4, zstd or plain buffers) of state batches; lines of a source's
+                                  log, compressed by zstd
+    index                         JSON, compressed by zstd; see `SegmentIndex`
     footer: index bytes (u64, big endian), SHA-256 of the index as stored, magic
 
 A *part* is what one attempt of one task changed in one state: sorted by key hash, each key once, tombstones included.
@@ -24,6 +25,7 @@ from typing import Literal
 import pyarrow as pa
 
 from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.fields import fields_of
 from state_runtime.base.limits import (
     KIB,
     PART_BYTES_MAX,
@@ -87,8 +89,7 @@ class SegmentIndex:
     """What a segment holds; `job_uid` and `snapshot_id` tie it to its place in the log.
 
     `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and
-        overlapping range
-    are in it, the later hides the earlier.
+    overlapping range are in it, the later hides the earlier.
     """
 
     job_uid: str
@@ -101,14 +102,13 @@ def sha256(data: bytes | pa.Buffer | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def encode_part(batch: pa.RecordBatch, compression: Compression = "lz4") -> bytes:
+def encode_part(batch: pa.RecordBatch, compression: Compression = "lz4") -> pa.Buffer:
     """A state batch as an Arrow IPC stream; readers see from the stream how its buffers are compressed."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    body: bytes = sink.getvalue().to_pybytes()
-    return body
+    return sink.getvalue()
 
 
 def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.RecordBatch:
@@ -201,7 +201,9 @@ def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, 
     """Pack parts into one object.
 
     Args:
-        index: entries with an empty `path` are inline, in the order of `inline`; their offsets are filled in here.
+        index: entries with an empty `path` are inline, in the order of `inline`; their offsets are filled in here. The
+            digest that the task took of a part stays, so that a part which was altered on its way here is found by
+            whoever reads it; it is not hashed again.
         inline: the bytes of the inline parts.
 
     Returns:
@@ -213,12 +215,12 @@ def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, 
     for part in index.parts:
         if not part.path:
             body = next(bodies)
-            part = dataclasses.replace(part, offset=offset, length=len(body), digest=sha256(body))
+            digest = part.digest if part.digest and part.length == len(body) else sha256(body)
+            part = dataclasses.replace(part, offset=offset, length=len(body), digest=digest)
             offset += len(body)
         parts.append(part)
-    plain = json.dumps(
-        dataclasses.asdict(dataclasses.replace(index, parts=tuple(parts))), separators=(",", ":")
-    ).encode()
+    packed = dataclasses.replace(index, parts=tuple(parts))
+    plain = json.dumps(packed, default=fields_of, separators=(",", ":")).encode()
     stored: bytes = len(plain).to_bytes(8, "big") + pa.compress(plain, codec="zstd", asbytes=True)
     footer = len(stored).to_bytes(8, "big") + hashlib.sha256(stored).digest() + _MAGIC
     return b"".join([_MAGIC, *inline, stored, footer]), len(stored) + FOOTER_BYTES

@@ -84,8 +84,9 @@ def begin_task_changes(
     """
     parts, bodies = _encode(operator, hash_range, changes, settings.compression)
     if sum(map(len, bodies)) <= settings.inline_bytes_max:
-        return PendingChanges(parts, bodies)
-    upload = uploader.begin(root(), lambda: _direct_path(term, operator, ids), b"".join(bodies))
+        return PendingChanges(parts, tuple(body.to_pybytes() for body in bodies))
+    whole = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+    upload = uploader.begin(root(), lambda: _direct_path(term, operator, ids), whole)
     return PendingChanges(parts, tuple(b"" for _ in parts), upload)
 
 
@@ -95,10 +96,10 @@ def _direct_path(term: int, operator: str, ids: Ids) -> str:
 
 def _encode(
     operator: str, hash_range: tuple[int, int], changes: Mapping[str, pa.RecordBatch], compression: Compression
-) -> tuple[tuple[PartEntry, ...], tuple[bytes, ...]]:
+) -> tuple[tuple[PartEntry, ...], tuple[pa.Buffer, ...]]:
     """One part per state with changes, one behind the other; none has a path yet."""
     parts: list[PartEntry] = []
-    bodies: list[bytes] = []
+    bodies: list[pa.Buffer] = []
     offset = 0
     for state, batch in changes.items():
         if not batch.num_rows:

@@ -8,7 +8,8 @@ driver adopts it, `run` goes from one end to the other, `background` is the driv
 from __future__ import annotations
 
 from state_runtime.materialize.background import BackgroundMaterializer
-from state_runtime.materialize.plan import FoldSizes, Mode, due
+from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.plan import Mode, due
 from state_runtime.materialize.records import Protected, Record, apply, fits, protected
 from state_runtime.materialize.run import materialize
 

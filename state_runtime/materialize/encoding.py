@@ -21,7 +21,7 @@ _ROW_GROUP_ROWS = 131_072  # a shard of a higher parallelism reads few row group
 _SPLIT = {"INT32", "INT64", "FLOAT", "DOUBLE"}  # Parquet's physical types
 
 
-def encode_table(batch: pa.RecordBatch) -> bytes:
+def encode_table(batch: pa.RecordBatch) -> pa.Buffer:
     """A state table as the bytes of a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -32,7 +32,7 @@ def encode_table(batch: pa.RecordBatch) -> bytes:
         use_dictionary=False,
         **_options(batch.schema),
     )
-    return bytes(sink.getvalue().to_pybytes())
+    return sink.getvalue()
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:

@@ -6,32 +6,28 @@ files that nothing names, never damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from state_runtime.base import faults
-from state_runtime.base.errors import MissingFile
 from state_runtime.base.ids import Ids
-from state_runtime.base.limits import KIB, MIB
-from state_runtime.changelog.reader import read_index, read_source_log, read_table
-from state_runtime.changelog.segment import decode_part, sha256
+from state_runtime.changelog.reader import read_table
+from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.materialize.encoding import encode_table
-from state_runtime.materialize.plan import Cell, FoldPlan, FoldSizes, LogPart, StoredTable, Unit
+from state_runtime.materialize.grid import Cell, FoldSizes
+from state_runtime.materialize.log import read_parts
+from state_runtime.materialize.plan import FoldPlan, Unit
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
-from state_runtime.snapshot.manifest import FileEntry, Manifest, OperatorEntry, TableEntry
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, TableEntry
 from state_runtime.snapshot.paths import safe_name
-from state_runtime.state.table import StateSchema, concat, slice_hash_range
+from state_runtime.state.table import concat, slice_hash_range
 from state_runtime.store import Store
 
-__all__ = ["FoldContext", "Folded", "fold_source_logs", "fold_unit", "read_log", "table_name"]
-
-_GAP_BYTES = 64 * KIB  # parts of one object this near to each other are read by one request
-_CHUNK_BYTES = 32 * MIB  # decoded bytes of the log that are fetched at once
-_READERS = 4  # requests at a time
+__all__ = ["FoldContext", "Folded", "fold_unit", "table_name"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +52,15 @@ class FoldContext:
     @staticmethod
     def of(manifest: Manifest, plan: FoldPlan, writer: str, sizes: FoldSizes) -> FoldContext:
         now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
+        files = replace(manifest, segments=(), layers=(), outputs=()) if manifest.shards is not None else None
         return FoldContext(
-            manifest.snapshot_id,
-            writer,
-            manifest.operators,
-            now_ms,
-            plan.mode == "auto",
-            sizes,
-            replace(manifest, segments=(), layers=(), outputs=()) if manifest.shards is not None else None,
+            snapshot_id=manifest.snapshot_id,
+            writer=writer,
+            operators=manifest.operators,
+            now_ms=now_ms,
+            decide=plan.mode == "auto",
+            sizes=sizes,
+            files=files,
         )
 
 
@@ -100,23 +97,6 @@ def table_name(snapshot_id: int, writer: str, unique: str) -> str:
     return f"{snapshot_id:020d}-{writer}-{unique}.parquet"
 
 
-def read_log(root: Store, manifest: Manifest) -> list[LogPart]:
-    """All state parts of a snapshot's segments, newest first; the indexes are read some at a time.
-
-    Raises:
-        MissingFile, CorruptSegment, StoreUnavailable: see `read_index`.
-    """
-    newest_first = list(reversed(manifest.state_segments))
-    with ThreadPoolExecutor(_READERS, "stillstate-fold") as pool:
-        indexes = list(pool.map(lambda segment: read_index(root, segment, manifest.job_uids), newest_first))
-    return [
-        LogPart(segment.path, part, segment.snapshot_id)
-        for segment, index in zip(newest_first, indexes, strict=True)
-        for part in reversed(index.parts)
-        if part.kind == "state"
-    ]
-
-
 def fold_unit(
     root: Store,
     unit: Unit,
@@ -129,8 +109,8 @@ def fold_unit(
     """Fold one unit cell by cell. In memory: the unit's log, folded where it is large, and one cell's tables.
 
     A new base leaves out what nobody can see any more: tombstones, clear markers, and rows whose TTL has run out by the
-        snapshot's
-    batch time. A delta keeps them, because they hide rows below. Rows of older columns are brought to the newest.
+    snapshot's batch time. A delta keeps them, because they hide rows below. Rows of older columns are brought to the
+    newest.
 
     Args:
         bottom: reads what lies below all tables (files of shards), if there is such a thing: (operator, state, low,
@@ -145,7 +125,15 @@ def fold_unit(
     state = next(s for s in operator.states if s.name == unit.state)
     if bottom is None and context.files is not None:
         bottom = _bottom(root, context.files)
-    work = _Work(root, unit, context, StateVersions(operator, state), ids, bottom, into or root)
+    work = _Work(
+        root=root,
+        unit=unit,
+        context=context,
+        versions=StateVersions(operator, state),
+        ids=ids,
+        bottom=bottom,
+        into=into or root,
+    )
     total = Folded(read_bytes=sum(p.part.length for p in unit.log))
     log = work.log()
     for cell in unit.cells:
@@ -191,36 +179,18 @@ class _Work:
         log: list[pa.RecordBatch] = []
         unfolded = self.context.sizes.unfolded_bytes
         bytes_max = unfolded
-        with ThreadPoolExecutor(_READERS, "stillstate-fold") as pool:
-            for chunk in _chunks(self.unit.log):
-                log += [
-                    self.versions.read(self._slice(batch), piece.snapshot_id, piece.path)
-                    for piece, batch in zip(chunk, self._fetch(chunk, pool), strict=True)
-                ]
-                if sum(batch.nbytes for batch in log) > bytes_max:
-                    log = [self.versions.fold(log, drop_deleted=False)]
-                    bytes_max = log[0].nbytes + unfolded
+        for parts, batches in read_parts(self.root, self.unit.log):
+            log += [
+                self.versions.read(self._slice(batch), part.snapshot_id, part.path)
+                for part, batch in zip(parts, batches, strict=True)
+            ]
+            if sum(batch.nbytes for batch in log) > bytes_max:
+                log = [self.versions.fold(log, drop_deleted=False)]
+                bytes_max = log[0].nbytes + unfolded
         return log
 
     def _slice(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return slice_hash_range(batch, self.unit.low, self.unit.high)
-
-    def _fetch(self, chunk: Sequence[LogPart], pool: ThreadPoolExecutor) -> list[pa.RecordBatch]:
-        """The batches of parts; parts that lie near to each other in one object come by one request."""
-        spans = _spans(chunk)
-        bodies = list(pool.map(lambda span: _read_range(self.root, *span[:3]), spans))
-        where = {
-            id(piece): (body, start)
-            for (_, start, _, pieces), body in zip(spans, bodies, strict=True)
-            for piece in pieces
-        }
-        batches = []
-        for piece in chunk:
-            body, start = where[id(piece)]
-            at = piece.part.offset - start
-            batch = decode_part(body[at : at + piece.part.length], piece.part, piece.path)
-            batches.append(StateSchema.of(batch.schema).check_batch(batch, piece.path))
-        return batches
 
     def cell(self, cell: Cell, log: Sequence[pa.RecordBatch]) -> Folded:
         """A new base, a delta, or nothing.
@@ -304,100 +274,13 @@ class _Work:
         self.into.put(path, body)
         faults.reach("fold-table-written")
         return TableEntry(
-            path,
-            len(body),
-            sha256(body),
-            batch.num_rows,
-            unit.operator,
-            unit.state,
-            cell.low,
-            cell.high,
-            self.context.snapshot_id,
+            path=path,
+            bytes=len(body),
+            digest=sha256(body),
+            rows=batch.num_rows,
+            operator=unit.operator,
+            state=unit.state,
+            hash_low=cell.low,
+            hash_high=cell.high,
+            last_snapshot_id=self.context.snapshot_id,
         )
-
-
-def _chunks(log: Sequence[LogPart]) -> Iterator[list[LogPart]]:
-    chunk: list[LogPart] = []
-    size = 0
-    for piece in log:
-        if chunk and size + piece.part.raw_bytes > _CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(piece)
-        size += piece.part.raw_bytes
-    if chunk:
-        yield chunk
-
-
-_Span = tuple[str, int, int, list[LogPart]]
-
-
-def _spans(chunk: Sequence[LogPart]) -> list[_Span]:
-    """Range reads (path, offset, length) that bring all parts, and which parts each brings."""
-    spans: list[_Span] = []
-    for piece in sorted(chunk, key=lambda p: (p.path, p.part.offset)):
-        offset, length = piece.part.offset, piece.part.length
-        if spans:
-            path, start, size, pieces = spans[-1]
-            if path == piece.path and offset <= start + size + _GAP_BYTES:
-                pieces.append(piece)
-                spans[-1] = (path, start, max(size, offset + length - start), pieces)
-                continue
-        spans.append((piece.path, offset, length, [piece]))
-    return spans
-
-
-def _read_range(root: Store, path: str, offset: int, length: int) -> bytes:
-    try:
-        return root.read_range(path, offset, length)
-    except FileNotFoundError as error:
-        raise MissingFile(
-            f"{path} is missing in {root.url} although a manifest names it. "
-            "Restore the file from a copy of the job root, or start from an older snapshot"
-        ) from error
-
-
-# --- logs of seen files ------------------------------------------------------------------------------------------
-
-
-def fold_source_logs(
-    root: Store, manifest: Manifest, writer: str, *, everything: bool, into: Store | None = None
-) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
-    """The log's new lines as files, and the paths of older ones that they take in.
-
-    A file that is not larger than what comes after it is taken in, so there are few, and a line is rewritten few times.
-
-    Args:
-        everything: take in all of them.
-        into: where they are written; None is the root itself.
-    """
-    if manifest.source is None:
-        return (), ()
-    written: list[FileEntry] = []
-    removed: list[str] = []
-    for source in manifest.source.logs:
-        new = read_source_log(root, replace(manifest, layers=()), source)
-        suffix = f"/source-{source}.log"
-        stored = [(n, f) for n, x in enumerate(manifest.layers) for f in x.source_logs if f.path.endswith(suffix)]
-        size = sum(len(line.encode()) + 1 for line in new)
-        kept = len(stored)
-        while kept and (everything or (new and stored[kept - 1][1].bytes <= size)):
-            kept -= 1
-            size += stored[kept][1].bytes
-        taken = [file for _, file in stored[kept:]]
-        if not new and len(taken) < 2:
-            continue
-        folded = read_source_log(root, _only(manifest, taken), source)
-        body = "\n".join([*folded, *new]).encode()
-        path = f"tables/_sources/{manifest.snapshot_id:020d}-{writer}/source-{source}.log"
-        (into or root).put(path, body)
-        written.append(FileEntry(path, len(body), sha256(body)))
-        removed += [file.path for file in taken]
-    return tuple(written), tuple(removed)
-
-
-def _only(manifest: Manifest, files: Sequence[FileEntry]) -> Manifest:
-    """The manifest with no log, and only these files of its layers."""
-    chosen = set(files)
-    layers = (replace(x, source_logs=tuple(f for f in x.source_logs if f in chosen)) for x in manifest.layers)
-    return replace(manifest, segments=(), layers=tuple(layers))

@@ -11,9 +11,12 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
-from state_runtime.materialize.fold import FoldContext, Folded, fold_source_logs, fold_unit, read_log
-from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, make_plan
+from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
+from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.log import read_log
+from state_runtime.materialize.plan import FoldPlan, Mode, make_plan
 from state_runtime.materialize.records import Pin, Record, beat, check_awake, claim, view_of, write_record
+from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store
 

@@ -17,7 +17,8 @@ from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.materialize.background import adoptable, other_at_work
 from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
-from state_runtime.materialize.plan import FoldPlan, FoldSizes, Mode, Unit
+from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.plan import FoldPlan, Mode, Unit
 from state_runtime.materialize.run import Reached, materialize
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.spark.tasks import SparkSession, run_in_tasks

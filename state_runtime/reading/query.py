@@ -1,9 +1,5 @@
 """Looking into state: one key, or a filtered table, of any snapshot, without the job and without Spark.
 
-A key's place in the state is its hash, so one key costs the manifest, and newest first the index of a segment and the
-one part of it that holds the hash, until the key is found; then the state tables. A table is read one hash range after
-the other, as the stored files are cut, so that a limited read of a large state ends early.
-
 Rows whose TTL had run out by the snapshot's batch time are not shown, whether or not they are still stored.
 
 Nothing is locked and nothing is written; a snapshot is immutable, so the job may run meanwhile.
@@ -11,45 +7,25 @@ Nothing is locked and nothing is written; a snapshot is immutable, so the job ma
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from state_runtime.base.errors import (
-    CorruptManifest,
-    CorruptSegment,
-    InvalidConfiguration,
-    InvalidData,
-    MissingSnapshot,
-)
-from state_runtime.changelog.reader import fetch_part, read_index, read_table
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, MissingSnapshot
 from state_runtime.changelog.versions import StateVersions
+from state_runtime.reading.given import GivenValues, listed
+from state_runtime.reading.lookup import StateLookup, repeated
 from state_runtime.reading.shown import ShownColumns
-from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
-from state_runtime.state.ddl import DdlColumn, parse_value
-from state_runtime.state.keyhash import hash_key
-from state_runtime.state.table import (
-    CLEAR_MARKER,
-    HASH_MAX,
-    StateSchema,
-    concat,
-    entries_of,
-    hashes_of,
-    same_keys,
-    slice_hash_range,
-)
+from state_runtime.state.ddl import DdlColumn
+from state_runtime.state.table import HASH_MAX, same_keys
 from state_runtime.store import Store, open_store
 
 __all__ = ["StateView", "open_state", "query_state"]
-
-# A scan goes from one stored file's lower bound to the next; more steps than this only cost.
-_RANGES_MAX = 1024
 
 
 def query_state(
@@ -102,7 +78,7 @@ def open_state(
     entry = found.state(state)
     if entry is None:
         raise InvalidConfiguration(
-            f"{where}: operator {found.uid!r} has no state {state!r}; it has: {_listed(s.name for s in found.states)}"
+            f"{where}: operator {found.uid!r} has no state {state!r}; it has: {listed(s.name for s in found.states)}"
         )
     view = StateView(catalog.root, manifest, found, entry)
     try:
@@ -163,7 +139,7 @@ class StateView:
         Raises:
             InvalidConfiguration: another column, or one twice. InvalidData: a value that its type cannot have.
         """
-        return self._parse(texts, "key column", {c.name: c for c in self.keys})
+        return self._given.parsed(texts, "key column", {c.name: c for c in self.keys})
 
     def parse_entry(self, texts: Sequence[str]) -> dict[str, Any]:
         """A map's key for `read` from texts, as `parse_key` reads them.
@@ -172,11 +148,11 @@ class StateView:
             InvalidConfiguration, InvalidData: as `parse_key`; also for a state that is no map.
         """
         self._check_map()
-        return self._parse(texts, "map key column", {c.name: c for c in self.entries})
+        return self._given.parsed(texts, "map key column", {c.name: c for c in self.entries})
 
     def parse_where(self, texts: Sequence[str]) -> dict[str, Any]:
         """Conditions for `read` from texts, as `parse_key` reads them, on any column."""
-        return self._parse(texts, "column", self.shown.by_name)
+        return self._given.parsed(texts, "column", self.shown.by_name)
 
     def read(
         self,
@@ -220,8 +196,9 @@ class StateView:
             raise InvalidConfiguration(
                 f"{self._name} is no map (it is {self.state.kind}), so it has no entries to name"
             )
-        wanted_entry = None if entry is None else self._columns_of(entry, self.entries, "map key")
-        batches = self._scan(low, high) if key is None else self._one(self._columns_of(key, self.keys, "key"))
+        wanted_entry = None if entry is None else self._given.one_row(entry, self.entries, "map key")
+        rows_of = StateLookup(self.root, self.manifest, self.operator, self.state, self.versions)
+        batches = rows_of.scan(low, high) if key is None else rows_of.one(self._given.one_row(key, self.keys, "key"))
         rows = self._collect(batches, wanted_entry, where, limit)
         return rows if columns is None else rows.select(list(columns))
 
@@ -232,20 +209,20 @@ class StateView:
     ) -> pa.Table:
         """Rows under their shown names; stops to read where the limit is reached."""
         conditions = [(len(self.keys) + i, column) for i, column in enumerate(entry or ())]
-        conditions += self._conditions(where) if isinstance(where, Mapping) else []
+        conditions += self._given.conditions(where, self.shown.by_name) if isinstance(where, Mapping) else []
         parts: list[pa.Table] = []
         left = limit
         for batch in batches:
             part = self.shown.show(batch)
             for position, wanted in conditions:
                 column = part.column(position).combine_chunks()
-                part = part.filter(pa.array(same_keys([column], [_repeat(wanted, len(column))])))
+                part = part.filter(pa.array(same_keys([column], [repeated(wanted, len(column))])))
             if where is not None and not isinstance(where, Mapping):
                 try:
                     part = part.filter(where)
                 except (pa.ArrowException, TypeError) as error:
                     raise InvalidConfiguration(
-                        f"{self._name}: the condition does not fit the columns {_listed(self.columns)}: {error}"
+                        f"{self._name}: the condition does not fit the columns {listed(self.columns)}: {error}"
                     ) from error
             parts.append(part if left is None else part.slice(0, left))
             if left is not None:
@@ -255,98 +232,11 @@ class StateView:
         # Every read yields at least one batch, of the stored types where anything is stored.
         return pa.concat_tables([p for p in parts if p.num_rows] or parts[:1])
 
-    def _one(self, wanted: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
-        """The rows of one key; newest first, so older files are not read once nothing in them can count."""
-        if not all(column.binary_equality for column in self.keys):
-            # Spark hashes something else than the bytes of a string with a collation: look everywhere.
-            for batch in self._scan(0, HASH_MAX):
-                yield _only_key(batch, wanted)
-            return
-        hashed = hash_key(wanted)
-        newest_first: list[pa.RecordBatch] = []
-        for source in self._sources(hashed, hashed):
-            batch = _only_key(slice_hash_range(self._load(source), hashed, hashed), wanted)
-            newest_first.append(batch)
-            if batch.num_rows and (self.state.kind == "value" or CLEAR_MARKER in entries_of(batch)):
-                break
-        yield self._fold(newest_first)
-
-    def _scan(self, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Live rows of a hash range, folded one part of the range after the other."""
-        sources = list(self._sources(low, high))
-        if not sources:
-            yield self.versions.declared.empty()
-            return
-        cuts = sorted({low, *(source.low for source in sources if source.low > low)})
-        cuts = cuts[:: -(-len(cuts) // _RANGES_MAX)]
-        waiting = sorted(range(len(sources)), key=lambda number: sources[number].low, reverse=True)
-        open_files: dict[int, pa.RecordBatch] = {}
-        for start, end in zip(cuts, [*(cut - 1 for cut in cuts[1:]), high], strict=True):
-            while waiting and sources[waiting[-1]].low <= end:
-                number = waiting.pop()
-                open_files[number] = self._load(sources[number])
-            # Sources are numbered newest first, which is the order that folding needs.
-            newest_first = [slice_hash_range(open_files[number], start, end) for number in sorted(open_files)]
-            if newest_first:
-                yield self._fold(newest_first)
-            open_files = {number: batch for number, batch in open_files.items() if sources[number].high > end}
-
-    def _fold(self, newest_first: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        now_ms = self.manifest.time.batch_time_ms if self.manifest.time is not None else None
-        try:
-            return self.versions.fold(newest_first, drop_deleted=True, now_ms=now_ms)
-        except CorruptSegment as error:
-            raise CorruptSegment(f"{self._name} has other types in one file than in another: {error}") from error
-
-    # --- files ---------------------------------------------------------------------------------------------------
-
-    def _sources(self, low: int, high: int) -> Iterator[_Source]:
-        """The parts and tables of this state that overlap a hash range, newest first; indexes are read when asked
-        for."""
-        operator, state = self.operator.uid, self.state.name
-        for segment in reversed(self.manifest.state_segments):
-            if segment.snapshot_id < self.versions.since:
-                continue
-            for part in reversed(read_index(self.root, segment, self.manifest.job_uids).parts):
-                if (part.kind, part.operator, part.state) == ("state", operator, state):
-                    load = partial(fetch_part, self.root, segment.path, part)
-                    source = _Source(
-                        part.path or segment.path, segment.snapshot_id, part.hash_low, part.hash_high, load
-                    )
-                    if source.overlaps(low, high):
-                        yield source
-        for layer in reversed(self.manifest.layers):
-            for table in layer.tables:
-                newest = layer.newest_in(table)
-                if (table.operator, table.state) == (operator, state) and newest >= self.versions.since:
-                    load = partial(read_table, self.root, table)
-                    source = _Source(table.path, newest, table.hash_low, table.hash_high, load)
-                    if source.overlaps(low, high):
-                        yield source
-
-        objects = direct(self.root)
-        listing = read_listing(objects, self.manifest)
-        if listing is not None:
-            bottom = Bottom(objects, listing, self.operator)
-            for shard in bottom.shards(state, self.versions, low, high):
-                for run in bottom.runs(shard, state, low, high):
-                    load = partial(_whole, run, listing.schema(shard, state).arrow)
-                    yield _Source(f"version {shard.version}", shard.snapshot_id, *shard.hash_range, load)
-
-    def _load(self, source: _Source) -> pa.RecordBatch:
-        """A part or table in the newest columns, checked against the manifest's and its own range."""
-        batch = source.load()
-        try:
-            # Values go to people and into other programs: offsets and text must be what they claim, whoever wrote them.
-            batch.validate(full=True)
-        except pa.ArrowException as error:
-            raise CorruptSegment(f"{source.path}: {self._name} holds values that are none of their type") from error
-        hashes = hashes_of(batch)
-        if len(hashes) and not (source.low <= int(hashes[0]) and int(hashes[-1]) <= source.high):
-            raise CorruptSegment(f"{source.path}: {self._name} has keys outside of the hash range that it is named for")
-        return self.versions.read(batch, source.snapshot_id, source.path)
-
     # --- columns and values --------------------------------------------------------------------------------------
+
+    @property
+    def _given(self) -> GivenValues:
+        return GivenValues(self._name)
 
     @property
     def _name(self) -> str:
@@ -361,85 +251,7 @@ class StateView:
     def _check_columns(self, names: Sequence[str]) -> None:
         for name in names:
             if name not in self.columns:
-                raise InvalidConfiguration(f"{self._name} has no column {name!r}; it has: {_listed(self.columns)}")
-
-    def _columns_of(self, given: Mapping[str, Any], columns: Sequence[DdlColumn], what: str) -> list[pa.Array]:
-        """A key or map key as columns of one row."""
-        names = [column.name for column in columns]
-        for name in given:
-            if name not in names:
-                raise InvalidConfiguration(f"{self._name} has no {what} column {name!r}; it has: {_listed(names)}")
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise InvalidConfiguration(
-                f"{self._name}: the {what} lacks {_listed(missing)}; a {what} has all of {_listed(names)}. "
-                "To find rows by some of them, use `where`, which reads the whole state"
-            )
-        return [self._array(column, given[column.name], f"{what} column") for column in columns]
-
-    def _conditions(self, where: Mapping[str, Any]) -> list[tuple[int, pa.Array]]:
-        """Positions and wanted values."""
-        found = []
-        for position, (name, column) in enumerate(self.shown.by_name.items()):
-            if name in where:
-                if column.is_nested or column.type is None:
-                    raise InvalidConfiguration(
-                        f"{self._name}: column {name!r} is {column.type_text}, which cannot be compared"
-                    )
-                found.append((position, self._array(column, where[name], "column")))
-        return found
-
-    def _array(self, column: DdlColumn, value: Any, what: str) -> pa.Array:
-        """One value as a column of one row."""
-        if column.type is None:
-            raise self._misfit(column, what)
-        try:
-            return pa.array([value], type=column.type, from_pandas=False)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise self._misfit(column, what) from None  # Arrow's own message holds the value
-
-    def _parse(self, texts: Sequence[str], what: str, columns: Mapping[str, DdlColumn]) -> dict[str, Any]:
-        parsed: dict[str, Any] = {}
-        for text in texts:
-            # A column's name may hold "=": the longest one that fits is meant.
-            fits = [name for name in columns if text == name or text.startswith(f"{name}=")]
-            if not fits:
-                given = text.partition("=")[0][:80]
-                raise InvalidConfiguration(
-                    f"{self._name} has no {what} {given!r}; it has: {_listed(columns)}. "
-                    f"Write {next(iter(columns))}=VALUE, or {next(iter(columns))} alone for null"
-                )
-            name = max(fits, key=len)
-            if name in parsed:
-                raise InvalidConfiguration(f"{self._name}: {what} {name!r} was given twice")
-            try:
-                parsed[name] = None if text == name else _from_text(text[len(name) + 1 :], columns[name].type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError):
-                raise self._misfit(columns[name], what) from None
-        return parsed
-
-    def _misfit(self, column: DdlColumn, what: str) -> InvalidData:
-        hint = _hint(column.type)
-        return InvalidData(
-            f"{self._name}: {what} {column.name!r} is {column.type_text}, and the given value does not fit"
-            f"{'; write it like ' + hint if hint else ''}"
-        )
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A part or a table: where it is, how new, the closed range of hashes that it may hold, and how to read it."""
-
-    path: str
-    snapshot_id: int
-    low: int
-    high: int
-    load: Callable[[], pa.RecordBatch]
-
-    def overlaps(self, low: int, high: int) -> bool:
-        if not 0 <= self.low <= self.high <= HASH_MAX:
-            raise CorruptSegment(f"{self.path} is named for a hash range that cannot be")
-        return self.low <= high and self.high >= low
+                raise InvalidConfiguration(f"{self._name} has no column {name!r}; it has: {listed(self.columns)}")
 
 
 def _find_operator(manifest: Manifest, uid: str | None, state: str, where: str) -> OperatorEntry:
@@ -448,65 +260,14 @@ def _find_operator(manifest: Manifest, uid: str | None, state: str, where: str) 
             if operator.uid == uid:
                 return operator
         raise InvalidConfiguration(
-            f"{where} has no operator {uid!r}; it has: {_listed(o.uid for o in manifest.operators)}"
+            f"{where} has no operator {uid!r}; it has: {listed(o.uid for o in manifest.operators)}"
         )
     having = [o for o in manifest.operators if any(s.name == state for s in o.states)]
     if len(having) == 1:
         return having[0]
     if having:
         raise InvalidConfiguration(
-            f"{where}: several operators have a state {state!r}; name one of: {_listed(o.uid for o in having)}"
+            f"{where}: several operators have a state {state!r}; name one of: {listed(o.uid for o in having)}"
         )
     known = [f"{s.name} (of {o.uid})" for o in manifest.operators for s in o.states]
-    raise InvalidConfiguration(f"{where} has no state {state!r}; it has: {_listed(known)}")
-
-
-def _from_text(text: str, kind: pa.DataType | None) -> Any:
-    """A value from its text: what is nested as JSON, whatever else as people write it."""
-    if kind is None or not pa.types.is_nested(kind):
-        return parse_value(text, kind)
-    value = json.loads(text)
-    # Arrow passes over fields that a struct does not have; a misspelled one must not be a null.
-    if isinstance(value, dict) and pa.types.is_struct(kind) and not set(value) <= {field.name for field in kind}:
-        raise ValueError("a field that the struct does not have")
-    return pa.scalar(value, kind)
-
-
-def _hint(kind: pa.DataType | None) -> str:
-    if kind is None:
-        return ""
-    for is_kind, hint in (
-        (pa.types.is_boolean, "true or false"),
-        (pa.types.is_integer, "42"),
-        (pa.types.is_floating, "1.5"),
-        (pa.types.is_decimal, "1.50"),
-        (pa.types.is_binary, "00ff7a"),
-        (pa.types.is_date, "2013-01-31"),
-        (pa.types.is_timestamp, "2013-01-31 12:00:00"),
-        (pa.types.is_struct, 'JSON, {"field": 1}'),
-    ):
-        if is_kind(kind):
-            return hint
-    return ""
-
-
-def _whole(run: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    return concat(list(run), schema)
-
-
-def _only_key(batch: pa.RecordBatch, wanted: Sequence[pa.Array]) -> pa.RecordBatch:
-    """The rows of one key, clear markers included."""
-    stored = StateSchema.of(batch.schema).keys_of(batch)
-    return batch.filter(pa.array(same_keys(stored, [_repeat(column, batch.num_rows) for column in wanted])))
-
-
-def _repeat(one: pa.Array, count: int) -> pa.Array:
-    return pa.repeat(one[0], count)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(names) or "none"
-
-
-def _fields(schema: pa.Schema) -> str:
-    return _listed(f"{field.name} {field.type}" for field in schema)
+    raise InvalidConfiguration(f"{where} has no state {state!r}; it has: {listed(known)}")

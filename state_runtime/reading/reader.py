@@ -2,9 +2,9 @@
 
     SnapshotReader(root, manifest).read("legs", "seen", (0, (1 << 62) - 1), columns=["n"])
 
-Which row of a key counts is decided where a restore decides it (`restore/sources.py`, `restore/stream.py`): newest
-wins, tombstones and clear markers hide, rows of older columns are brought to the newest, and what had expired by the
-snapshot's batch time is gone.
+Which row of a key counts is decided where a restore decides it (`changelog/snapshot_state.py`, `restore/sources.py`,
+`restore/stream.py`): the newest wins, tombstones and clear markers hide what is older, rows of older columns are
+brought to the newest, and what had expired by the snapshot's batch time is gone.
 
 What is fetched is what the rows need: manifest, the segments' indexes, the parts, row groups and column chunks that
 meet the hash range, and files of shards that meet it. Nothing is locked and nothing is written to the store; the
@@ -158,8 +158,7 @@ class SnapshotReader:
             if not read_boundary(self.root).keeps(self.manifest.snapshot_id):
                 raise SnapshotExpired(
                     f"snapshot {self.manifest.snapshot_id} in {self.root.url} was given up while it was read; choose a "
-                    "newer "
-                    "one, and pin it before reading"
+                    "newer one, and pin it before reading"
                 ) from error
             raise
         except pa.ArrowException as error:
@@ -175,7 +174,15 @@ class SnapshotReader:
             self._listing = read_listing(self._objects, self.manifest)
         bottom = Bottom(self._objects, self._listing, operator, scratch) if self._listing is not None else None
         return PrimaryStates(
-            self._objects, self.manifest, (), operator, versions, hash_range, scratch, bottom, strict=True
+            objects=self._objects,
+            manifest=self.manifest,
+            pending=(),
+            entry=operator,
+            versions=versions,
+            hash_range=hash_range,
+            scratch=scratch,
+            bottom=bottom,
+            strict=True,
         )
 
     def schema(self, operator: str, state: str) -> StateSchema:

@@ -72,10 +72,9 @@ def oldest_usable(manifest: Manifest, operator: OperatorEntry, state: str, low: 
     """The oldest snapshot whose state of a hash range the manifest's log still leads on from.
 
     That is what its base holds there: the log since then is in deltas and segments. A delta may begin earlier than the
-        copy;
-    applying what the copy has already changes nothing, because a delta holds the last change of each row, and a row
-    whose last change the copy has is as that change left it. Where a state (or its operator) began later, or had other
-    columns, older copies do not serve.
+    copy. To apply what the copy has already changes nothing, because a delta holds the last change of each row, and a
+    row whose last change the copy has is as that change left it. Where a state (or its operator) began later, or had
+    other columns, older copies do not serve.
     """
     entry = operator.state(state)
     begun = operator.since
@@ -86,7 +85,7 @@ def oldest_usable(manifest: Manifest, operator: OperatorEntry, state: str, low: 
     if not manifest.layers:
         return begun
     base = manifest.layers[0]
-    newest = {t.path: t.last_snapshot_id or base.last_snapshot_id for t in base.tables}
+    newest = {t.path: base.newest_in(t) for t in base.tables}
     here = [
         newest[t.path]
         for t in base.tables

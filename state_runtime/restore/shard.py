@@ -271,7 +271,14 @@ class ShardRestore:
         if self.listing is not None:
             bottom = Bottom(self.objects, self.listing, self.entry, scratch)
         primary = PrimaryStates(
-            self.objects, self.manifest, self.pending, self.entry, versions, hash_range, scratch, bottom
+            objects=self.objects,
+            manifest=self.manifest,
+            pending=self.pending,
+            entry=self.entry,
+            versions=versions,
+            hash_range=hash_range,
+            scratch=scratch,
+            bottom=bottom,
         )
         since = min((r.since for ranges in plans.values() for r in ranges), default=-1)
         self.objects.prefetch_together(primary.together(since), self.shard)

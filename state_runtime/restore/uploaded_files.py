@@ -1,8 +1,8 @@
-"""What lies below all segments and tables where the changelog is off: files of shards, read as the state of any hash
-range.
+"""Files of shards that tasks uploaded because the changelog is off, read as the state of any hash range.
 
-Arrow runs are mapped and sliced. Of RocksDB the database is laid down in a scratch folder and scanned; where shape and
-backend match, nobody comes here: the files become a local version as they are (`install_shard`).
+They lie below all segments and tables. `snapshot/shard_files.py` is the listing that names them. Arrow runs are mapped
+and sliced; a RocksDB database is laid down in a scratch folder and scanned. A restore of the same shape and backend
+needs neither: there the files become a local version as they are (`install_shard`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import binascii
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -111,7 +111,7 @@ class Bottom:
         shards = self._listing.of_operator(self._entry.uid, low, high)
         return [WantedObject(f.path, f.bytes, f.digest) for s in shards for f in s.files if f.path]
 
-    def check(self, states: Mapping[str, StateVersions]) -> None:
+    def check(self, states: Collection[str]) -> None:
         """Whoever does not know a state that is listed must have dropped it.
 
         Raises:

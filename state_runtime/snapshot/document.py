@@ -11,12 +11,12 @@ dataclass, validated strictly by pydantic.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from typing import Any, TypeVar
 
 from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
+from state_runtime.base.fields import fields_of
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 
 __all__ = ["FORMAT_VERSION", "decode_document", "encode_document", "header_format"]
@@ -35,7 +35,7 @@ _HEADER_BYTES_MAX = 512
 
 def encode_document(kind: str, body: Any, format_version: int = FORMAT_VERSION) -> bytes:
     """The bytes of a document: canonical JSON, so that equal values are equal bytes."""
-    line = json.dumps(dataclasses.asdict(body), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    line = json.dumps(body, default=fields_of, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     header = {
         "stillstate": kind,
         "format": format_version,

@@ -350,8 +350,7 @@ class Manifest:
     @property
     def snapshot_format(self) -> SnapshotFormat:
         """`canonical`: one layer of sorted Parquet tables and nothing else. `incremental`: no changelog, but several
-        layers or files of a
-        backend. `changelog`: anything with changelog segments."""
+        layers or files of a backend. `changelog`: anything with changelog segments."""
         if self.segments:
             return "changelog"
         return "canonical" if self.shards is None and len(self.layers) <= 1 else "incremental"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from state_runtime.base.fields import fields_of
 from state_runtime.state.local_files import parsed_description
 from state_runtime.state.rocksdb_codec import STATES_MAX
 from state_runtime.state.table import StateSchema
@@ -74,7 +75,7 @@ def is_database_file(name: str) -> bool:
 
 def description_of(described: RocksVersion) -> str:
     """The inverse of `parse_description`."""
-    return json.dumps({"format": _FORMAT, **asdict(described)})
+    return json.dumps({"format": _FORMAT, **fields_of(described)}, default=fields_of)
 
 
 def parse_description(body: bytes | str, version: str) -> RocksVersion:

@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import xxhash
 
+from state_runtime.base.fields import fields_of
 from state_runtime.state.backend import LocalFile
 from state_runtime.state.local_files import parsed_description
 from state_runtime.state.runs import Layout, Merge, Run, RunFile, Version, add_run
@@ -31,7 +31,7 @@ def is_run_name(name: str) -> bool:
 
 def description_of(described: Version) -> str:
     """The inverse of `parse_description`."""
-    return json.dumps({"format": _FORMAT, **asdict(described)})
+    return json.dumps({"format": _FORMAT, **fields_of(described)}, default=fields_of)
 
 
 def parse_description(body: bytes | str, version: str) -> Version:

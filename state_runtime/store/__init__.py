@@ -12,11 +12,12 @@ from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
 from state_runtime.store.options import StoreOptions
-from state_runtime.store.port import Created, Store, StoredObject
+from state_runtime.store.port import Body, Created, Store, StoredObject
 from state_runtime.store.s3 import S3Store
 from state_runtime.store.transfer import transfer
 
 __all__ = [
+    "Body",
     "Created",
     "FsspecStore",
     "LocalStore",

@@ -22,7 +22,7 @@ from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapab
 from state_runtime.base.limits import KIB, MIB, READ_BACK_ATTEMPTS_MAX
 from state_runtime.store.options import StoreOptions
 from state_runtime.store.paths import check_relative_path
-from state_runtime.store.port import Created, Store, StoredObject, probe_name, warn_single_writer
+from state_runtime.store.port import Body, Created, Store, StoredObject, probe_name, warn_single_writer
 
 __all__ = ["FsspecStore"]
 
@@ -71,7 +71,8 @@ class FsspecStore(Store):
     def url(self) -> str:
         return self._shown
 
-    def create(self, path: str, body: bytes) -> Created:
+    def create(self, path: str, body: Body) -> Created:
+        body = bytes(body)  # as in `put`
         if not self._options.single_writer:
             return self._create(path, body)
         # Without the store's help: look, write, look again. What another writer did before or after is seen; what it
@@ -189,7 +190,8 @@ class FsspecStore(Store):
         finally:
             self.delete(name)
 
-    def put(self, path: str, body: bytes) -> None:
+    def put(self, path: str, body: Body) -> None:
+        body = bytes(body)  # the libraries take nothing else; bytes are not copied
         at, limit = self.at(path), self._limit(len(body))
         self._retried("write", path, lambda: self._fs.pipe_file(at, body, **limit), missing_is_an_answer=False)
 

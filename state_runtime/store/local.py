@@ -14,7 +14,7 @@ from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapab
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import MIB
 from state_runtime.store.paths import check_relative_path
-from state_runtime.store.port import Created, Store, StoredObject, warn_single_writer
+from state_runtime.store.port import Body, Created, Store, StoredObject, warn_single_writer
 
 __all__ = ["LocalStore"]
 
@@ -48,8 +48,9 @@ class LocalStore(Store):
     def url(self) -> str:
         return str(self._root)
 
-    def create(self, path: str, body: bytes) -> Created:
+    def create(self, path: str, body: Body) -> Created:
         final = self._at(path)
+        body = memoryview(body).cast("B")
         with self._translated("create", path):
             temporary = self._write_temporary(final, body)
             try:
@@ -87,7 +88,7 @@ class LocalStore(Store):
         if self._no_links:
             warn_single_writer(self.url)
 
-    def put(self, path: str, body: bytes) -> None:
+    def put(self, path: str, body: Body) -> None:
         final = self._at(path)
         with self._translated("write", path):
             temporary = self._write_temporary(final, body)
@@ -226,11 +227,11 @@ class LocalStore(Store):
     def _at(self, path: str) -> Path:
         return self._root / check_relative_path(path)
 
-    def _write_temporary(self, final: Path, body: bytes | memoryview) -> Path:
+    def _write_temporary(self, final: Path, body: Body) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
         try:
-            body = memoryview(body)
+            body = memoryview(body).cast("B")
             with temporary.open("xb") as file:
                 for start in range(0, len(body), _SYNC_BYTES):
                     file.write(body[start : start + _SYNC_BYTES])

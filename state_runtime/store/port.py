@@ -12,13 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from state_runtime.base.errors import StoreNotCapable
 from state_runtime.base.ids import SYSTEM_IDS
 
-__all__ = ["Created", "Store", "StoredObject", "probe_name", "warn_single_writer"]
+__all__ = ["Body", "Created", "Store", "StoredObject", "probe_name", "warn_single_writer"]
 
 _LOG = logging.getLogger(__name__)
+
+Body: TypeAlias = bytes | memoryview | pa.Buffer
+"""Bytes that are written: as they lie in memory, so that a large object need not be copied for it."""
 
 
 class Created(Enum):
@@ -58,7 +64,7 @@ class Store(ABC):
         """Where the store is, without credentials; for messages."""
 
     @abstractmethod
-    def create(self, path: str, body: bytes) -> Created:
+    def create(self, path: str, body: Body) -> Created:
         """Create `path` with `body` if it does not exist; atomic between any number of writers.
 
         The body must hold an identity of its writer (a commit id): after a conflict or a lost answer the object is
@@ -70,7 +76,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def put(self, path: str, body: bytes) -> None:
+    def put(self, path: str, body: Body) -> None:
         """Write or replace `path`; readers see the old bytes or the new ones.
 
         Raises:

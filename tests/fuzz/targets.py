@@ -302,7 +302,16 @@ def restored(root: Store, manifest: Manifest, operator: str, state: str, schema:
     objects = direct(root)
     listing = read_listing(objects, manifest)
     bottom = Bottom(objects, listing, entry) if listing is not None else None
-    sources = PrimaryStates(objects, manifest, (), entry, versions, ALL_HASHES, None, bottom)
+    sources = PrimaryStates(
+        objects=objects,
+        manifest=manifest,
+        pending=(),
+        entry=entry,
+        versions=versions,
+        hash_range=ALL_HASHES,
+        scratch=None,
+        bottom=bottom,
+    )
     return list(sources.read(state, *ALL_HASHES, -1))
 
 

@@ -302,7 +302,7 @@ class _Scratch:
 
 
 POOLS = (
-    "state_runtime.materialize.fold",
+    "state_runtime.materialize.log",
     "state_runtime.maintenance.copy.objects",
     "state_runtime.maintenance.delete.snapshots",
 )

@@ -9,7 +9,8 @@ from typing import cast
 
 from state_runtime import JobSettings, build_session
 from state_runtime.base.errors import StillstateError
-from state_runtime.materialize.plan import FoldSizes, Mode
+from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.plan import Mode
 from state_runtime.materialize.spark_job import materialize_job
 
 

@@ -15,7 +15,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.convert import compare as comparing
 from state_runtime.maintenance.convert.snapshot import convert
 from state_runtime.maintenance.convert.spark_job import in_tasks
-from state_runtime.materialize.plan import FoldSizes
+from state_runtime.materialize.grid import FoldSizes
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.snapshot.locate import open_place
 from state_runtime.snapshot.manifest import SnapshotFormat

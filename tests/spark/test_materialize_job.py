@@ -21,7 +21,8 @@ from state_runtime.base.faults import FOLD_KILL_POINTS
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import Record, background, materialize
-from state_runtime.materialize.plan import FoldSizes, Mode
+from state_runtime.materialize.grid import FoldSizes
+from state_runtime.materialize.plan import Mode
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import PIN_LIVE_MS, open_pins, read_pin
 from state_runtime.materialize.spark_job import MaterializationResult, materialize_job

@@ -22,7 +22,7 @@ from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import StateSchema, hashes_of, slice_hash_range
-from state_runtime.store import Created, Store, StoredObject
+from state_runtime.store import Body, Created, Store, StoredObject
 from state_runtime.store.paths import check_relative_path
 from tests.stored import write_task_changes
 
@@ -133,13 +133,14 @@ class DictStore(Store):
     def _at(self, path: str) -> str:
         return self._root + check_relative_path(path)
 
-    def create(self, path: str, body: bytes) -> Created:
+    def create(self, path: str, body: Body) -> Created:
+        body = bytes(body)
         if self.objects.setdefault(self._at(path), body) is body:
             self.times[self._at(path)] = self.clock.now_ms()
         return Created.MINE if self.objects[self._at(path)] == body else Created.LOST
 
-    def put(self, path: str, body: bytes) -> None:
-        self.objects[self._at(path)] = body
+    def put(self, path: str, body: Body) -> None:
+        self.objects[self._at(path)] = bytes(body)
         self.times[self._at(path)] = self.clock.now_ms()
 
     def put_file(self, local: Path, path: str) -> None:

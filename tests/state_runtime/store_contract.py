@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from state_runtime.base.errors import CorruptData
@@ -97,6 +98,16 @@ class StoreContract:
         store.put("h/beat", b"old and longer")
         store.put("h/beat", b"new")
         assert store.read("h/beat", 100) == b"new"
+
+    def test_any_buffer_is_written_as_its_bytes(self, store: Store) -> None:
+        """Arrow's buffers go to the store without a copy; bytes above 127 are negative in a view of one."""
+        body = bytes(range(256))
+        for name, buffer in {"bytes": body, "view": memoryview(body), "arrow": pa.py_buffer(body)}.items():
+            store.put(f"put/{name}", buffer)
+            assert store.read(f"put/{name}", 1000) == body
+            assert store.create(f"create/{name}", memoryview(buffer)) is Created.MINE
+            assert store.create(f"create/{name}", buffer) is Created.MINE, "equal bytes are ours"
+            assert store.read(f"create/{name}", 1000) == body
 
     def test_put_file_publishes_the_whole_file(self, store: Store, tmp_path: Path) -> None:
         """Large objects are written to disk first."""

@@ -260,6 +260,27 @@ def test_an_index_with_hostile_entries_is_corrupt(changes: dict[str, object], id
         decode_index(body[-tail:], "here")
 
 
+def test_a_segment_keeps_the_digest_that_the_task_took() -> None:
+    """Bytes that changed between the task and the segment are found by whoever reads them; a new digest would hide
+    it."""
+    task = write_task_changes(
+        DictStore(),
+        term=1,
+        operator=OPERATOR,
+        hash_range=ALL_HASHES,
+        changes={STATE: batch_of({ALL_KEYS[0]: (1, "x")})},
+        inline_bytes_max=1 << 20,
+        ids=CountingIds(),
+    )
+    altered = bytearray(task.inline[0])
+    altered[len(altered) // 2] ^= 1
+    body, tail = build_segment(SegmentIndex("j", 1, task.parts), [bytes(altered)])
+    (part,) = decode_index(body[-tail:], "here").parts
+    assert part.digest == task.parts[0].digest
+    with pytest.raises(CorruptSegment, match="another digest"):
+        decode_part(body[part.offset : part.offset + part.length], part, "here")
+
+
 def a_bomb(raw_bytes: int) -> tuple[bytes, PartEntry]:
     """A part that grows to some 70 MiB, and says that it has `raw_bytes`; right digests."""
     rows = 1 << 20

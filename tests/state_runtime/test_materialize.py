@@ -37,10 +37,12 @@ from model import (
 from state_runtime.base.errors import CorruptData, CorruptSegment, MissingSnapshot, Unavailable
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.reader import read_source_log
+from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.materialize import FoldSizes, Mode, apply, due, materialize
 from state_runtime.materialize.fold import FoldContext, Folded
-from state_runtime.materialize.plan import FoldPlan, StoredTable, grid, threshold
+from state_runtime.materialize.grid import grid, threshold
+from state_runtime.materialize.plan import FoldPlan
 from state_runtime.materialize.records import fits, holds, open_pins, record_ids
 from state_runtime.materialize.run import Heart, fold_here
 from state_runtime.snapshot.manifest import (
@@ -436,8 +438,8 @@ def test_any_grid_covers_all_hashes_once_and_keeps_the_cells_that_need_no_change
         assert cells[-1][1] == HASH_MAX, note
         assert all(a[1] + 1 == b[0] for a, b in pairwise(cells)), note
         for base in bases:
-            over = [c for c in cells if c[0] <= base.range[1] and c[1] >= base.range[0]]
-            assert over == [base.range] or set(over) <= forced, note
+            over = [c for c in cells if c[0] <= base.hash_range[1] and c[1] >= base.hash_range[0]]
+            assert over == [base.hash_range] or set(over) <= forced, note
 
 
 def test_thresholds_are_spread_around_the_ratio() -> None:

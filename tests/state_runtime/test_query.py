@@ -414,7 +414,7 @@ def test_keys_of_one_hash_are_told_apart(all_epochs: list[Changes], when: list[s
         return colliding(canonical_key(*(column[0].as_py() for column in columns)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("state_runtime.reading.query.hash_key", forced)
+        patch.setattr("state_runtime.reading.lookup.hash_key", forced)
         for key in ALL_KEYS:
             assert found(job.view().read(key=as_key(key))) == ({key: expected[key]} if key in expected else {})
 
@@ -493,7 +493,7 @@ def test_more_files_than_steps_are_read_in_fewer_steps(all_epochs: list[Changes]
     for changed in all_epochs:
         job.epoch(changed, fold)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("state_runtime.reading.query._RANGES_MAX", 3)
+        patch.setattr("state_runtime.reading.lookup._RANGES_MAX", 3)
         assert found(job.view().read()) == after(all_epochs)
 
 

@@ -38,7 +38,7 @@ from test_state_layouts_stored import Log, entry_of_shape, real, steps
 from state_runtime import reading
 from state_runtime.base.errors import CorruptSegment, InvalidConfiguration, MissingFile, SnapshotExpired
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.materialize.plan import FoldSizes
+from state_runtime.materialize.grid import FoldSizes
 from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.fingerprint import Fingerprint, fingerprint
 from state_runtime.reading.reader import SnapshotReader, hash_ranges

@@ -44,10 +44,10 @@ from state_runtime.base.limits import MIB, SMALL_JSON_BYTES_MAX
 from state_runtime.base.settings import JobSettings
 from state_runtime.maintenance.convert.compare import compare_here
 from state_runtime.maintenance.copy.objects import Copier, CopyProgress, create_manifest, needed_objects
-from state_runtime.materialize.fold import fold_source_logs
-from state_runtime.materialize.plan import FoldSizes
+from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.records import Pin, Record, apply, view_of
 from state_runtime.materialize.run import FoldUnits, Reached, fold_here, fold_snapshot
+from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info

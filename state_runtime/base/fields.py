@@ -1,0 +1,28 @@
+"""Dataclasses as plain values for JSON; pure.
+
+`dataclasses.asdict` copies every value below a dataclass in Python, which takes several times as long as writing the
+JSON does. `json.dumps(value, default=fields_of)` asks only for the fields of each dataclass, and writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["fields_of"]
+
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, in their order; what they hold is not copied.
+
+    Raises:
+        TypeError: the value is no dataclass.
+    """
+    kind = type(value)
+    names = _NAMES.get(kind)
+    if names is None:
+        # A cached property lies beside the fields in `__dict__`, so the fields are looked up by name.
+        names = _NAMES[kind] = tuple(field.name for field in dataclasses.fields(value))
+    return {name: getattr(value, name) for name in names}
