@@ -1,5 +1,9 @@
 """A store on a local (or mounted) file system. fsspec's own local `mode="create"` is exists-then-write, so the
-create here is `os.link` of a finished, fsynced temporary file: name and content appear together or not at all."""
+create here is `os.link` of a finished, fsynced temporary file: name and content appear together or not at all.
+
+What a write has promised survives a loss of power: the bytes, the name, and the names of all folders up to the root and
+of those that were made above it (store/folders.py) are on the disk before it returns. A deletion promises no such
+thing: after a loss of power a deleted object may be there again."""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import MIB
+from state_runtime.store.folders import DurableFolders, fsync_path
 from state_runtime.store.paths import check_relative_path
 from state_runtime.store.port import Created, Store, StoredObject, warn_single_writer
 
@@ -34,10 +39,12 @@ class LocalStore(Store):
     Args:
         single_writer: on a file system without hard links, look whether the name is free and then rename, instead of
             refusing it.
+        folders: of the store that this one is a folder of.
     """
 
-    def __init__(self, root: Path, *, single_writer: bool = False) -> None:
+    def __init__(self, root: Path, *, single_writer: bool = False, folders: DurableFolders | None = None) -> None:
         self._root = root
+        self._folders = DurableFolders(root) if folders is None else folders
         self._single_writer = single_writer
         self._no_links = False
 
@@ -53,34 +60,45 @@ class LocalStore(Store):
         with self._translated("create", path):
             temporary = self._write_temporary(final, body)
             try:
-                os.link(temporary, final)
-            except FileExistsError:
-                return Created.MINE if final.read_bytes() == body else Created.LOST
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                if not self._single_writer:
-                    raise StoreNotCapable(
-                        f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear "
-                        "there "
-                        "complete and only once. Use another file system or an object store, or declare "
-                        "`single_writer: true` "
-                        "if nothing else ever writes to this job"
-                    ) from error
-                self._no_links = True
-                if final.exists():
-                    return Created.MINE if final.read_bytes() == body else Created.LOST
-                os.replace(temporary, final)
+                appeared = self._appears(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
+            # Also a name that was there is synced: who has made it may not have come to it, and whoever is told that it
+            # is there acts on it.
+            mine = appeared or _holds(final, body)
             try:
                 _fsync_folder(final.parent)
             except OSError as error:
                 raise OutcomeUnknown(
-                    f"{path} was created in {self.url}, but the folder could not be synced: {error}. "
+                    f"{path} is there in {self.url}, but its folder could not be synced: {error}. "
                     "Nothing was cleaned up; start again, and the run reads it back"
                 ) from error
-        return Created.MINE
+        return Created.MINE if mine else Created.LOST
+
+    def _appears(self, temporary: Path, final: Path) -> bool:
+        """Give a finished file its name; False if the name is taken.
+
+        Raises:
+            StoreNotCapable: the file system has no hard links, and no single writer was declared.
+        """
+        try:
+            os.link(temporary, final)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if not self._single_writer:
+                raise StoreNotCapable(
+                    f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear "
+                    "there complete and only once. Use another file system or an object store, or declare "
+                    "`single_writer: true` if nothing else ever writes to this job"
+                ) from error
+            self._no_links = True
+            if final.exists():
+                return False
+            os.replace(temporary, final)
+        return True
 
     def probe(self) -> None:
         super().probe()
@@ -97,11 +115,11 @@ class LocalStore(Store):
     def put_file(self, local: Path, path: str) -> None:
         final = self._at(path)
         with self._translated("write", path):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.make(final.parent)
             temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
             try:
                 shutil.copyfile(local, temporary)
-                _fsync_file(temporary)
+                fsync_path(temporary)
                 os.replace(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -175,7 +193,7 @@ class LocalStore(Store):
         """`copy` from any local store."""
         final = self._at(target)
         with self._translated("copy", source):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.make(final.parent)
             temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
             try:
                 try:
@@ -185,7 +203,7 @@ class LocalStore(Store):
                     if error.errno not in {*_NO_LINKS, errno.EXDEV, errno.EMLINK}:
                         raise
                     shutil.copyfile(other._at(source), temporary)
-                    _fsync_file(temporary)
+                    fsync_path(temporary)
                 os.replace(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -194,13 +212,13 @@ class LocalStore(Store):
     def move(self, source: str, target: str) -> None:
         final = self._at(target)
         with self._translated("move", source):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.make(final.parent)
             try:
                 os.replace(self._at(source), final)
             except FileNotFoundError:
                 if not final.exists():
                     raise
-                return
+            # Also if it was there: who has moved it may have been killed before this.
             _fsync_folder(final.parent)
 
     def delete(self, path: str) -> None:
@@ -218,7 +236,7 @@ class LocalStore(Store):
                         raise
 
     def child(self, name: str) -> LocalStore:
-        return LocalStore(self._at(name), single_writer=self._single_writer)
+        return LocalStore(self._at(name), single_writer=self._single_writer, folders=self._folders)
 
     def uri(self, path: str) -> str:
         return (self._at(path) if path else self._root).absolute().as_uri()
@@ -227,7 +245,7 @@ class LocalStore(Store):
         return self._root / check_relative_path(path)
 
     def _write_temporary(self, final: Path, body: bytes | memoryview) -> Path:
-        final.parent.mkdir(parents=True, exist_ok=True)
+        self._folders.make(final.parent)
         temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
         try:
             body = memoryview(body)
@@ -259,14 +277,15 @@ class LocalStore(Store):
             ) from error
 
 
-def _fsync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _holds(final: Path, body: bytes) -> bool:
+    """Whether a file has exactly these bytes; not, if it has gone since."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with final.open("rb") as file:
+            return file.read(len(body) + 1) == body
+    except FileNotFoundError:
+        return False
 
 
 def _fsync_folder(path: Path) -> None:
     # Without it a power cut can forget the new name although the data is on disk.
-    _fsync_file(path)
+    fsync_path(path)
