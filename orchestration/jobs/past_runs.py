@@ -40,7 +40,7 @@ def _fold_run(record: dg.RunRecord) -> FoldRun:
     return FoldRun(
         run_id=record.dagster_run.run_id,
         phase=_PHASES[record.dagster_run.status],
-        after_record=int(after) if after.isdigit() else None,
-        attempt=int(attempt) if attempt.isdigit() else 0,
+        after_record=int(after) if after.isascii() and after.isdigit() else None,
+        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 0,
         ended_s=record.end_time or record.create_timestamp.timestamp(),
     )

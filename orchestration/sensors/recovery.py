@@ -65,7 +65,7 @@ def _past_run(record: dg.RunRecord) -> PastRun:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
 def build_recovery_sensor(jobs: Sequence[str], recover_jobs: Mapping[str, dg.JobDefinition]) -> dg.SensorDefinition:

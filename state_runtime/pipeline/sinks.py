@@ -7,6 +7,7 @@ publishes what the newest manifest names before it does anything else. So output
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ EPOCH_COLUMN = "epoch"
 # A file is closed at this size; it is also what one task holds in memory per sink.
 _FILE_BYTES_MAX = 128 * MIB
 _ROW_GROUP_ROWS = 1 << 20
+# What `_Staging` gives.
+_TERM = re.compile(r"[0-9]{20}\Z")
+_STAGED = re.compile(r"[A-Za-z0-9._=-]+\.parquet\Z")
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,17 @@ class SinkSpec:
     def remove_abandoned(self, term: int, named: Set[str]) -> None:
         """Remove what runs before `term` staged, except what the newest manifest names.
 
-        Those runs are fenced: whatever they stage can never be named by a manifest.
+        Those runs are fenced: whatever they stage can never be named by a manifest. Names that no task of ours gives
+        are somebody else's: they stay.
         """
         store = self.store()
         for folder in store.list_names(self.staging_prefix):
-            if folder.isdigit() and int(folder) < term:
-                for name in store.list_names(f"{self.staging_prefix}/{folder}"):
-                    path = f"{self.staging_prefix}/{folder}/{name}"
-                    if path not in named:
-                        store.delete(path)
+            if not _TERM.match(folder) or int(folder) >= term:
+                continue
+            for name in store.list_names(f"{self.staging_prefix}/{folder}"):
+                path = f"{self.staging_prefix}/{folder}/{name}"
+                if _STAGED.match(name) and path not in named:
+                    store.delete(path)
 
     def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
         """Begin staging for one task; names are unique to the attempt.

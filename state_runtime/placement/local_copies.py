@@ -14,7 +14,7 @@ from state_runtime.placement.assignment import CopyFound
 
 __all__ = ["find_copies"]
 
-_FOLDER = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
+_FOLDER = re.compile(r"([0-9]{1,5})-([0-9]{1,5})\Z")
 _VERSION_CHARS = 16
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
@@ -126,7 +128,7 @@ class LocalStore(Store):
             _fsync_folder(final.parent)
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        with self._translated("read", path), self._at(path).open("rb") as file:
+        with self._translated("read", path), self._opened(path) as file:
             body = file.read(bytes_max + 1)
         if len(body) > bytes_max:
             raise CorruptData(f"{path} in {self.url} is larger than {bytes_max:,} bytes; it was not read")
@@ -137,7 +139,7 @@ class LocalStore(Store):
             shutil.copyfile(self._at(path), local)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        with self._translated("read", path), self._at(path).open("rb") as file:
+        with self._translated("read", path), self._opened(path) as file:
             file.seek(offset)
             body = file.read(length)
         if len(body) != length:
@@ -146,13 +148,16 @@ class LocalStore(Store):
 
     def size(self, path: str) -> int:
         with self._translated("look at", path):
-            return self._at(path).stat().st_size
+            status = self._at(path).stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "is a folder, not an object", path)
+            return status.st_size
 
     def list_names(self, path: str) -> list[str]:
         with self._translated("list", path):
             try:
                 names = os.listdir(self._at(path) if path else self._root)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
         return sorted(n for n in names if not n.startswith(_TEMPORARY))
 
@@ -177,13 +182,13 @@ class LocalStore(Store):
                 folders.append(Path(entry.path))
             elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY):
                 try:
-                    stat = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 name = Path(entry.path).relative_to(self._root).as_posix()
                 # A copy may be a link, or keep its source's time of writing: what counts is when the name came to be.
-                at_ms = max(stat.st_mtime_ns, stat.st_ctime_ns) // 1_000_000
-                found.append(StoredObject(name, stat.st_size, at_ms))
+                at_ms = max(status.st_mtime_ns, status.st_ctime_ns) // 1_000_000
+                found.append(StoredObject(name, status.st_size, at_ms))
         return folders, found
 
     def copy(self, source: str, target: str) -> None:
@@ -223,7 +228,10 @@ class LocalStore(Store):
 
     def delete(self, path: str) -> None:
         with self._translated("delete", path):
-            self._at(path).unlink(missing_ok=True)
+            try:
+                self._at(path).unlink(missing_ok=True)
+            except IsADirectoryError:
+                return  # a folder is no object: there is none of that name
 
     def remove_empty_folders(self, path: str) -> None:
         base = self._at(path) if path else self._root
@@ -243,6 +251,13 @@ class LocalStore(Store):
 
     def _at(self, path: str) -> Path:
         return self._root / check_relative_path(path)
+
+    def _opened(self, path: str) -> BinaryIO:
+        """A file to read. A folder is no object: nobody is stopped by one that bears a file's name."""
+        try:
+            return self._at(path).open("rb")
+        except IsADirectoryError as error:
+            raise FileNotFoundError(errno.ENOENT, "is a folder, not an object", path) from error
 
     def _write_temporary(self, final: Path, body: bytes | memoryview) -> Path:
         self._folders.make(final.parent)
@@ -282,7 +297,7 @@ def _holds(final: Path, body: bytes) -> bool:
     try:
         with final.open("rb") as file:
             return file.read(len(body) + 1) == body
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
 
 
