@@ -65,7 +65,7 @@ def _fold_run(record: dg.RunRecord) -> FoldRun:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
 def _ended_s(record: dg.RunRecord) -> float:

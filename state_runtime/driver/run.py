@@ -6,12 +6,10 @@ import logging
 import os
 import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +18,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.base.progress import Progress
-from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.driver.beginning import Beginning
 from state_runtime.driver.context import DriverContext
@@ -34,6 +31,7 @@ from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.sources import cleans_up
 from state_runtime.pipeline.watermark import Policy
+from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer, refuse_if_live
 from state_runtime.snapshot.document import FORMAT_VERSION
@@ -143,7 +141,7 @@ class JobRun:
         heartbeat = Heartbeat(
             self._root, committer, self._plan.settings.heartbeat_interval_s, self._clock, self._stop, savepoints
         )
-        local_dir = _local_dir(self._plan.settings)
+        local_dir = private_local_dir(self._plan.settings.local_dir)
         # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
         checkpoint = SparkCheckpoint(
             local_dir / "spark" / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}"
@@ -329,17 +327,3 @@ def _is_idle(query: StreamingQuery) -> bool:
     """Whether Spark neither works on a batch nor knows of data for one: then an epoch of our own is in nobody's way."""
     status = query.status
     return not status["isTriggerActive"] and not status["isDataAvailable"]
-
-
-def _local_dir(settings: JobSettings) -> Path:
-    """The folder of local copies; private to the user."""
-    folder = (
-        Path(settings.local_dir) if settings.local_dir else Path(tempfile.gettempdir()) / f"stillstate-{os.getuid()}"
-    )
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise InvalidConfiguration(
-            f"local_dir {folder} cannot be used: {error}; choose a folder that you can write to"
-        ) from error
-    return folder.absolute()

@@ -22,6 +22,8 @@ __all__ = ["BatchClock", "SparkCheckpoint", "same_offsets"]
 _LOG_VERSION = "v1"
 # Spark writes a compacted log of seen files every 10 entries (spark.sql.streaming.fileSource.log.compactInterval).
 _COMPACT_INTERVAL = 10
+# `str.isdigit` takes digits that `int` refuses, and digits of other scripts.
+_NUMBER = re.compile(r"[0-9]{1,19}\Z")
 _COMPACT = re.compile(r"([0-9]+)\.compact\Z")
 
 
@@ -105,7 +107,7 @@ class SparkCheckpoint:
         if not folder.is_dir():
             return ()
         found = (
-            int(p.name) for p in folder.iterdir() if p.name.isdigit() and any(_is_log(f.name) for f in p.iterdir())
+            int(p.name) for p in folder.iterdir() if _NUMBER.match(p.name) and any(_is_log(f.name) for f in p.iterdir())
         )
         return tuple(sorted(found))
 
@@ -156,7 +158,7 @@ def _log_offset(offsets: str, source: int) -> int:
 
 
 def _is_log(name: str) -> bool:
-    return name.isdigit() or _COMPACT.match(name) is not None
+    return _NUMBER.match(name) is not None or _COMPACT.match(name) is not None
 
 
 def _lines(path: Path) -> list[str]:

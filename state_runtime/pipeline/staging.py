@@ -5,6 +5,7 @@ What gives them their final names is in pipeline/sinks.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,9 @@ __all__ = ["SinkSpec"]
 # A file is closed at this size; it is also what one task holds in memory per sink.
 _FILE_BYTES_MAX = 128 * MIB
 _ROW_GROUP_ROWS = 1 << 20
+# What `_Staging` gives.
+_TERM = re.compile(r"[0-9]{20}\Z")
+_STAGED = re.compile(r"[A-Za-z0-9._=-]+\.parquet\Z")
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,17 @@ class SinkSpec:
     def remove_abandoned(self, term: int, named: Set[str]) -> None:
         """Remove what runs before `term` staged, except what the newest manifest names.
 
-        Those runs are fenced: whatever they stage can never be named by a manifest.
+        Those runs are fenced: whatever they stage can never be named by a manifest. Names that no task of ours gives
+        are somebody else's: they stay.
         """
         store = self.store()
         for folder in store.list_names(self.staging_prefix):
-            if folder.isdigit() and int(folder) < term:
-                for name in store.list_names(f"{self.staging_prefix}/{folder}"):
-                    path = f"{self.staging_prefix}/{folder}/{name}"
-                    if path not in named:
-                        store.delete(path)
+            if not _TERM.match(folder) or int(folder) >= term:
+                continue
+            for name in store.list_names(f"{self.staging_prefix}/{folder}"):
+                path = f"{self.staging_prefix}/{folder}/{name}"
+                if _STAGED.match(name) and path not in named:
+                    store.delete(path)
 
     def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
         """Begin staging for one task; names are unique to the attempt.
@@ -101,6 +107,6 @@ class _Staging:
         name = f"{self._name}-{len(self._files):03d}.parquet"
         staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
         final = f"{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
-        self._spec.store().put(staged, body.to_pybytes())
+        self._spec.store().put(staged, body)
         self._files.append(StagedFile(staged, final, body.size, self._rows))
         self._buffer, self._writer, self._rows = None, None, 0

@@ -15,7 +15,7 @@ from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 
 __all__ = ["find_copies"]
 
-_FOLDER = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
+_FOLDER = re.compile(r"([0-9]{1,5})-([0-9]{1,5})\Z")
 
 
 def find_copies(folder: Path, parallelism: int, versions: Mapping[str, LocalVersions]) -> list[CopyFound]:

@@ -11,6 +11,7 @@ happen later.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +21,7 @@ from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name, term_of
+from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name
 from state_runtime.snapshot.savepoint import SavepointThen, SavepointTrigger, check_tags
 from state_runtime.store import Store
 
@@ -43,6 +44,8 @@ _LOG = logging.getLogger(__name__)
 # Requests are read by every heartbeat; a folder flooded with files must not stop the job.
 _REQUESTS_READ_MAX = 1000
 _ANSWER = ".answer.json"
+# What `_path` gives. Any other name in the folder is somebody else's, and is not opened.
+_REQUEST = re.compile(r"[0-9]{20}-[a-z]+-[0-9A-Za-z]+\.json\Z")
 
 Action = Literal["stop", "savepoint"]
 Answer = Literal["accepted", "refused", "void"]
@@ -144,11 +147,7 @@ def new_requests(root: Store, term: int, seen: Collection[str]) -> dict[str, Con
     asked = [
         n
         for n in names
-        if n.startswith(prefix)
-        and n.endswith(".json")
-        and not n.endswith(_ANSWER)
-        and n.removesuffix(".json") not in answered
-        and n not in seen
+        if n.startswith(prefix) and _REQUEST.match(n) and n.removesuffix(".json") not in answered and n not in seen
     ]
     found: dict[str, ControlRequest | None] = {}
     for name in asked[:_REQUESTS_READ_MAX]:
@@ -167,9 +166,7 @@ def new_requests(root: Store, term: int, seen: Collection[str]) -> dict[str, Con
 
 def open_requests(root: Store, *, before_term: int) -> list[ControlRequest]:
     """Requests to older runs that nobody answered: they are void. Requests to stop need no answer."""
-    terms = {
-        int(name[:20]) for name in root.list_names(CONTROL_DIR) if term_of(f"{name[:20]}.json") and name[20:21] == "-"
-    }
+    terms = {int(name[:20]) for name in root.list_names(CONTROL_DIR) if _REQUEST.match(name)}
     found = []
     for term in sorted(t for t in terms if t < before_term):
         found += [r for r in new_requests(root, term, ()).values() if r is not None and r.action == "savepoint"]
@@ -179,7 +176,9 @@ def open_requests(root: Store, *, before_term: int) -> list[ControlRequest]:
 def pending_stop(root: Store, term: int) -> ControlRequest | None:
     """The first stop request to `term` below the job root, if there is one."""
     prefix = f"{term:020d}-stop-"
-    for name in [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix)][:_REQUESTS_READ_MAX]:
+    for name in [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)][
+        :_REQUESTS_READ_MAX
+    ]:
         path = f"{CONTROL_DIR}/{name}"
         return decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
     return None
@@ -190,7 +189,7 @@ def asked_to_stop(root: Store, term: int) -> bool:
     if pending_stop(root, term) is not None:
         return True
     prefix = f"{term:020d}-savepoint-"
-    names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and not n.endswith(_ANSWER)]
+    names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)]
     for name in names[:_REQUESTS_READ_MAX]:
         path = f"{CONTROL_DIR}/{name}"
         request = decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)

@@ -1,18 +1,25 @@
 """A store on a local (or mounted) file system. fsspec's own local `mode="create"` is exists-then-write, so the
-create here is `os.link` of a finished, fsynced temporary file: name and content appear together or not at all."""
+create here is `os.link` of a finished, fsynced temporary file: name and content appear together or not at all.
+
+What a write has promised survives a loss of power: the bytes, the name, and the names of all folders up to the root and
+of those that were made above it (store/folders.py) are on the disk before it returns. A deletion promises no such
+thing: after a loss of power a deleted object may be there again."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import MIB
+from state_runtime.store.folders import DurableFolders, fsync_path
 from state_runtime.store.paths import check_relative_path
 from state_runtime.store.port import Body, Created, Store, StoredObject, warn_single_writer
 
@@ -34,10 +41,12 @@ class LocalStore(Store):
     Args:
         single_writer: on a file system without hard links, look whether the name is free and then rename, instead of
             refusing it.
+        folders: of the store that this one is a folder of.
     """
 
-    def __init__(self, root: Path, *, single_writer: bool = False) -> None:
+    def __init__(self, root: Path, *, single_writer: bool = False, folders: DurableFolders | None = None) -> None:
         self._root = root
+        self._folders = DurableFolders(root) if folders is None else folders
         self._single_writer = single_writer
         self._no_links = False
 
@@ -54,34 +63,45 @@ class LocalStore(Store):
         with self._translated("create", path):
             temporary = self._write_temporary(final, body)
             try:
-                os.link(temporary, final)
-            except FileExistsError:
-                return Created.MINE if final.read_bytes() == body else Created.LOST
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                if not self._single_writer:
-                    raise StoreNotCapable(
-                        f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear "
-                        "there "
-                        "complete and only once. Use another file system or an object store, or declare "
-                        "`single_writer: true` "
-                        "if nothing else ever writes to this job"
-                    ) from error
-                self._no_links = True
-                if final.exists():
-                    return Created.MINE if final.read_bytes() == body else Created.LOST
-                os.replace(temporary, final)
+                appeared = self._appears(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
+            # Also a name that was there is synced: who has made it may not have come to it, and whoever is told that it
+            # is there acts on it.
+            mine = appeared or _holds(final, body)
             try:
                 _fsync_folder(final.parent)
             except OSError as error:
                 raise OutcomeUnknown(
-                    f"{path} was created in {self.url}, but the folder could not be synced: {error}. "
+                    f"{path} is there in {self.url}, but its folder could not be synced: {error}. "
                     "Nothing was cleaned up; start again, and the run reads it back"
                 ) from error
-        return Created.MINE
+        return Created.MINE if mine else Created.LOST
+
+    def _appears(self, temporary: Path, final: Path) -> bool:
+        """Give a finished file its name; False if the name is taken.
+
+        Raises:
+            StoreNotCapable: the file system has no hard links, and no single writer was declared.
+        """
+        try:
+            os.link(temporary, final)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if not self._single_writer:
+                raise StoreNotCapable(
+                    f"the file system of {self.url} has no hard links ({error.strerror}), so a file cannot appear "
+                    "there complete and only once. Use another file system or an object store, or declare "
+                    "`single_writer: true` if nothing else ever writes to this job"
+                ) from error
+            self._no_links = True
+            if final.exists():
+                return False
+            os.replace(temporary, final)
+        return True
 
     def probe(self) -> None:
         super().probe()
@@ -98,18 +118,18 @@ class LocalStore(Store):
     def put_file(self, local: Path, path: str) -> None:
         final = self._at(path)
         with self._translated("write", path):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.make(final.parent)
             temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
             try:
                 shutil.copyfile(local, temporary)
-                _fsync_file(temporary)
+                fsync_path(temporary)
                 os.replace(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
             _fsync_folder(final.parent)
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        with self._translated("read", path), self._at(path).open("rb") as file:
+        with self._translated("read", path), self._opened(path) as file:
             body = file.read(bytes_max + 1)
         if len(body) > bytes_max:
             raise CorruptData(f"{path} in {self.url} is larger than {bytes_max:,} bytes; it was not read")
@@ -120,7 +140,7 @@ class LocalStore(Store):
             shutil.copyfile(self._at(path), local)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        with self._translated("read", path), self._at(path).open("rb") as file:
+        with self._translated("read", path), self._opened(path) as file:
             file.seek(offset)
             body = file.read(length)
         if len(body) != length:
@@ -129,13 +149,16 @@ class LocalStore(Store):
 
     def size(self, path: str) -> int:
         with self._translated("look at", path):
-            return self._at(path).stat().st_size
+            status = self._at(path).stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "is a folder, not an object", path)
+            return status.st_size
 
     def list_names(self, path: str) -> list[str]:
         with self._translated("list", path):
             try:
                 names = os.listdir(self._at(path) if path else self._root)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
         return sorted(n for n in names if not n.startswith(_TEMPORARY))
 
@@ -160,13 +183,13 @@ class LocalStore(Store):
                 folders.append(Path(entry.path))
             elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY):
                 try:
-                    stat = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 name = Path(entry.path).relative_to(self._root).as_posix()
                 # A copy may be a link, or keep its source's time of writing: what counts is when the name came to be.
-                at_ms = max(stat.st_mtime_ns, stat.st_ctime_ns) // 1_000_000
-                found.append(StoredObject(name, stat.st_size, at_ms))
+                at_ms = max(status.st_mtime_ns, status.st_ctime_ns) // 1_000_000
+                found.append(StoredObject(name, status.st_size, at_ms))
         return folders, found
 
     def copy(self, source: str, target: str) -> None:
@@ -176,7 +199,7 @@ class LocalStore(Store):
         """`copy` from any local store."""
         final = self._at(target)
         with self._translated("copy", source):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.make(final.parent)
             temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
             try:
                 try:
@@ -186,7 +209,7 @@ class LocalStore(Store):
                     if error.errno not in {*_NO_LINKS, errno.EXDEV, errno.EMLINK}:
                         raise
                     shutil.copyfile(other._at(source), temporary)
-                    _fsync_file(temporary)
+                    fsync_path(temporary)
                 os.replace(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -195,18 +218,21 @@ class LocalStore(Store):
     def move(self, source: str, target: str) -> None:
         final = self._at(target)
         with self._translated("move", source):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.make(final.parent)
             try:
                 os.replace(self._at(source), final)
             except FileNotFoundError:
                 if not final.exists():
                     raise
-                return
+            # Also if it was there: who has moved it may have been killed before this.
             _fsync_folder(final.parent)
 
     def delete(self, path: str) -> None:
         with self._translated("delete", path):
-            self._at(path).unlink(missing_ok=True)
+            try:
+                self._at(path).unlink(missing_ok=True)
+            except IsADirectoryError:
+                return  # a folder is no object: there is none of that name
 
     def remove_empty_folders(self, path: str) -> None:
         base = self._at(path) if path else self._root
@@ -219,7 +245,7 @@ class LocalStore(Store):
                         raise
 
     def child(self, name: str) -> LocalStore:
-        return LocalStore(self._at(name), single_writer=self._single_writer)
+        return LocalStore(self._at(name), single_writer=self._single_writer, folders=self._folders)
 
     def uri(self, path: str) -> str:
         return (self._at(path) if path else self._root).absolute().as_uri()
@@ -227,8 +253,15 @@ class LocalStore(Store):
     def _at(self, path: str) -> Path:
         return self._root / check_relative_path(path)
 
+    def _opened(self, path: str) -> BinaryIO:
+        """A file to read. A folder is no object: nobody is stopped by one that bears a file's name."""
+        try:
+            return self._at(path).open("rb")
+        except IsADirectoryError as error:
+            raise FileNotFoundError(errno.ENOENT, "is a folder, not an object", path) from error
+
     def _write_temporary(self, final: Path, body: Body) -> Path:
-        final.parent.mkdir(parents=True, exist_ok=True)
+        self._folders.make(final.parent)
         temporary = final.parent / f"{_TEMPORARY}{SYSTEM_IDS.uid()}"
         try:
             body = memoryview(body).cast("B")
@@ -260,14 +293,15 @@ class LocalStore(Store):
             ) from error
 
 
-def _fsync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _holds(final: Path, body: bytes) -> bool:
+    """Whether a file has exactly these bytes; not, if it has gone since."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with final.open("rb") as file:
+            return file.read(len(body) + 1) == body
+    except (FileNotFoundError, IsADirectoryError):
+        return False
 
 
 def _fsync_folder(path: Path) -> None:
     # Without it a power cut can forget the new name although the data is on disk.
-    _fsync_file(path)
+    fsync_path(path)
