@@ -116,18 +116,26 @@ class Piece:
         low, high = self.hash_range
         return slice(int(np.searchsorted(hashes, low, side="left")), int(np.searchsorted(hashes, high, side="right")))
 
-    def ask(self, schema: StateSchema, wanted: Wanted) -> tuple[Positions, Mask]:
-        """Look rows up; there is at least one.
+    def ask(self, schema: StateSchema, wanted: Wanted, asked: Positions) -> tuple[Positions, Mask]:
+        """Look some rows up, at least one.
+
+        The key columns are not brought into the order of `asked` before the search by hash: most pieces have few of
+        the hashes, and taking all keys for each piece was most of a look-up's time.
+
+        Args:
+            asked: which of the wanted rows, ascending.
 
         Returns:
             The position of each in the batch, -1 where it is not there; and whether the search for it is over, because
             it was found or its key was cleared.
         """
+        rows = asked if len(asked) < len(wanted.hashes) else None
+        hashes = wanted.hashes[asked]
         if wanted.entries is None:
-            at = lookup(self.batch, schema, wanted.hashes, wanted.keys)
+            at = lookup(self.batch, schema, hashes, wanted.keys, rows)
             return at, at >= 0
         at, cleared = lookup_entries(
-            self.batch, schema, wanted.hashes, wanted.keys, wanted.entries, wanted.entry_columns
+            self.batch, schema, hashes, wanted.keys, wanted.entries[asked], wanted.entry_columns, rows
         )
         return at, cleared | (at >= 0)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from rocksdict import (
 
 from state_runtime.state.backend import LocalCopyUnusable
 
-__all__ = ["database", "open_read_only", "reading", "settle", "unlogged", "writing"]
+__all__ = ["block_cache", "database", "open_read_only", "reading", "settle", "unlogged", "writing"]
 
 _BLOCK_CACHE_BYTES = 32 << 20
 _BLOOM_BITS = 10
@@ -29,6 +31,9 @@ _MARKS = "marks"  # a column family, see `settle`
 
 def open_read_only(folder: Path) -> Rdict:
     """A version's database, for reading; closed when nobody has it any more. Raises LocalCopyUnusable."""
+    # Not kept open for the next epoch: whatever changes a shard makes another version, so only an unchanged one would
+    # be opened again. And the next task may run in another process, whose `prune` cannot close what this one has open:
+    # removed tables would go on taking up disk that nobody counts.
     with reading(folder):
         return Rdict(str(folder), _options(), access_type=AccessType.read_only())
 
@@ -47,12 +52,25 @@ def settle(db: Rdict) -> None:
     marks.compact_range(None, None)
 
 
+@lru_cache(maxsize=1)
+def block_cache(process_id: int) -> Cache:
+    """The blocks that all databases of a process have read.
+
+    RocksDB knows a block by the identity that its table was given when it was written, which a hard link keeps: what
+    one version has read is at hand for the next one. A block's checksum is compared when it comes from the disk.
+
+    Args:
+        process_id: of the caller: a forked process does not use its parent's cache, which may be locked for ever.
+    """
+    return Cache(_BLOCK_CACHE_BYTES)
+
+
 def _options(runs_max: int = 4) -> Options:
     """Raw mode: bytes only. Without it, rocksdict would load pickles."""
     options = Options(raw_mode=True)
     blocks = BlockBasedOptions()
     blocks.set_bloom_filter(_BLOOM_BITS, False)
-    blocks.set_block_cache(Cache(_BLOCK_CACHE_BYTES))
+    blocks.set_block_cache(block_cache(os.getpid()))
     options.set_block_based_table_factory(blocks)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_level_zero_file_num_compaction_trigger(max(2, runs_max))

@@ -361,20 +361,28 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def lookup(run: pa.RecordBatch, schema: StateSchema, hashes: Hashes, keys: Sequence[pa.Array]) -> Positions:
+def lookup(
+    run: pa.RecordBatch,
+    schema: StateSchema,
+    hashes: Hashes,
+    keys: Sequence[pa.Array],
+    rows: Positions | None = None,
+) -> Positions:
     """Positions of many keys in one sorted run of the value layout.
 
     Args:
         run: a batch of the state.
         hashes: sorted, one per wanted key.
-        keys: the wanted keys' columns, as long as `hashes`.
+        keys: the wanted keys' columns.
+        rows: where in `keys` the wanted ones lie, one per hash; by default they are all of them. Only keys whose hash
+            the run has are taken out of their columns.
 
     Returns:
         One position per wanted key, -1 where the run does not have it.
     """
     stored = hashes_of(run)
     at, wanted = _search_hashes(stored, hashes)
-    return _match(stored, None, at, wanted, hashes, None, schema.keys_of(run), keys)
+    return _match(stored, None, at, wanted, hashes, None, schema.keys_of(run), keys, rows)
 
 
 def lookup_entries(
@@ -384,12 +392,14 @@ def lookup_entries(
     keys: Sequence[pa.Array],
     entries: Hashes,
     entry_columns: Sequence[pa.Array],
+    rows: Positions | None = None,
 ) -> tuple[Positions, Mask]:
     """Positions of many rows in one sorted run of the entries layout: a binary search by hash, then one by entry.
 
     Args:
-        hashes: sorted, one per wanted row.
-        keys, entries, entry_columns: the rest of the wanted rows' identity.
+        hashes, entries: one per wanted row, sorted by hash.
+        keys, entry_columns: the rest of the wanted rows' identity.
+        rows: see `lookup`.
 
     Returns:
         One position per wanted row, -1 where the run does not have it; and whether the run has a clear marker of its
@@ -402,11 +412,13 @@ def lookup_entries(
     there = np.flatnonzero(at < ends)
     there = there[stored_entries[at[there]] == entries[wanted[there]]]
     columns = [*schema.keys_of(run), *schema.entry_columns_of(run)]
-    found = _match(stored, stored_entries, at[there], wanted[there], hashes, entries, columns, [*keys, *entry_columns])
+    asked = [*keys, *entry_columns]
+    found = _match(stored, stored_entries, at[there], wanted[there], hashes, entries, columns, asked, rows)
     # A clear marker comes first of its hash.
     marked = np.flatnonzero(stored_entries[starts] == CLEAR_MARKER)
     markers = np.zeros(len(hashes), dtype=np.uint64)
-    cleared = _match(stored, stored_entries, starts[marked], wanted[marked], hashes, markers, schema.keys_of(run), keys)
+    own = schema.keys_of(run)
+    cleared = _match(stored, stored_entries, starts[marked], wanted[marked], hashes, markers, own, keys, rows)
     return found, cleared >= 0
 
 
@@ -450,16 +462,21 @@ def _match(
     entries: Hashes | None,
     stored_columns: Sequence[pa.Array],
     columns: Sequence[pa.Array],
+    rows: Positions | None,
 ) -> Positions:
     """The rows among candidates whose real columns are those wanted.
 
     Args:
         positions, wanted: candidate and wanted row, which agree in hash and entry.
+        rows: where in `columns` the wanted rows lie; None is in their order.
     """
     found = np.full(len(hashes), -1, dtype=np.int64)
     while len(wanted):
         there = [k.take(pa.array(positions)) for k in stored_columns]
-        here = [k.take(pa.array(wanted)) for k in columns] if len(wanted) < len(hashes) else list(columns)
+        taken = (
+            None if rows is None and len(wanted) == len(hashes) else pa.array(wanted if rows is None else rows[wanted])
+        )
+        here = list(columns) if taken is None else [k.take(taken) for k in columns]
         same = same_keys(here, there) if columns else np.ones(len(wanted), dtype=np.bool_)
         found[wanted[same]] = positions[same]
         # What is left met another key with its hash: look one further, as long as the hash is the same.

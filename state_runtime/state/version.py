@@ -192,7 +192,7 @@ class OpenVersion:
             if inside.start == inside.stop:
                 continue
             asked = still_open[inside]
-            at, answered = piece.ask(schema, wanted.take(asked))
+            at, answered = piece.ask(schema, wanted, asked)
             # A tombstone ends the search for its row just as a value does.
             rows = asked[at >= 0]
             at = at[at >= 0]
@@ -355,7 +355,7 @@ class OpenVersion:
             inside = piece.inside(wanted.hashes[kept])
             if inside.start < inside.stop:
                 asked = kept[inside]
-                _, answered = piece.ask(schema, wanted.take(asked))
+                _, answered = piece.ask(schema, wanted, asked)
                 kept = np.concatenate([kept[: inside.start], asked[~answered], kept[inside.stop :]])
         return rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
 

@@ -32,7 +32,7 @@ from model import (
 from shapes import SHAPES, Change, batch_of_change, check_same
 
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.state import rocksdb, rocksdb_reader
+from state_runtime.state import rocksdb, rocksdb_database, rocksdb_reader
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import open_backend
 from state_runtime.state.keyhash import hash_rows
@@ -76,6 +76,7 @@ class TestRocksDB(BackendContract):
             body = bytearray(path.read_bytes())
             body[: len(body) // 3] = bytes(len(body) // 3)
             damaged(path, bytes(body))
+        rocksdb_database.block_cache.cache_clear()  # as another process: this one has read the blocks whole
         opened = shard.open(verify=False)
         with pytest.raises(LocalCopyUnusable):
             shard.open(verify=True)
@@ -147,6 +148,7 @@ class TestRocksDB(BackendContract):
         for path in self.tables(shard):
             body = path.read_bytes()
             damaged(path, bytes(64) + body[64:])
+        rocksdb_database.block_cache.cache_clear()  # as another process: this one has read the blocks whole
         opened = shard.open(verify=False)
         before = sorted(path.name for path in shard.folder.iterdir())
         with pytest.raises(OSError, match="Corruption"):
