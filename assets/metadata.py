@@ -11,6 +11,7 @@ from typing import Final
 
 import dagster as dg
 
+from assets.metadata_sets import CheckpointNumbers, Number, RunNumbers, numbers_metadata
 from assets.specs import checkpoints_key, materialized_key, stream_key
 from orchestration.folding.health import record_numbers
 from orchestration.text import time_text
@@ -30,8 +31,6 @@ __all__ = [
 DATA_VERSION_TAG: Final = "dagster/data_version"
 TERM_TAG: Final = "stillstate/term"
 
-Number = dg.IntMetadataValue | dg.FloatMetadataValue
-
 
 def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) -> dict[str, Number]:
     """The numbers of one checkpoint, each under a stable name with its unit.
@@ -41,42 +40,8 @@ def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) ->
             where it is written.
     """
     progress = complete or manifest.progress or Progress(snapshot_id=manifest.snapshot_id)
-    phases = {f"phase_{name}_s": _seconds(ms) for name, ms in sorted(progress.phases_ms.items())}
-    return {
-        "snapshot_id": dg.IntMetadataValue(manifest.snapshot_id),
-        "term": dg.IntMetadataValue(manifest.term),
-        "batch_id": dg.IntMetadataValue(progress.batch_id),
-        "duration_s": _seconds(progress.duration_ms),
-        "checkpoint_s": _seconds(progress.checkpoint_ms),
-        "input_rows": dg.IntMetadataValue(progress.input_rows),
-        "output_rows": dg.IntMetadataValue(progress.output_rows),
-        "changed_rows": dg.IntMetadataValue(progress.changed_rows),
-        "rows_per_s": dg.FloatMetadataValue(float(progress.rows_per_s)),
-        "state_rows": dg.IntMetadataValue(progress.state_rows),
-        "segment_bytes": dg.IntMetadataValue(progress.segment_bytes),
-        "output_bytes": dg.IntMetadataValue(progress.output_bytes),
-        "log_bytes": dg.IntMetadataValue(manifest.log_bytes),
-        "log_segments": dg.IntMetadataValue(len(manifest.segments)),
-        "table_bytes": dg.IntMetadataValue(manifest.table_bytes),
-        "parallelism": dg.IntMetadataValue(manifest.parallelism),
-        "local_restores": dg.IntMetadataValue(progress.local_restores),
-        "primary_restores": dg.IntMetadataValue(progress.primary_restores),
-        "stale_restores": dg.IntMetadataValue(progress.stale_restores),
-        "moved_shards": dg.IntMetadataValue(progress.moved_shards),
-        "restore_s": _seconds(progress.restore_ms),
-        "restored_bytes": dg.IntMetadataValue(progress.restored_bytes),
-        "local_failures": dg.IntMetadataValue(progress.local_failures),
-        "epoch": dg.IntMetadataValue(progress.epoch),
-        "epochs": dg.IntMetadataValue(progress.epochs),
-        "uploads": dg.IntMetadataValue(progress.uploads),
-        "upload_attempts": dg.IntMetadataValue(progress.upload_attempts),
-        "upload_wait_s": _seconds(progress.upload_wait_ms),
-        "late_rows": dg.IntMetadataValue(progress.late_rows),
-        "watermark_lag_s": _seconds(
-            max(0, progress.timestamp_ms - progress.watermark_ms) if progress.watermark_ms else 0
-        ),
-        **phases,
-    }
+    phases = {f"phase_{name}_s": dg.FloatMetadataValue(ms / 1000) for name, ms in sorted(progress.phases_ms.items())}
+    return {**numbers_metadata(CheckpointNumbers.of(manifest, progress)), **phases}
 
 
 def checkpoint_materialization(
@@ -96,14 +61,7 @@ def run_materialization(job: str, manifest: Manifest) -> dg.AssetMaterialization
     return dg.AssetMaterialization(
         stream_key(job),
         description=f"term {manifest.term} took over at {time_text(manifest.created_at_ms)}",
-        metadata={
-            "term": manifest.term,
-            "snapshot_id": manifest.snapshot_id,
-            "operators": len(manifest.operators),
-            "log_bytes": manifest.log_bytes,
-            "table_bytes": manifest.table_bytes,
-            "restore_bytes": manifest.total_bytes,
-        },
+        metadata=dict(numbers_metadata(RunNumbers.of(manifest))),
         tags=_tags(manifest),
     )
 
@@ -128,7 +86,3 @@ def fold_materialization(job: str, record: Record, log_bytes_left: int | None) -
 
 def _tags(manifest: Manifest) -> dict[str, str]:
     return {DATA_VERSION_TAG: str(manifest.snapshot_id), TERM_TAG: str(manifest.term)}
-
-
-def _seconds(ms: float) -> dg.FloatMetadataValue:
-    return dg.FloatMetadataValue(ms / 1000)

@@ -1,13 +1,37 @@
-"""Options of `run` and `start` that say where a run begins."""
+"""Options that `run` and `start` share: how and where a run begins."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-__all__ = ["ClaimOption", "FromOption", "FromSnapshotOption"]
+if TYPE_CHECKING:
+    from orchestration.config.begin_at import BeginAt
 
+__all__ = ["BeginOptions", "with_begin_options"]
+
+TakeoverOption = Annotated[
+    bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
+]
+DroppedOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-dropped-state",
+        help="Start although the pipeline no longer has some operators or states of the newest snapshot; what they "
+        "held is never read again.",
+    ),
+]
+DrainedOption = Annotated[
+    bool,
+    typer.Option("--allow-drained", help="Go on although the newest snapshot was drained: its windows have closed."),
+]
+IdleOption = Annotated[
+    bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
+]
 FromOption = Annotated[
     str,
     typer.Option(
@@ -30,8 +54,58 @@ FromSnapshotOption = Annotated[
         "--from-snapshot",
         metavar="ID",
         min=1,
-        help="Go back to an older snapshot of this job. Output since then stays, and what comes again has higher "
-        "epochs.",
+        help="Go back to an older snapshot of this job. Output written since then stays; rows that are processed again "
+        "appear in it again, under higher epoch numbers.",
         show_default=False,
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginOptions:
+    """What a person said of a run that is to begin."""
+
+    takeover: TakeoverOption = False
+    until_idle: IdleOption = False
+    allow_dropped_state: DroppedOption = False
+    allow_drained: DrainedOption = False
+    place: FromOption = ""
+    claim: ClaimOption = False
+    from_snapshot: FromSnapshotOption = None
+
+    def begin_at(self) -> BeginAt:
+        """At which snapshot it begins.
+
+        Raises:
+            InvalidConfiguration: the options contradict each other.
+        """
+        from orchestration.config.begin_at import BeginAt
+
+        return BeginAt(self.place, self.claim, self.from_snapshot)
+
+
+def with_begin_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take `options: BeginOptions`, each field of which is an option of the command line.
+
+    Typer reads a command's signature: in it, a parameter for each field stands in the place of `options`.
+    """
+    names = [f.name for f in fields(BeginOptions)]
+
+    def wrapped(**given: Any) -> None:
+        options = BeginOptions(**{name: given.pop(name) for name in names})
+        command(**given, options=options)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in _parameters(command):
+        parameters.extend(_parameters(BeginOptions) if parameter.name == "options" else [parameter])
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Parameters with their types and not the text of these: they are looked at where the names mean nothing."""
+    hints = get_type_hints(of, include_extras=True)
+    given = inspect.signature(of).parameters.values()
+    return [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in given]

@@ -82,8 +82,8 @@ def delete(
 ) -> None:
     """Delete snapshots, a savepoint or a whole job. Refused, by name, if a run, a pin or anybody else needs it.
 
-    From its first step on nobody finds what is deleted; files that other snapshots need stay. Cut short, the same
-    command ends it.
+    From the first step on, nobody can open what is deleted; files that other snapshots need stay. If the command is
+    interrupted, run it again to finish.
     """
     if sum((bool(snapshots), savepoint is not None, root)) != 1:
         raise InvalidConfiguration("give snapshot ids, or --savepoint NAME, or --root: one of the three")

@@ -69,9 +69,8 @@ def import_spark(
     bar.
 
     The query's checkpoint is only read, by Spark's own state reader. The job must read the same source, and have the
-    same
-    processors with the same keys, time and output modes. It then goes on where the query stood: run it on the same
-        input.
+    same processors with the same keys, time and output modes. Run it on the same input: it goes on where the query
+    stood.
     """
     from orchestration.show.progress import phase_bar
     from orchestration.text import bytes_text, count_text, duration_text
@@ -116,7 +115,7 @@ def import_spark(
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Given:
     """The job that was named, and where its snapshot goes."""
 
@@ -149,7 +148,14 @@ def _given(
             built: StreamingJob = load_entry_point(found.entry_point, spec.file.parent)(to_context(found))
             return built
 
-        return _Given(found.name, place, options, build_configured, found.spark.master, found.spark.conf)
+        return _Given(
+            name=found.name,
+            target=place,
+            options=options,
+            build=build_configured,
+            master=found.spark.master,
+            conf=found.spark.conf,
+        )
     if target is None:
         raise InvalidConfiguration("with --entry-point, say where the snapshot goes: TARGET is <store>/<job>")
     where = named_place(target, config)
@@ -163,7 +169,7 @@ def _given(
         built: StreamingJob = load_entry_point(str(entry_point), Path.cwd())(context)
         return built
 
-    return _Given(name, where.text, where.options, build_named)
+    return _Given(name=name, target=where.text, options=where.options, build=build_named)
 
 
 def _pairs(given: list[str] | None, what: str) -> dict[str, str]:

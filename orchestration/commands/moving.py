@@ -83,9 +83,9 @@ def copy(
     """Copy a snapshot, a savepoint or a whole job to another folder or store. The source is only read, and may be
     running.
 
-    What is copied has the same files under the same names, so it restores as the original does. Cut short, the same
-    command goes
-    on. A copy of a whole job is a back-up: run one of the two; to run both, start a new job from a snapshot.
+    The copy has the same files under the same names, so it restores as the original does. If the command is
+    interrupted, run it again: it goes on. A copy of a whole job is a backup: run only one of the two. To run both,
+    start a new job from a snapshot.
     """
     _carry("copy", place, target, compare, dry_run, threads, config, yes=True, as_json=as_json)
 
@@ -106,7 +106,8 @@ def move(
 ) -> None:
     """Move a snapshot, a savepoint or a whole job. The source goes last, after everything in the target was compared.
 
-    A job must be stopped; nobody can start it while it is moved. Cut short at any point, the same command goes on.
+    The job must be stopped, and nobody can start it while it is moved. If the command is interrupted at any point, run
+    it again: it goes on.
     """
     if abort:
         from state_runtime.maintenance.move.execute import abort_move
@@ -225,9 +226,8 @@ def verify(
     """Check that snapshots are whole: every missing or damaged file is named, with whose state it holds. Nothing is
     written there.
 
-    Ends with 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer
-    version, and 4 if
-    something could not be reached: that says nothing about the data.
+    The exit code is 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer
+    version, and 4 if something could not be reached, which says nothing about the data.
     """
     from orchestration.commands.places import named_place
     from orchestration.show.moves import report_json, show_report

@@ -193,7 +193,14 @@ class LocalLauncher:
                 # The store's passing fault says nothing about the driver; the deadline bounds the waiting.
                 status, trouble = None, f" (the store could not be read: {error})"
             if self._is_ready(status, process.pid, before) and status is not None and code in (None, 0):
-                return Launched(self._job.name, status.term, status.state, status.pid, status.host, str(log))
+                return Launched(
+                    job=self._job.name,
+                    term=status.term,
+                    state=status.state,
+                    pid=status.pid,
+                    host=status.host,
+                    log=str(log),
+                )
             if code is not None:
                 raise LaunchFailed(
                     f"the driver of {self._job.name!r} ended with exit code {code} before it ran{trouble}. "

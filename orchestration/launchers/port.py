@@ -15,7 +15,7 @@ Liveness = Literal["alive", "dead", "unknown"]
 """What the operating system says about a driver's process; unknown on any host but its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launched:
     """A driver that has claimed a term and says that it runs (or already finished)."""
 

@@ -169,9 +169,8 @@ class Savepointer:
                 return
             if runs is None or runs.term != request.term:
                 raise Unavailable(
-                    f"the run of term {request.term} ended before it made savepoint {request.name!r}; what was asked "
-                    "is void. "
-                    "Ask again: a job that does not run is saved from its newest snapshot"
+                    f"the run of term {request.term} ended before it made savepoint {request.name!r}, "
+                    "so the request is void. Ask again: of a job that does not run, the newest snapshot is saved"
                 )
             self._poll(POLL_S)
 
@@ -187,7 +186,7 @@ def _refuse(request: ControlRequest, given: ControlAnswer) -> None:
         raise Unavailable(f"savepoint {request.name!r} was not made: {given.message}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SavepointRow:
     """One line of `stillstate savepoints`."""
 
@@ -266,7 +265,7 @@ def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[Savepo
         except (MissingSnapshot, InvalidConfiguration):
             continue
         except (CorruptManifest, UnsupportedFormat) as error:
-            rows.append(SavepointRow(name, "UNREADABLE", "", 0.0, message=str(error)))
+            rows.append(SavepointRow(name=name, state="UNREADABLE", trigger="", age_s=0.0, message=str(error)))
             continue
         rows.append(SavepointRow.of(record, catalog.root.url, now_ms))
         known.add(record.uid)

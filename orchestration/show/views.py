@@ -52,7 +52,7 @@ _COLOURS: dict[Verdict | str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobRow:
     """One line of `stillstate jobs`. `health` is our verdict, `state` what the driver said last."""
 
@@ -102,7 +102,7 @@ class JobRow:
         return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotRow:
     """One line of `stillstate snapshots`."""
 
@@ -144,7 +144,7 @@ class SnapshotRow:
         return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StateRows:
     """What `stillstate query` found. `more`: there are rows beyond the limit."""
 

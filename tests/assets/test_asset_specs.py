@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,6 +18,7 @@ from assets import (
     job_asset_specs,
     run_materialization,
 )
+from assets.metadata_sets import CheckpointNumbers, RunNumbers, numbers_metadata
 from orchestration.config.spec import load_spec
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
@@ -130,3 +132,24 @@ def test_event_time_shows_as_a_lag_that_has_no_holes() -> None:
         checkpoint_metadata(manifest(None), Progress(snapshot_id=1, timestamp_ms=100_000))["watermark_lag_s"].value
         == 0.0
     )
+
+
+def test_the_fields_of_a_set_are_its_keys_and_their_types_are_dagster_s() -> None:
+    """A plot that was an integer once stays one, also when the number happens to be whole."""
+    metadata = numbers_metadata(CheckpointNumbers.of(manifest(None), Progress(snapshot_id=12)))
+    kinds = {"int": dg.IntMetadataValue, "float": dg.FloatMetadataValue}
+    assert {name: type(value) for name, value in metadata.items()} == {
+        f.name: kinds[str(f.type)] for f in dataclasses.fields(CheckpointNumbers)
+    }
+    run = numbers_metadata(RunNumbers.of(manifest(None)))
+    assert list(run) == ["term", "snapshot_id", "operators", "log_bytes", "table_bytes", "restore_bytes"]
+
+
+def test_the_keys_of_plots_that_exist_stay() -> None:
+    assert set(checkpoint_metadata(manifest(None))) == {
+        *("snapshot_id", "term", "batch_id", "duration_s", "checkpoint_s", "input_rows", "output_rows", "changed_rows"),
+        *("rows_per_s", "state_rows", "segment_bytes", "output_bytes", "log_bytes", "log_segments", "table_bytes"),
+        *("parallelism", "local_restores", "primary_restores", "stale_restores", "moved_shards", "restore_s"),
+        *("restored_bytes", "local_failures", "epoch", "epochs", "uploads", "upload_attempts", "upload_wait_s"),
+        *("late_rows", "watermark_lag_s"),
+    }

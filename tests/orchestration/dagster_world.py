@@ -34,7 +34,7 @@ class FakeLauncher:
         assert self.root is not None
         self.starts.append(takeover)
         term = self.root.start()
-        return Launched(self.root.name, term, "running", 7, "h", "/logs/x.log")
+        return Launched(job=self.root.name, term=term, state="running", pid=7, host="h", log="/logs/x.log")
 
     def stop(self) -> Any:
         raise AssertionError("nobody asked for a stop")

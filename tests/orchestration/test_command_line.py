@@ -164,7 +164,12 @@ def test_a_bad_configuration_lists_every_problem(write_config: Callable[..., Pat
 @pytest.mark.parametrize(
     ("command", "answer", "code", "shown"),
     [
-        ("start", Launched("flights", 2, "running", 42, "h", "/x.log"), 0, "term 2, process 42"),
+        (
+            "start",
+            Launched(job="flights", term=2, state="running", pid=42, host="h", log="/x.log"),
+            0,
+            "term 2, process 42",
+        ),
         ("start", JobAlreadyRunning("it runs"), 3, "JobAlreadyRunning: it runs"),
         ("start", LaunchFailed("it ended", 7), 7, "LaunchFailed: it ended"),
         ("stop", Stopped("flights", 2, "stopped", "its run ended: stopped"), 0, "its run ended"),
@@ -228,7 +233,7 @@ def test_jobs_shows_how_far_a_restore_is(
     write_config: Callable[..., Path], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore of a large state takes a while, and a job that shows nothing seems to hang."""
-    monkeypatch.setattr("orchestration.cli.SYSTEM_CLOCK", flights.clock)
+    monkeypatch.setattr("orchestration.commands.jobs.SYSTEM_CLOCK", flights.clock)
     flights.pid, config = os.getpid(), str(write_config())
     flights.start()
     flights.beat(restoring=(3, 8))

@@ -127,7 +127,7 @@ def run_job(config: Path, name: str, answer: Any, run_config: dict[str, Any] | N
 
 
 def test_the_start_job_reports_where_the_driver_is(write_config: Callable[..., Path]) -> None:
-    launched = Launched("flights", 3, "running", 42, "h", "/logs/flights.log")
+    launched = Launched(job="flights", term=3, state="running", pid=42, host="h", log="/logs/flights.log")
     result, launcher = run_job(
         write_config(),
         "start_flights",

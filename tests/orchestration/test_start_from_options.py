@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Callable
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from job_roots import SECRET, FakeClock, JobRoot
 from rich.console import Console
 from typer.testing import CliRunner
 
 from orchestration.cli import app
+from orchestration.commands.begin_options import BeginOptions
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import load_spec
 from orchestration.launchers import Launched, LocalLauncher
@@ -110,7 +113,7 @@ def test_both_commands_pass_it_on(
 
     def start(self: LocalLauncher, *, begin: BeginAt, **_: Any) -> Launched:
         seen.append(begin)
-        return Launched("flights", 1, "running", 1, "h", "log")
+        return Launched(job="flights", term=1, state="running", pid=1, host="h", log="log")
 
     monkeypatch.setattr("orchestration.running.run.run_job", run_job)
     monkeypatch.setattr(LocalLauncher, "start", start)
@@ -155,3 +158,11 @@ def test_a_copy_is_shown_while_it_goes_on(clock: FakeClock) -> None:
     live.close()
     assert "12 of 40 objects" in terminal.getvalue()
     assert "━" in terminal.getvalue()
+
+
+def test_run_and_start_have_the_same_options() -> None:
+    """A job that runs in the background must be startable in every way in which it runs in the foreground."""
+    commands = typer.main.get_group(app).commands
+    options = {name: [(p.name, p.opts, p.help) for p in commands[name].params] for name in ("run", "start")}
+    assert options["run"] == options["start"]
+    assert {f.name for f in dataclasses.fields(BeginOptions)} <= {name for name, *_ in options["run"]}

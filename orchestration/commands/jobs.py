@@ -1,0 +1,150 @@
+"""`stillstate run`, `start`, `stop` and `jobs`: drivers, and how they are."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestration.commands.base import (
+    ConfigOption,
+    JobArgument,
+    JsonOption,
+    catalog_of,
+    guarded,
+    print_json,
+    print_table,
+)
+from orchestration.commands.begin_options import BeginOptions, with_begin_options
+from orchestration.config.spec import JobSpec, Spec, load_spec
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import StillstateError
+
+if TYPE_CHECKING:
+    from orchestration.show.views import JobRow
+
+__all__ = ["register"]
+
+
+@guarded
+@with_begin_options
+def run(
+    job: JobArgument,
+    config: ConfigOption = None,
+    *,
+    options: BeginOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
+    from orchestration.running.run import run_job
+    from orchestration.show.runs import progress_view
+
+    begin = options.begin_at()
+    spec = load_spec(config)
+    job_spec = spec.job(job)
+    with closing(progress_view(job, as_json=as_json)) as view:
+        result = run_job(
+            job_spec,
+            spec.file.parent,
+            on_progress=view.show,
+            on_restore=view.restoring,
+            on_copy=view.copying,
+            takeover=options.takeover,
+            until_idle=options.until_idle,
+            allow_dropped_state=options.allow_dropped_state,
+            allow_drained=options.allow_drained,
+            begin=begin,
+        )
+    summary = {
+        "job": job,
+        "state": result.state,
+        "last_snapshot_id": result.last_snapshot_id,
+        "epochs": result.epochs,
+    }
+    if as_json:
+        print_json(summary)
+    else:
+        print(f"{job} {result.state} after {result.epochs} epochs; newest snapshot {result.last_snapshot_id}")
+
+
+@guarded
+@with_begin_options
+def start(
+    job: JobArgument,
+    config: ConfigOption = None,
+    *,
+    options: BeginOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a job's driver in the background and wait until it runs."""
+    from orchestration.launchers import build_launcher
+
+    begin = options.begin_at()
+    spec = load_spec(config)
+    launcher = build_launcher(spec, spec.job(job))
+    launched = launcher.start(
+        takeover=options.takeover,
+        until_idle=options.until_idle,
+        allow_dropped_state=options.allow_dropped_state,
+        allow_drained=options.allow_drained,
+        begin=begin,
+    )
+    if as_json:
+        print_json(vars(launched))
+    else:
+        print(f"{job} is {launched.state}: term {launched.term}, process {launched.pid} on {launched.host}")
+        print(f"log: {launched.log}")
+
+
+@guarded
+def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Ask a job's driver to stop after its epoch, and wait until it has. It stays stopped."""
+    from orchestration.launchers import build_launcher
+
+    spec = load_spec(config)
+    stopped = build_launcher(spec, spec.job(job)).stop()
+    if as_json:
+        print_json(vars(stopped))
+    else:
+        print(f"{job}: {stopped.how} (term {stopped.term})")
+
+
+@guarded
+def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show all jobs: state, term, heartbeat, newest snapshot, speed."""
+    from orchestration.show import views
+
+    spec = load_spec(config)
+    rows = [_job_row(spec, job) for job in spec.jobs.values()]
+    if as_json:
+        print_json([row.to_json_dict() for row in rows])
+    else:
+        print_table(views.jobs_table(rows))
+    # A script should not take a store that could not be read for a job that is well.
+    failed = next((row for row in rows if row.exit_code), None)
+    if failed is not None:
+        raise typer.Exit(failed.exit_code)
+
+
+def _job_row(spec: Spec, job: JobSpec) -> JobRow:
+    """One row of `jobs`; a store that cannot be read is a row of its own, so that the others still show."""
+    from orchestration.launchers import build_launcher
+    from orchestration.recovery.observe import observe
+    from orchestration.show import views
+
+    try:
+        catalog = catalog_of(job)
+        seen = observe(job, catalog, build_launcher(spec, job), SYSTEM_CLOCK)
+        latest = catalog.latest()
+    except StillstateError as error:
+        return views.JobRow.broken(job.name, error)
+    return views.JobRow.of(job.name, seen, latest, SYSTEM_CLOCK.now_ms())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: stillstate run flights --until-idle")(run)
+    app.command(epilog="Example: stillstate start flights")(start)
+    app.command(epilog="Example: stillstate stop flights")(stop)
+    app.command(epilog="Example: stillstate jobs --json")(jobs)

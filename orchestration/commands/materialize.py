@@ -1,0 +1,61 @@
+"""`stillstate materialize`: the changelog of a job folded into state tables, now."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, guarded, print_json
+from orchestration.config.spec import load_spec
+from orchestration.folding.mode import FoldMode
+
+__all__ = ["register"]
+
+
+@guarded
+def materialize(
+    job: JobArgument,
+    mode: Annotated[
+        FoldMode,
+        typer.Option(
+            "--mode",
+            "-m",
+            help="auto: new base tables where changes have grown large; minor: none; major: all of them.",
+        ),
+    ] = FoldMode.auto,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold a job's changelog into state tables now, as a Spark job in this process, with a progress bar.
+
+    The job may run meanwhile: its driver starts to use the tables with its next checkpoint. A job that does not run
+    starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold. A crash
+    at any point leaves unused files, never damage.
+    """
+    from orchestration.folding.health import fold_numbers
+    from orchestration.folding.session import fold_in_new_session, fold_summary
+    from orchestration.show.folds import fold_view
+    from orchestration.text import bytes_text, count_text, duration_text
+
+    spec = load_spec(config).job(job)
+    with closing(fold_view(job, as_json=as_json)) as view:
+        result, log_left = fold_in_new_session(spec, mode=mode.value, on_progress=view.show)
+    numbers = fold_numbers(result, log_left)
+    if as_json:
+        print_json({"job": job, **fold_summary(result, numbers)})
+    elif result.record_id is None:
+        print(f"{job}: nothing was folded: {result.reason}")
+    else:
+        print(
+            f"{job}: {result.mode} materialization {result.record_id} of snapshot {result.snapshot_id} in "
+            f"{duration_text(result.duration_s)}: {bytes_text(result.log_bytes_folded)} of log folded, "
+            f"{count_text(result.rows)} rows, {bytes_text(result.written_bytes)} written, "
+            f"{result.shared_tables} tables kept, {bytes_text(log_left)} of log left"
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: stillstate materialize flights --mode major")(materialize)
