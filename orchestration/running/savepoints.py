@@ -51,7 +51,7 @@ from state_runtime.snapshot.savepoint import (
     read_savepoint,
     savepoint_names,
 )
-from state_runtime.snapshot.terms import RunStatus
+from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 
 __all__ = [
