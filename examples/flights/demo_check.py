@@ -49,7 +49,7 @@ from orchestration.jobs.tags import ACTION_TAG, JOB_TAG, TERM_TAG
 from orchestration.launchers.local import process_of
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.terms import RunStatus
+from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.spark.session import build_session
 
 DEFAULT_WORK: Final = ROOT / ".demo-check"

@@ -29,7 +29,7 @@ from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, J
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
-from state_runtime.snapshot.terms import RunState, RunStatus
+from state_runtime.snapshot.term_files import RunState, RunStatus
 from state_runtime.store import open_store
 
 __all__ = ["LocalLauncher", "process_of"]

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from orchestration.config.begin_at import NEWEST, BeginAt
 from state_runtime.base.errors import StillstateError, Unavailable
-from state_runtime.snapshot.terms import RunState, RunStatus
+from state_runtime.snapshot.term_files import RunState, RunStatus
 
 __all__ = ["LaunchFailed", "Launched", "Launcher", "Liveness", "StopTimedOut", "Stopped"]
 

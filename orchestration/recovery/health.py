@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestration.launchers.port import Liveness
-from state_runtime.snapshot.terms import RunStatus
+from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = ["Health", "HealthPolicy", "Verdict", "decide", "recovery_wait_s"]
 

@@ -10,7 +10,7 @@ from orchestration.recovery.health import Health, HealthPolicy, decide
 from state_runtime.base.clock import Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import asked_to_stop
-from state_runtime.snapshot.terms import RunStatus
+from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = ["Observation", "observe", "progress_marker"]
 

@@ -23,7 +23,7 @@ from state_runtime.base.errors import InvalidConfiguration, StillstateError, Use
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
-from state_runtime.snapshot.commit import refuse_if_live
+from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.store import open_store
 
 if TYPE_CHECKING:

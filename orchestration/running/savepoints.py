@@ -42,7 +42,7 @@ from state_runtime.snapshot.savepoint import (
     read_savepoint,
     savepoint_names,
 )
-from state_runtime.snapshot.terms import RunStatus
+from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 
 __all__ = ["SavepointRow", "Savepointer", "failed", "savepoint_rows"]

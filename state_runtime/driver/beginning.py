@@ -6,7 +6,7 @@
             the source. Then a run is opened as always: term, fencing snapshot (source id + 1)
 
 From its first snapshot on a job needs nothing of the source, and a restart does not look at `start_from` any more. A
-crash before it leaves a root that has a job.json and no snapshot; the next start goes on with the same snapshot of the
+crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot of the
 source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
 
 NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from state_runtime.base import faults
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
     InvalidConfiguration,
@@ -30,6 +32,7 @@ from state_runtime.base.errors import (
     MissingSnapshot,
     SnapshotExpired,
     SnapshotInUse,
+    Unavailable,
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MAX_PARALLELISM
@@ -38,16 +41,17 @@ from state_runtime.maintenance.delete.claimed import ClaimEnding
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.job_info import ClaimMode, JobInfo, StartedFrom
+from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
 from state_runtime.snapshot.locate import OpenedSnapshot, Place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import read_record
-from state_runtime.snapshot.start_pins import pinned
-from state_runtime.snapshot.terms import RunStatus, newest_term, write_status
-from state_runtime.store import open_store
+from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
+from state_runtime.store import Store, open_store
 
 __all__ = ["Beginning", "StartFrom"]
 
@@ -164,7 +168,7 @@ class Beginning:
         return InvalidConfiguration(
             f"job {self._catalog.job!r} in {self._root.url} was begun from {started} and has no snapshot yet; it does "
             "not begin "
-            "empty. Start it from there again, which goes on with what was copied; or remove that folder to begin anew"
+            "empty. Start it from there again: what was copied is kept. Or remove that folder to begin anew"
         )
 
     def _find(self, start: StartFrom, info: JobInfo | None) -> OpenedSnapshot:
@@ -243,19 +247,20 @@ class Beginning:
                 snapshot.
             Fenced, StoreUnavailable, OutcomeUnknown: see `open_run` and `copy_snapshot`.
         """
+        actor = Actor(self._clock, self._ids, host, pid)
         source = self._source
         if source is None:
             info = open_job_root(self._root, self._catalog.job, clock=self._clock, ids=self._ids)
             if self._own is None and info.started_from is not None and self._catalog.latest() is None:
                 raise self._unfinished(info.started_from)
             if self._from_snapshot is None:
-                return self._open_run(info, empty, host, pid)
+                return self._open_run(info, empty, actor)
             # Until the fencing snapshot names what it needs.
-            with pinned(self._root, self._from_snapshot, info, self._root.url, self._clock, self._ids):
-                return self._open_run(info, empty, host, pid)
+            with self._pinned(self._root, self._from_snapshot, info, actor):
+                return self._open_run(info, empty, actor)
         uid = ""
         if self._claims:
-            uid, source = self._take_over(source, host, pid)
+            uid, source = self._take_over(source, actor)
             faults.reach("start-claimed")
         started = self._started_from(source)
         info = open_job_root(
@@ -266,12 +271,11 @@ class Beginning:
             started = self._started_from(source)
         faults.reach("start-recorded")
         rewritten = taken_over(source.manifest, started, info, self._outputs(source))
-        with pinned(
-            source.root, source.manifest.snapshot_id, info, self._root.url, self._clock, self._ids, required=False
-        ) as beat:
+        # A source may be read-only. The copy checks each file, so a snapshot that is given up meanwhile is noticed.
+        with self._pinned(source.root, source.manifest.snapshot_id, info, actor, do_without=(Unavailable,)) as kept:
 
             def copied(progress: CopyProgress) -> None:
-                beat()
+                kept.beat()
                 faults.reach("start-object-copied")
                 if self._on_copy is not None:
                     self._on_copy(progress)
@@ -286,7 +290,7 @@ class Beginning:
                 ids=self._ids,
             )
         faults.reach("start-copied")
-        return self._open_run(info, empty, host, pid)
+        return self._open_run(info, empty, actor)
 
     def ending(self, info: JobInfo, owner: str) -> ClaimEnding | None:
         """What removes the root that the job has claimed, once it has a checkpoint; None if it claimed none.
@@ -298,21 +302,40 @@ class Beginning:
         if started is None or started.mode != "CLAIM":
             return None
         options = self._source_options()
-        return ClaimEnding(lambda: open_store(started.place, options), info.uid, owner, self._clock, self._ids)
+        return ClaimEnding(lambda: open_store(started.place, options), info.uid, owner, Actor(self._clock, self._ids))
 
     def _source_options(self) -> Mapping[str, Any] | None:
         given = self._start.storage_options if self._start is not None else None
         return given if given is not None else self._storage_options
 
-    def _open_run(self, info: JobInfo, empty: Callable[[JobInfo], Manifest], host: str, pid: int) -> Committer:
+    def _pinned(
+        self,
+        root: Store,
+        snapshot_id: int,
+        info: JobInfo,
+        actor: Actor,
+        do_without: tuple[type[Unavailable], ...] = (),
+    ) -> AbstractContextManager[KeptPin]:
+        # The note is the job's uid: a start that is repeated, and the end of a claim, find what killed ones have left.
+        return kept_pin(
+            root,
+            snapshot_id,
+            reason="start",
+            holder=f"the start of job {info.name!r} ({self._root.url})",
+            note=info.uid,
+            actor=actor,
+            do_without=do_without,
+        )
+
+    def _open_run(self, info: JobInfo, empty: Callable[[JobInfo], Manifest], actor: Actor) -> Committer:
         return open_run(
             self._catalog,
             info,
             empty(info),
-            clock=self._clock,
-            ids=self._ids,
-            host=host,
-            pid=pid,
+            clock=actor.clock,
+            ids=actor.ids,
+            host=actor.host,
+            pid=actor.pid,
             back_to=self._from_snapshot,
         )
 
@@ -324,7 +347,12 @@ class Beginning:
         manifest = source.manifest
         mode: ClaimMode = "CLAIM" if self._claims else "NO_CLAIM"
         return StartedFrom(
-            source.root.url, source.info.name, manifest.job_uid, manifest.snapshot_id, manifest.commit_id, mode
+            place=source.root.url,
+            job=source.info.name,
+            job_uid=manifest.job_uid,
+            snapshot_id=manifest.snapshot_id,
+            commit_id=manifest.commit_id,
+            mode=mode,
         )
 
     def _outputs(self, source: OpenedSnapshot) -> tuple[StagedOutput, ...]:
@@ -334,7 +362,7 @@ class Beginning:
             return ()
         return pending_outputs(source.manifest, source.catalog.latest() or source.manifest)
 
-    def _take_over(self, source: OpenedSnapshot, host: str, pid: int) -> tuple[str, OpenedSnapshot]:
+    def _take_over(self, source: OpenedSnapshot, actor: Actor) -> tuple[str, OpenedSnapshot]:
         """Claim the source, and fence whoever ran it: what is read of it after that is final.
 
         Returns:
@@ -359,10 +387,10 @@ class Beginning:
             source.catalog,
             source.info,
             source.manifest,
-            clock=self._clock,
-            ids=self._ids,
-            host=host,
-            pid=pid,
+            clock=actor.clock,
+            ids=actor.ids,
+            host=actor.host,
+            pid=actor.pid,
             claimed_by=uid,
         )
         term = opened.term
@@ -376,8 +404,8 @@ class Beginning:
                 at_ms=self._clock.now_ms(),
                 started_at_ms=term.started_at_ms,
                 heartbeat_interval_s=0.0,
-                pid=pid,
-                host=host,
+                pid=actor.pid,
+                host=actor.host,
                 snapshot_id=opened.last.snapshot_id,
                 message=f"claimed by {claim}",
             ),

@@ -14,7 +14,7 @@ from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import new_requests
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.terms import RunState, RunStatus, newest_term, write_status
+from state_runtime.snapshot.term_files import RunState, RunStatus, newest_term, write_status
 from state_runtime.store import Store
 
 __all__ = ["Heartbeat"]

@@ -33,11 +33,12 @@ from state_runtime.pipeline.sources import cleans_up
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, refuse_if_live
+from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
-from state_runtime.snapshot.terms import RunState
+from state_runtime.snapshot.term_files import RunState
 from state_runtime.spark.errors import cause_of, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id

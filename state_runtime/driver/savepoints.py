@@ -66,7 +66,7 @@ class Savepoints:
     def __init__(self, root: Store, info: JobInfo, term: int, *, clock: Clock, ids: Ids) -> None:
         self._info = info
         self._term = term
-        self._work = SavepointWork(root, f"{socket.gethostname()}:{os.getpid()}", clock, ids)
+        self._work = SavepointWork(root=root, owner=f"{socket.gethostname()}:{os.getpid()}", clock=clock, ids=ids)
         self._records: dict[str, SavepointRecord] = {}
         self._asked: list[_Asked] = []
         self._begun: deque[_Asked] = deque()
@@ -275,7 +275,7 @@ class Savepoints:
         except SnapshotInUse as error:
             _LOG.warning("%s", error)
         except Exception:
-            # The job must go on, whatever happened here; the record gets stale, and others go on with it.
+            # The job must go on, whatever happened here. The record gets stale, and others can resume the savepoint.
             _LOG.exception("savepoint %s", asked.request.name)
 
     def _answer(self, request: ControlRequest, given: Answer, message: str = "", snapshot_id: int = 0) -> None:

@@ -24,7 +24,7 @@ PLAN_AGE_MAX_MS = 7 * 86_400_000
 """What was decided longer ago is decided again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Made:
     """What a plan was made from.
 
@@ -38,7 +38,6 @@ class Made:
     place: str
     at_ms: int
     newest_snapshot_id: int
-    boundary_sequence: int
     term: int
 
 
@@ -92,5 +91,7 @@ def _read(file: Path) -> bytes:
     except OSError as error:
         raise InvalidConfiguration(f"the plan {file} cannot be read: {error.strerror}; make one with --out") from error
     if len(body) > PLAN_BYTES_MAX:
-        raise InvalidConfiguration(f"the plan {file} has more than {PLAN_BYTES_MAX:,} bytes; it is none of ours")
+        raise InvalidConfiguration(
+            f"the plan {file} has more than {PLAN_BYTES_MAX:,} bytes: it is not a plan of Stillstate"
+        )
     return body

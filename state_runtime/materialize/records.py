@@ -2,7 +2,8 @@
 a record.
 
     materializations/<20-digit id>.started.json   the pin: which snapshot is read, who reads it, when it was last heard
-    of materializations/<20-digit id>.json           the record: what was folded into which new tables
+                                                  of
+    materializations/<20-digit id>.json           the record: what was folded into which new tables
 
 Whoever claims the next id by creating its pin may work; the record is created once and never changed. Neither touches a
 manifest: the driver takes the record into its next one, if the snapshot that it goes on from still has exactly the
@@ -25,10 +26,11 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import CorruptData, CorruptManifest, Unavailable
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.snapshot.create_once import Proposal, create_next
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest, TableEntry
 from state_runtime.snapshot.paths import MATERIALIZATIONS_DIR, manifest_path, materialization_path
-from state_runtime.store import Created, Store
+from state_runtime.store import Store
 from state_runtime.store.paths import check_relative_path
 
 __all__ = [
@@ -65,7 +67,7 @@ RECORD_KEPT_MS = 2 * _DAY_MS
 """Its files are kept for so long: twice as long as they may be adopted, so that clocks may differ by a day."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pin:
     """A materialization under way.
 
@@ -185,8 +187,7 @@ def apply(draft: Manifest, record: Record) -> Manifest:
     """The manifest with the record's tables in the place of what they fold; call it only if it `fits`.
 
     Segments that were written while the materialization ran stay. The first layer stays the base: its new tables say
-        themselves
-    which snapshot they hold, and so do its old ones from now on.
+    themselves which snapshot they hold, and so do its old ones from now on.
     """
     at = record.snapshot_id
     removed, removed_logs = set(record.removed), set(record.removed_source_logs)
@@ -277,17 +278,29 @@ def claim(root: Store, manifest: Manifest, *, clock: Clock, ids: Ids) -> Pin | N
     Raises:
         StoreUnavailable, OutcomeUnknown: the store does not answer; what was created by then is an abandoned pin.
     """
-    for _ in range(CLAIM_ATTEMPTS_MAX):
+
+    def propose() -> Proposal[Pin]:
         done, started = record_ids(root)
         now_ms = clock.now_ms()
-        record_id = max([0, *done, *started]) + 1
-        pin = Pin(record_id, manifest.job_uid, manifest.snapshot_id, ids.uid(), now_ms, now_ms)
-        path = materialization_path(record_id, started=True)
-        if root.create(path, encode_document("materialization-pin", pin)) is Created.MINE:
-            return pin if root.exists(manifest_path(manifest.snapshot_id)) else None
-    raise Unavailable(
-        f"{CLAIM_ATTEMPTS_MAX} materializations in {root.url} were begun by others at the same time; try again later"
+        pin = Pin(
+            record_id=max([0, *done, *started]) + 1,
+            job_uid=manifest.job_uid,
+            snapshot_id=manifest.snapshot_id,
+            writer=ids.uid(),
+            started_at_ms=now_ms,
+            heartbeat_ms=now_ms,
+        )
+        path = materialization_path(pin.record_id, started=True)
+        return Proposal(path, encode_document("materialization-pin", pin), pin)
+
+    pin = create_next(
+        root,
+        propose,
+        contended=lambda: Unavailable(
+            f"{CLAIM_ATTEMPTS_MAX} others began a materialization in {root.url} at the same time; try again later"
+        ),
     )
+    return pin if root.exists(manifest_path(manifest.snapshot_id)) else None
 
 
 def beat(root: Store, pin: Pin, clock: Clock, *, failed: bool = False) -> Pin:
@@ -325,8 +338,11 @@ def write_record(root: Store, record: Record) -> None:
         CorruptData: another writer has used the id. StoreUnavailable, OutcomeUnknown: see `Store.create`.
     """
     path = materialization_path(record.record_id)
-    if root.create(path, record.encode()) is not Created.MINE:
-        raise CorruptData(f"{root.url}/{path} exists, although its id was claimed for this materialization; try again")
+
+    def contended() -> CorruptData:
+        return CorruptData(f"{root.url}/{path} exists, although its id was claimed for this materialization; try again")
+
+    create_next(root, lambda: Proposal(path, record.encode(), record), contended=contended, attempts_max=1)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from state_runtime.base.limits import MIB
 from state_runtime.reading.sorting import sorted_rows
 from state_runtime.reading.tables import TableWriter, WrittenTables
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_job_root
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.fencing import open_job_root
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import (
     FileEntry,

@@ -31,6 +31,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Unavailable, check
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX
+from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import (
     BOUNDARY_DIR,
@@ -40,8 +41,8 @@ from state_runtime.snapshot.paths import (
     run_mark_term,
     sequence_of,
 )
-from state_runtime.snapshot.terms import Term
-from state_runtime.store import Created, Store
+from state_runtime.snapshot.term_files import Term
+from state_runtime.store import Store
 
 __all__ = [
     "NO_BOUNDARY",
@@ -122,7 +123,7 @@ class Boundary:
         return replace(self, snapshot_id=SNAPSHOT_ID_MAX, kept=(), going=())
 
 
-NO_BOUNDARY = Boundary(0, 0, (), 0, "")
+NO_BOUNDARY = Boundary(sequence=0, snapshot_id=0, kept=(), at_ms=0, uid="")
 
 
 def newest_boundary_sequence(root: Store) -> int:
@@ -139,9 +140,8 @@ def boundary_for_run(root: Store, run: Term) -> int | None:
 def leave_mark(root: Store, run: Term) -> None:
     """Leave a run's mark, for `boundary_for_run`.
 
-    A mark that all runs of a job shared would not do: one that starts while the root is removed writes it anew, and an
-        older run,
-    which slept through the removal, believes that nothing has happened.
+    A mark that all runs of a job shared would not do: a run that starts while the root is removed would write it anew,
+    and an older run, which slept through the removal, would believe that nothing has happened.
     """
     root.put(run_mark_path(run.term, run.run_uid), run.run_uid.encode())
 
@@ -177,17 +177,14 @@ def read_boundary_document(root: Store) -> tuple[Boundary, bytes]:
         CorruptManifest, UnsupportedFormat: see `read_boundary`.
         Unavailable: boundaries came and went while they were read.
     """
-    for _ in range(CLAIM_ATTEMPTS_MAX):
-        sequence = newest_boundary_sequence(root)
-        if sequence == 0:
-            return NO_BOUNDARY, b""
+
+    def read(sequence: int) -> tuple[Boundary, bytes]:
         path = boundary_path(sequence)
-        try:
-            body = root.read(path, BOUNDARY_BYTES_MAX)
-        except FileNotFoundError:
-            continue  # a newer one was written meanwhile, and this one tidied away
+        body = root.read(path, BOUNDARY_BYTES_MAX)
         return decode_document("boundary", Boundary, body, f"{root.url}/{path}"), body
-    raise Unavailable(f"the boundary in {root.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
+
+    found = read_newest(lambda: newest_boundary_sequence(root), read, f"the boundary in {root.url}")
+    return found or (NO_BOUNDARY, b"")
 
 
 def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None], *, clock: Clock, ids: Ids) -> Boundary:
@@ -203,11 +200,14 @@ def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None],
     Raises:
         OutcomeUnknown, StoreUnavailable: it may have been written; delete nothing, decide again later.
     """
-    now = read_boundary(root)
-    for _ in range(CLAIM_ATTEMPTS_MAX):
+    now = NO_BOUNDARY
+
+    def propose() -> Proposal[Boundary] | None:
+        nonlocal now
+        now = read_boundary(root)
         decided = decide(now)
         if decided is None:
-            return now
+            return None
         following = replace(
             decided,
             sequence=now.sequence + 1,
@@ -215,12 +215,16 @@ def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None],
             at_ms=clock.now_ms(),
             uid=ids.uid(),
         )
-        created = root.create(boundary_path(following.sequence), encode_document("boundary", following))
-        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It does not count,
-        # and is told from one that does by what is the newest after the create.
-        if created is Created.MINE and newest_boundary_sequence(root) == following.sequence:
-            return following
-        now = read_boundary(root)
-    raise Unavailable(
-        f"{CLAIM_ATTEMPTS_MAX} others changed the boundary in {root.url} at the same time; try again later"
+        return Proposal(boundary_path(following.sequence), encode_document("boundary", following), following)
+
+    written = create_next(
+        root,
+        propose,
+        contended=lambda: Unavailable(
+            f"{CLAIM_ATTEMPTS_MAX} others changed the boundary in {root.url} at the same time; try again later"
+        ),
+        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It is told from
+        # one that counts by what is the newest after the create.
+        counts=lambda following: newest_boundary_sequence(root) == following.sequence,
     )
+    return now if written is None else written

@@ -17,7 +17,7 @@ from state_runtime.snapshot.paths import (
     manifest_path,
     snapshot_id_of,
 )
-from state_runtime.snapshot.terms import RunStatus, read_status
+from state_runtime.snapshot.term_files import RunStatus, read_status
 from state_runtime.store import Store
 
 __all__ = ["Catalog", "read_job_info"]

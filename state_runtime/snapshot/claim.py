@@ -4,11 +4,11 @@
 
 From then on nobody runs the job of a claimed root, and nobody else starts from it: the claimer removes the root as soon
 as it has a checkpoint of its own (maintenance/delete/claimed.py). A claim is placed by creating the file and *then*
-fencing the root (a term and a fencing snapshot, snapshot/commit.py); a run claims its term and *then* looks for the
+fencing the root (a term and a fencing snapshot, snapshot/fencing.py); a run claims its term and *then* looks for the
 file. So a run that did not see the claim is fenced by it, and what the claimer reads after its fencing snapshot is
 final.
 
-A claim that is not wanted any more is taken back by removing the file, as long as the claimer has no snapshot.
+To give a claim up, remove the file; only as long as the claimer has no snapshot.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from state_runtime.base.errors import SnapshotInUse
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
+from state_runtime.snapshot.create_once import Proposal, create_agreed
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import CLAIM_FILE
-from state_runtime.store import Created, Store
+from state_runtime.store import Store
 
 __all__ = ["Claim", "claim_root", "read_claim", "refuse_if_claimed"]
 
@@ -61,8 +62,8 @@ def claim_root(root: Store, claim: Claim) -> None:
     Raises:
         SnapshotInUse: another job has claimed it. OutcomeUnknown: it may be there; repeat the call.
     """
-    if root.create(CLAIM_FILE, encode_document("claim", claim)) is not Created.MINE:
-        refuse_if_claimed(root, by=claim.job_uid)
+    counts = create_agreed(root, Proposal(CLAIM_FILE, encode_document("claim", claim), claim), lambda: read_claim(root))
+    _refuse(root, counts, by=claim.job_uid)
 
 
 def refuse_if_claimed(root: Store, *, by: str = "") -> None:
@@ -74,12 +75,13 @@ def refuse_if_claimed(root: Store, *, by: str = "") -> None:
     Raises:
         SnapshotInUse: another job has claimed the root; the message names it.
     """
-    claim = read_claim(root)
+    _refuse(root, read_claim(root), by=by)
+
+
+def _refuse(root: Store, claim: Claim | None, *, by: str) -> None:
     if claim is not None and claim.job_uid != by:
         raise SnapshotInUse(
-            f"{root.url} was claimed by {claim}, which goes on with its state and removes it; nobody else runs it or "
-            "starts from it. "
-            "Go on with that job. If it never came to a snapshot of its own and is not wanted, or if this is a copy "
-            "that was made "
-            f"of a claimed root, remove {CLAIM_FILE} here"
+            f"{root.url} was claimed by {claim}, which continues from its state and then removes it; no other job may "
+            "run it or start from it. Continue with that job. If that job never made a snapshot and is not wanted, or "
+            f"if this folder is a copy of a claimed root, remove {CLAIM_FILE} here"
         )

@@ -51,7 +51,7 @@ Action = Literal["stop", "savepoint"]
 Answer = Literal["accepted", "refused", "void"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ControlRequest:
     """A request to one term; requests to an older term are void.
 
@@ -94,7 +94,10 @@ class ControlAnswer:
 
 def request_stop(store: Store, job: str, term: int, *, clock: Clock, ids: Ids) -> None:
     """Ask the run `term` of `job` to stop after its current epoch. Asking twice is fine."""
-    _ask(store.child(check_job_name(job)), ControlRequest("stop", term, clock.now_ms(), ids.uid()))
+    _ask(
+        store.child(check_job_name(job)),
+        ControlRequest(action="stop", term=term, at_ms=clock.now_ms(), request_id=ids.uid()),
+    )
 
 
 def request_savepoint(
@@ -117,7 +120,15 @@ def request_savepoint(
     """
     check_job_name(name)
     request = ControlRequest(
-        "savepoint", term, clock.now_ms(), ids.uid(), name, then, trigger, check_tags(tags, note), note
+        action="savepoint",
+        term=term,
+        at_ms=clock.now_ms(),
+        request_id=ids.uid(),
+        name=name,
+        then=then,
+        trigger=trigger,
+        tags=check_tags(tags, note),
+        note=note,
     )
     _ask(root, request)
     return request

@@ -110,7 +110,7 @@ def materialization_path(record_id: int, *, started: bool = False) -> str:
 
 
 def run_mark_path(term: int, run_uid: str) -> str:
-    """A run's own mark beside the boundaries: one listing shows it both (snapshot/commit.py)."""
+    """A run's own mark beside the boundaries: one listing shows it both (snapshot/fencing.py)."""
     return f"{BOUNDARY_DIR}/run-{term:0{_DIGITS}d}-{run_uid}"
 
 

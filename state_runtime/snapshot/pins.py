@@ -21,7 +21,7 @@ from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import PINS_DIR, pin_path, pinned_id_of
 from state_runtime.store import Created, Store
 
-__all__ = ["PinReason", "SnapshotPin", "pin_snapshot", "read_pins", "renew_pin", "unpin"]
+__all__ = ["PinReason", "SnapshotPin", "pin_snapshot", "read_pins", "renew_pin", "start_pins", "unpin"]
 
 PinReason = Literal["user", "savepoint", "start", "copy", "read", "verify", "convert"]
 
@@ -67,7 +67,7 @@ def pin_snapshot(
     """Keep a snapshot from being given up.
 
     Args:
-        lasts_ms: how long; 0 is until `unpin`. Whoever works longer calls `renew_pin` in time.
+        lasts_ms: how long; 0 is until `unpin`. Whoever works longer keeps it (snapshot/kept_pin.py).
 
     Raises:
         SnapshotExpired: it was given up; there is no pin.
@@ -75,7 +75,15 @@ def pin_snapshot(
     """
     now_ms = clock.now_ms()
     expires_at_ms = now_ms + lasts_ms if lasts_ms else 0
-    pin = SnapshotPin(snapshot_id, ids.uid(), reason, holder, note, now_ms, expires_at_ms)
+    pin = SnapshotPin(
+        snapshot_id=snapshot_id,
+        uid=ids.uid(),
+        reason=reason,
+        holder=holder,
+        note=note,
+        created_at_ms=now_ms,
+        expires_at_ms=expires_at_ms,
+    )
     if root.create(pin.path, encode_document("pin", pin)) is not Created.MINE:
         raise InvalidConfiguration(f"{root.url}/{pin.path} exists already; try again")
     _check_kept(root, pin)
@@ -126,3 +134,12 @@ def read_pins(root: Store) -> list[SnapshotPin]:
             continue  # taken off meanwhile
         pins.append(decode_document("pin", SnapshotPin, data, f"{root.url}/{path}"))
     return sorted(pins, key=lambda p: (p.snapshot_id, p.created_at_ms, p.uid))
+
+
+def start_pins(root: Store, job_uid: str) -> list[SnapshotPin]:
+    """The pins that starts of a job have placed in a root, also those of starts that were killed.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat, StoreUnavailable: see `read_pins`.
+    """
+    return [pin for pin in read_pins(root) if pin.reason == "start" and pin.note == job_uid]

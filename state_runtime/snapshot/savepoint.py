@@ -30,18 +30,17 @@ from state_runtime.base.errors import (
     MissingSnapshot,
     SavepointExists,
     SnapshotInUse,
-    Unavailable,
     check,
 )
 from state_runtime.base.limits import (
-    CLAIM_ATTEMPTS_MAX,
     SAVEPOINT_NOTE_CHARS_MAX,
     SAVEPOINT_TAGS_MAX,
     SMALL_JSON_BYTES_MAX,
 )
+from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR, check_job_name, check_uid, savepoint_path
-from state_runtime.store import Created, Store
+from state_runtime.store import Store
 
 __all__ = [
     "ALLOWED",
@@ -217,17 +216,13 @@ def read_record(folder: Store) -> SavepointRecord | None:
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be read; nothing of the savepoint may be deleted.
     """
-    for _ in range(CLAIM_ATTEMPTS_MAX):
-        number = _newest_number(folder)
-        if number == 0:
-            return None
+
+    def read(number: int) -> SavepointRecord:
         path = record_path(number)
-        try:
-            data = folder.read(path, SMALL_JSON_BYTES_MAX)
-        except FileNotFoundError:
-            continue  # deleted, and perhaps made anew, meanwhile
+        data = folder.read(path, SMALL_JSON_BYTES_MAX)
         return decode_document("savepoint", SavepointRecord, data, f"{folder.url}/{path}")
-    raise Unavailable(f"the record in {folder.url} changed {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
+
+    return read_newest(lambda: _newest_number(folder), read, f"the record in {folder.url}")
 
 
 def read_savepoint(root: Store, name: str) -> SavepointRecord:
@@ -265,19 +260,22 @@ def create_savepoint(root: Store, record: SavepointRecord) -> None:
         SavepointExists: the name is taken. OutcomeUnknown: the record may be there; repeat the call.
     """
     folder = root.child(savepoint_path(record.name))
-    body = encode_document("savepoint", record)
-    if _newest_number(folder) <= record.number and folder.create(record_path(record.number), body) is Created.MINE:
-        return
-    raise SavepointExists(
+
+    def propose() -> Proposal[SavepointRecord] | None:
+        return _proposal(record) if _newest_number(folder) <= record.number else None
+
+    taken = SavepointExists(
         f"job {record.job!r} has a savepoint {record.name!r} already; choose another name, or delete that one first"
     )
+    if create_next(folder, propose, contended=lambda: taken, attempts_max=1) is None:
+        raise taken
 
 
 def rewrite_savepoint(root: Store, record: SavepointRecord) -> SavepointRecord:
     """Write the owner's record anew; whoever took over meanwhile stays unharmed.
 
     Raises:
-        SnapshotInUse: somebody took over (or deleted it); this owner has no more say and stops.
+        SnapshotInUse: somebody took over (or deleted it); this owner has lost it and stops.
         StoreUnavailable: it may be written.
     """
     folder = root.child(savepoint_path(record.name))
@@ -304,15 +302,21 @@ def take_over(
     """
     mine = replace(record.to(state, clock.now_ms(), **changes), owner=owner, number=record.number + 1)
     folder = root.child(savepoint_path(record.name))
-    newest = _newest_number(folder)
-    if newest != record.number or (
-        folder.create(record_path(mine.number), encode_document("savepoint", mine)) is not Created.MINE
-    ):
-        raise SnapshotInUse(
-            f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it "
-            "again"
-        )
+
+    def propose() -> Proposal[SavepointRecord] | None:
+        return _proposal(mine) if _newest_number(folder) == record.number else None
+
+    lost = SnapshotInUse(
+        f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it again"
+    )
+    # One attempt: whoever is beaten has to look at the record of the winner first.
+    if create_next(folder, propose, contended=lambda: lost, attempts_max=1) is None:
+        raise lost
     return mine
+
+
+def _proposal(record: SavepointRecord) -> Proposal[SavepointRecord]:
+    return Proposal(record_path(record.number), encode_document("savepoint", record), record)
 
 
 def _newest_number(folder: Store) -> int:

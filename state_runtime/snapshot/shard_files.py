@@ -180,7 +180,9 @@ def _check_shard(shard: ShardFiles, listing: ShardListing, entry: ShardFilesEntr
     except (InvalidConfiguration, CorruptData) as error:
         raise CorruptManifest(f"{where}: {error}") from error
     if shard.parallelism != listing.parallelism or not 0 <= shard.shard < shard.parallelism:
-        raise CorruptManifest(f"{where} of {shard.parallelism} is none of {listing.parallelism}")
+        raise CorruptManifest(
+            f"{where} of {shard.parallelism} is not one of the {listing.parallelism} shards of the listing"
+        )
     if shard.snapshot_id > entry.snapshot_id:
         raise CorruptManifest(f"{where} is of snapshot {shard.snapshot_id}, after {entry.snapshot_id}")
     if missing := [state for state, digest in shard.columns.items() if digest not in listing.schemas]:

@@ -306,9 +306,6 @@ class FsspecStore(Store):
             retry_wait_max_s=self._retry_wait_max_s,
         )
 
-    def uri(self, path: str) -> str:
-        return f"{self._shown}/{path}" if path else self._shown
-
     def at(self, path: str) -> str:
         """Where an object lies, as the file system names it."""
         return f"{self._root}/{check_relative_path(path)}"

@@ -247,9 +247,6 @@ class LocalStore(Store):
     def child(self, name: str) -> LocalStore:
         return LocalStore(self._at(name), single_writer=self._single_writer, folders=self._folders)
 
-    def uri(self, path: str) -> str:
-        return (self._at(path) if path else self._root).absolute().as_uri()
-
     def _at(self, path: str) -> Path:
         return self._root / check_relative_path(path)
 

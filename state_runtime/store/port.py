@@ -153,10 +153,6 @@ class Store(ABC):
     def child(self, name: str) -> Store:
         """The store of a folder below this one."""
 
-    @abstractmethod
-    def uri(self, path: str) -> str:
-        """A URI of `path` that Spark and pyarrow understand, without credentials."""
-
     def exists(self, path: str) -> bool:
         """Whether the object exists now."""
         try:

@@ -15,7 +15,7 @@ from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
 from state_runtime.store.port import Store
 
-__all__ = ["digest_of_file", "digest_of_object", "is_inside", "transfer"]
+__all__ = ["digest_of_file", "is_inside", "transfer"]
 
 
 def transfer(source: Store, path: str, target: Store, to: str, *, bytes_expected: int = -1, digest: str = "") -> int:
@@ -51,14 +51,6 @@ def transfer(source: Store, path: str, target: Store, to: str, *, bytes_expected
 def is_inside(source: Store, target: Store) -> bool:
     """Whether objects go from one to the other without their bytes passing through here."""
     return _inside(source, target) is not None
-
-
-def digest_of_object(store: Store, path: str) -> tuple[int, str]:
-    """Size and SHA-256 of an object, read block by block through a local file."""
-    with tempfile.NamedTemporaryFile(prefix="stillstate-read-") as file:
-        local = Path(file.name)
-        store.get_file(path, local)
-        return local.stat().st_size, digest_of_file(local)
 
 
 def _check(store: Store, path: str, size: int, bytes_expected: int, found: str, digest: str) -> None:

@@ -31,7 +31,7 @@ from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.sinks import ParquetSink
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import count
-from state_runtime.snapshot import commit
+from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import SourcePosition
@@ -195,9 +195,9 @@ class Run:
         """
         catalog = Catalog(open_store(store_url, options), job)
         if committer is None:
-            info = commit.open_job_root(catalog.root, job, clock=clock, ids=ids)
+            info = fencing.open_job_root(catalog.root, job, clock=clock, ids=ids)
             empty = empty_manifest(info.uid, settings.parallelism)
-            committer = commit.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
+            committer = fencing.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=1)
         self.committer: Committer = committer
         info = committer.info
         chain = pipeline(operators, out, options if "://" in out else {})

@@ -22,7 +22,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE
-from state_runtime.snapshot.terms import RunStatus, write_status
+from state_runtime.snapshot.term_files import RunStatus, write_status
 from state_runtime.store import Store, open_store
 from tests.faults.engine import InProcess, Run, operator, without_spark
 from tests.stored import read_states

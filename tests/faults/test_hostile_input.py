@@ -24,12 +24,12 @@ from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegme
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
 from state_runtime.changelog.reader import read_table
 from state_runtime.changelog.segment import PartEntry, decode_part, sha256
-from state_runtime.snapshot import commit
+from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest, TableEntry
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.terms import claim_term
+from state_runtime.snapshot.term_files import claim_term
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Created, open_store
 from tests.s3_server import CountingServer
@@ -54,7 +54,7 @@ def good(**changed: Any) -> bytes:
 def test_a_manifest_of_a_hundred_megabytes_is_not_taken_into_memory(tmp_path: Path) -> None:
     """The bound holds where it is read; nothing is parsed."""
     store = open_store(str(tmp_path))
-    commit.open_job_root(store, "job", clock=FakeClock(), ids=CountingIds())
+    fencing.open_job_root(store, "job", clock=FakeClock(), ids=CountingIds())
     store.put(manifest_path(1), b"x")
     os.truncate(tmp_path / manifest_path(1), 100 * MIB)
     tracemalloc.start()
@@ -143,10 +143,10 @@ def test_terms_may_skip_numbers() -> None:
     """Whoever dies between its claim and its first commit leaves a number that is never used; nothing counts on there being none."""
     store, clock, ids = DictStore(), FakeClock(), CountingIds()
     catalog = Catalog(store, "job", clock)
-    info = commit.open_job_root(catalog.root, "job", clock=clock, ids=ids)
+    info = fencing.open_job_root(catalog.root, "job", clock=clock, ids=ids)
     for _ in range(3):
         claim_term(catalog.root, host="h", pid=1, clock=clock, ids=ids)
-    committer = commit.open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=2)
+    committer = fencing.open_run(catalog, info, empty_manifest(info.uid), clock=clock, ids=ids, host="h", pid=2)
     assert (committer.last.term, committer.last.snapshot_id) == (4, 1)
 
 

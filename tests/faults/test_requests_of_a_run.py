@@ -13,9 +13,10 @@ from model import CountingIds, FakeClock, empty_manifest
 from state_runtime import JobSettings
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import pending_stop
-from state_runtime.snapshot.terms import RunStatus, newest_term, write_status
+from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
 from state_runtime.store import open_store
 from tests.faults.engine import JOB, InProcess, Run, without_spark
 from tests.s3_server import CountingServer

@@ -29,7 +29,7 @@ from state_runtime.driver.beginning import StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.maintenance.delete.roots import delete_root
-from state_runtime.snapshot import commit
+from state_runtime.snapshot import fencing
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
@@ -529,7 +529,7 @@ def test_a_run_that_did_not_see_the_claim_is_refused_or_fenced(
         zombie.commit(zombie.last)
     # Another one begins just before the claim, and looks just after it.
     grown(world, local, "more")
-    real, claimed = commit.claim_term, []
+    real, claimed = fencing.claim_term, []
 
     def claim_meanwhile(root: Store, **options: Any) -> Any:
         term = real(root, **options)
@@ -541,7 +541,7 @@ def test_a_run_that_did_not_see_the_claim_is_refused_or_fenced(
 
     late = world.beginning("more", local)
     late.look()
-    monkeypatch.setattr(commit, "claim_term", claim_meanwhile)
+    monkeypatch.setattr(fencing, "claim_term", claim_meanwhile)
     before = world.newest("more", local)
     with pytest.raises(SnapshotInUse, match="was claimed by job 'newer'"):
         late.open(lambda info: before, host="h", pid=1)

@@ -15,9 +15,9 @@ from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_job_root, open_run
 from state_runtime.snapshot.control import pending_stop
-from state_runtime.snapshot.terms import RunState, RunStatus, write_status
+from state_runtime.snapshot.fencing import open_job_root, open_run
+from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import (
     LayerEntry,
@@ -23,7 +24,7 @@ from state_runtime.snapshot.manifest import (
     TableEntry,
 )
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.terms import RunState, RunStatus, write_status
+from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
 
 SECRET = "s3cr3t-sentinel-7f1e"  # must never be seen anywhere

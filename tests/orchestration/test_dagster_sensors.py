@@ -24,7 +24,7 @@ from orchestration.sensors.progress import (
 )
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
-from state_runtime.snapshot.terms import RunState
+from state_runtime.snapshot.term_files import RunState
 
 
 def keys(result: dg.SensorResult) -> list[tuple[str, str]]:

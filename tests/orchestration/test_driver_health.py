@@ -9,7 +9,7 @@ import pytest
 from orchestration.launchers.port import Liveness
 from orchestration.recovery.health import BACKOFF_MAX_S, HealthPolicy, Verdict, decide, recovery_wait_s
 from orchestration.recovery.plan import SETTLED_S, PastRun, plan_recovery
-from state_runtime.snapshot.terms import RunState, RunStatus
+from state_runtime.snapshot.term_files import RunState, RunStatus
 
 NOW_MS = 1_700_000_000_000
 POLICY = HealthPolicy(heartbeat_timeout_s=30, start_grace_s=120)

@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> str:
     root = open_store(str(tmp_path / "lake" / "flights"))
     from state_runtime.base.clock import SYSTEM_CLOCK
     from state_runtime.base.ids import SYSTEM_IDS
-    from state_runtime.snapshot.commit import open_job_root, open_run
+    from state_runtime.snapshot.fencing import open_job_root, open_run
 
     info = open_job_root(root, "flights", clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
     body = b"one\ntwo"
@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("state_runtime.snapshot.commit.STARTING_GRACE_S", -1.0)
+    monkeypatch.setattr("state_runtime.snapshot.fencing.STARTING_GRACE_S", -1.0)
 
 
 def snapshots(url: str) -> list[int]:

@@ -23,7 +23,7 @@ from state_runtime.snapshot.savepoint import (
     read_savepoint,
     rewrite_savepoint,
 )
-from state_runtime.snapshot.terms import RunStatus
+from state_runtime.snapshot.term_files import RunStatus
 
 
 class Driver:

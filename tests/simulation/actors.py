@@ -9,7 +9,7 @@ from model import empty_manifest
 from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot, SnapshotExpired
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import apply, fits, holds, is_too_old
-from state_runtime.snapshot import commit
+from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.pins import pin_snapshot, renew_pin, unpin
@@ -32,11 +32,11 @@ def driver(number: int, store: str = "/state", job: str = JOB) -> Body:
     def body(world: World, actor: Actor) -> None:
         clock, ids = world.wrong_clock(), world.ids()
         catalog = Catalog(world.store(actor, store), job, clock)
-        info = commit.open_job_root(catalog.root, job, clock=clock, ids=ids)
+        info = fencing.open_job_root(catalog.root, job, clock=clock, ids=ids)
         committer: Committer | None = None
         try:
             empty = empty_manifest(info.uid)
-            committer = commit.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=number)
+            committer = fencing.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=number)
             world.opened.append((committer.term.term, committer.last))
             commit_epochs(world, actor, committer, root_path)
         except Fenced:
@@ -52,7 +52,7 @@ def driver(number: int, store: str = "/state", job: str = JOB) -> Body:
 
 def commit_epochs(world: World, actor: Actor, committer: Committer, root_path: str) -> None:
     """What a driver does after its fencing snapshot."""
-    clock, ids, root = committer._clock, committer._ids, committer._root
+    clock, ids, root = committer._actor.clock, committer._actor.ids, committer._root
     refused: set[int] = set()
     for number in range(world.plan.commits):
         world.time_passes(clock)  # type: ignore[arg-type]

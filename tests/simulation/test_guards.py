@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance import marks
@@ -19,7 +20,7 @@ from state_runtime.materialize import background, records
 from state_runtime.materialize.records import Protected, protected
 from state_runtime.reading import references
 from state_runtime.reading.references import StoredRef
-from state_runtime.snapshot import boundary, claim, commit, pins
+from state_runtime.snapshot import boundary, claim, commit, fencing, pins
 from state_runtime.snapshot.boundary import NO_BOUNDARY, advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -80,11 +81,11 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(
     """A term alone does not stop an older run."""
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Manifest, **who: Any) -> Committer:
-        term = commit.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
-        commit.leave_mark(catalog.root, term)
-        return Committer(catalog.root, info, term, catalog.latest() or empty, who["clock"], who["ids"])
+        term = fencing.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
+        fencing.leave_mark(catalog.root, term)
+        return Committer(catalog.root, info, term, catalog.latest() or empty, Actor(who["clock"], who["ids"]))
 
-    monkeypatch.setattr(commit, "open_run", open_without_fencing)
+    monkeypatch.setattr(fencing, "open_run", open_without_fencing)
     guarded(with_only(drivers=3, sleep=0.1), "took over")
 
 
@@ -92,7 +93,7 @@ def test_without_the_look_at_the_boundary_a_sleeper_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch, guarded: Any
 ) -> None:
     """A store forgets deleted names: the sleeper creates its next one anew, and nobody will ever read it."""
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, run, known: NO_BOUNDARY)
+    monkeypatch.setattr(commit, "check_not_given_up", lambda root, manifest, run, known: NO_BOUNDARY)
     guarded(with_only(drivers=3, retainers=2, sleep=0.15), "was acknowledged, and the newest one lacks it")
 
 
@@ -233,7 +234,7 @@ def test_without_the_claims_create_two_children_own_one_source(monkeypatch: pyte
 
     monkeypatch.setattr(start_from, "claim_root", claim_anyway)
     # A second guard behind it: whoever fences the root looks once more whose it is.
-    monkeypatch.setattr(commit, "refuse_if_claimed", lambda *_, **__: None)
+    monkeypatch.setattr(fencing, "refuse_if_claimed", lambda *_, **__: None)
     guarded(
         with_only(drivers=1, commits=3, children=3, claims=True, sleep=0.1, switch=0.7, pause_ms=HOUR_MS),
         "were both told",
@@ -244,7 +245,7 @@ def test_without_fencing_a_claimed_root_its_last_epochs_are_lost(monkeypatch: py
     """The claimer would copy a snapshot, and the old job commit another after it."""
     from state_runtime.driver import beginning as start_from
 
-    def read_only(self: Any, source: Any, host: str, pid: int) -> Any:
+    def read_only(self: Any, source: Any, actor: Any) -> Any:
         claim.claim_root(source.root, claim.Claim("child", self._ids.uid(), self._root.url, 0))
         return self._ids.uid(), source
 

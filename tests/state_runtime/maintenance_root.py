@@ -14,9 +14,10 @@ from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, FakeClock, S
 from state_runtime.materialize import apply, materialize
 from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.terms import RunStatus, write_status
+from state_runtime.snapshot.term_files import RunStatus, write_status
 from state_runtime.store import FsspecStore, Store
 from tests.stored import read_states
 

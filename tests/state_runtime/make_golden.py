@@ -22,8 +22,8 @@ from state_runtime.base.progress import Progress
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.materialize import apply, materialize
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_job_root, open_run
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import (
     Manifest,
     OperatorEntry,
@@ -34,7 +34,7 @@ from state_runtime.snapshot.manifest import (
     StateEntry,
     TimeEntry,
 )
-from state_runtime.snapshot.terms import RunStatus, write_status
+from state_runtime.snapshot.term_files import RunStatus, write_status
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_key, hash_rows
 from state_runtime.state.table import StateSchema, entry_of_time, slice_hash_range

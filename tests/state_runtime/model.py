@@ -190,9 +190,6 @@ class DictStore(Store):
     def child(self, name: str) -> DictStore:
         return DictStore(self.objects, f"{self._at(name)}/", self.clock, self.times)
 
-    def uri(self, path: str) -> str:
-        return f"{self.url}{path}"
-
 
 BUCKET = "stillstate-tests"
 

@@ -19,7 +19,7 @@ from fake_fs import FakeFs
 from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StillstateError
-from state_runtime.snapshot import commit
+from state_runtime.snapshot import commit, fencing
 from state_runtime.snapshot.boundary import Boundary, advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import decode_document
@@ -182,10 +182,10 @@ class Scheduler:
         def body(actor: Actor) -> None:
             ids = CountingIds(0 if self.plan.same_ids else number + 1)
             catalog = Catalog(self._root_of(actor), JOB, self.clock)
-            info = commit.open_job_root(catalog.root, JOB, clock=self.clock, ids=ids)
+            info = fencing.open_job_root(catalog.root, JOB, clock=self.clock, ids=ids)
             committer: commit.Committer | None = None
             try:
-                committer = commit.open_run(
+                committer = fencing.open_run(
                     catalog, info, empty_manifest(info.uid), clock=self.clock, ids=ids, host="h", pid=1
                 )
                 self.opened.append((committer.term.term, committer.last))

@@ -21,7 +21,8 @@ from state_runtime.materialize.run import materialize
 from state_runtime.processors.operator import EpochClock
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
@@ -273,8 +274,8 @@ def test_a_listing_that_is_read_back_is_the_same() -> None:
     ("changes", "message"),
     [
         ({"files": (StoredFile("a", "../../etc/passwd", 1, "d"),)}, "not a plain relative path"),
-        ({"shard": 2}, "is none of 2"),
-        ({"parallelism": 4}, "is none of 2"),
+        ({"shard": 2}, "is not one of the 2 shards"),
+        ({"parallelism": 4}, "is not one of the 2 shards"),
         ({"snapshot_id": 6}, "after 5"),
         ({"columns": {"s": "d"}}, "columns of state 's'"),
         ({"operator": "../x"}, "operator uid"),

@@ -12,7 +12,8 @@ import pytest
 from model import seeds
 from schedule import Plan, run_seed
 
-from state_runtime.snapshot import commit
+from state_runtime.base.actor import Actor
+from state_runtime.snapshot import commit, fencing
 from state_runtime.snapshot.boundary import NO_BOUNDARY
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -82,25 +83,25 @@ def test_without_the_fencing_snapshot_a_stale_run_is_acknowledged(monkeypatch: p
     """Guard: the fencing snapshot. A term alone does not stop an older run."""
 
     def open_without_fencing(catalog: Catalog, info: Any, empty: Any, **who: Any) -> Committer:
-        term = commit.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
-        commit.leave_mark(catalog.root, term)
-        return Committer(catalog.root, info, term, catalog.latest() or empty, who["clock"], who["ids"])
+        term = fencing.claim_term(catalog.root, **{k: who[k] for k in ("host", "pid", "clock", "ids")})
+        fencing.leave_mark(catalog.root, term)
+        return Committer(catalog.root, info, term, catalog.latest() or empty, Actor(who["clock"], who["ids"]))
 
-    monkeypatch.setattr(commit, "open_run", open_without_fencing)
+    monkeypatch.setattr(fencing, "open_run", open_without_fencing)
     first_violation(Plan(), "took over")
 
 
 def test_without_the_boundary_check_a_sleeper_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard: the boundary, read after the create. A collected name is free again."""
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, run, known: NO_BOUNDARY)
+    monkeypatch.setattr(commit, "check_not_given_up", lambda root, manifest, run, known: NO_BOUNDARY)
     first_violation(Plan(sleep_chance=0.15), "although it was collected")
 
 
 def test_with_the_boundary_read_before_the_create_a_sleeper_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard: the order. A writer that sleeps between check and create passes the check and re-creates the name."""
     create = commit._create
-    check = commit._check_boundary
-    leave_mark = commit.leave_mark
+    check = commit.check_not_given_up
+    leave_mark = fencing.leave_mark
     runs: dict[int, Any] = {}
 
     def leave_and_remember(root: Any, run: Any) -> None:
@@ -111,9 +112,9 @@ def test_with_the_boundary_read_before_the_create_a_sleeper_is_acknowledged(monk
         check(root, manifest, runs[manifest.term], None)
         return create(root, manifest)
 
-    monkeypatch.setattr(commit, "leave_mark", leave_and_remember)
+    monkeypatch.setattr(fencing, "leave_mark", leave_and_remember)
     monkeypatch.setattr(commit, "_create", check_then_create)
-    monkeypatch.setattr(commit, "_check_boundary", lambda root, manifest, run, known: NO_BOUNDARY)
+    monkeypatch.setattr(commit, "check_not_given_up", lambda root, manifest, run, known: NO_BOUNDARY)
     first_violation(Plan(sleep_chance=0.15), "although it was collected")
 
 
@@ -122,7 +123,7 @@ def create_without_read_back(answer: Created) -> Callable[[FsspecStore, str, byt
 
     def create(self: FsspecStore, path: str, body: bytes) -> Created:
         try:
-            self._fs.pipe_file(self._at(path), body, mode="create")
+            self._fs.pipe_file(self.at(path), body, mode="create")
         except FileExistsError:
             return Created.LOST
         except OSError:

@@ -26,10 +26,11 @@ from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.materialize import FoldSizes, apply
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.reading.references import references
+from state_runtime.snapshot import kept_pin
 from state_runtime.snapshot.boundary import Boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_job_root
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.fencing import open_job_root
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
@@ -338,7 +339,12 @@ def test_a_job_that_runs_in_the_target_is_left_alone_by_a_repeated_conversion(tm
     target = life.target("a")
     result = converted(life.opened, target, "canonical")
     intent = convert_module._Intent(
-        "u", "job-1", result.manifest.snapshot_id, life.job.manifest.commit_id, "canonical", 0
+        uid="u",
+        job_uid="job-1",
+        snapshot_id=result.manifest.snapshot_id,
+        commit_id=life.job.manifest.commit_id,
+        to="canonical",
+        started_at_ms=0,
     )
     target.create(CONVERSION_FILE, encode_document("conversion", intent))
     target.put("terms/00000000000000000001.json", b"a run")
@@ -515,7 +521,7 @@ def test_a_source_that_is_given_up_meanwhile_is_said_to_be(tmp_path: Path, monke
         root.delete(segment)
         raise StoreRefused("read-only")
 
-    monkeypatch.setattr(convert_module, "pin_snapshot", lose)
+    monkeypatch.setattr(kept_pin, "pin_snapshot", lose)
     with pytest.raises(SnapshotExpired, match="was given up while it was converted"):
         converted(source, life.target("a"), "canonical")
     assert not life.target("a").exists(manifest_path(source.manifest.snapshot_id))

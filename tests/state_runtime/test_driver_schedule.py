@@ -38,7 +38,8 @@ from state_runtime.pipeline.source_position import BatchClock
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import count
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import hash_range_of_shard

@@ -31,8 +31,8 @@ from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot import document
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_run
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.keyhash import hash_key

@@ -20,8 +20,8 @@ from state_runtime.base.errors import CorruptManifest, MissingFile
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_run
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.manifest import Manifest, SchemaVersion
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.key_groups import hash_range_of_shard

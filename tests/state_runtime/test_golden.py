@@ -26,8 +26,8 @@ from state_runtime.reading.query import open_state
 from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_run
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import read_pins

@@ -21,10 +21,11 @@ from state_runtime.snapshot.boundary import (
     remove_older_marks,
 )
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, _check_boundary, open_job_root, open_run
+from state_runtime.snapshot.commit import Committer, check_not_given_up
 from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.paths import boundary_path, run_mark_path
-from state_runtime.snapshot.terms import Term
+from state_runtime.snapshot.term_files import Term
 from state_runtime.store.paths import check_relative_path
 
 RUN = Term(1, "a" * 32, "h", 1, 0)
@@ -91,7 +92,7 @@ def test_a_tombstone_keeps_nothing_that_ever_was_or_will_be() -> None:
     leave_mark(root, RUN)
     advance_boundary(root, lambda now: now.tombstone(), clock=FakeClock(), ids=CountingIds())
     with pytest.raises(Fenced, match="deleted as a whole"):
-        _check_boundary(root, replace(empty_manifest(), snapshot_id=10**15), RUN, None)
+        check_not_given_up(root, replace(empty_manifest(), snapshot_id=10**15), RUN, None)
 
 
 def test_a_root_without_a_run_s_own_mark_is_not_its_root() -> None:
@@ -102,9 +103,9 @@ def test_a_root_without_a_run_s_own_mark_is_not_its_root() -> None:
         if other is not None:
             leave_mark(root, other)
         with pytest.raises(Fenced, match="was removed, or newer runs"):
-            _check_boundary(root, mine, RUN, None)
+            check_not_given_up(root, mine, RUN, None)
     leave_mark(root, RUN)
-    assert _check_boundary(root, mine, RUN, None) == NO_BOUNDARY
+    assert check_not_given_up(root, mine, RUN, None) == NO_BOUNDARY
 
 
 def test_a_run_that_starts_in_a_removed_root_revives_no_older_one() -> None:
@@ -150,7 +151,7 @@ def test_a_boundary_that_goes_while_it_is_read_is_that_of_a_removed_root() -> No
     leave_mark(root, RUN)
     root.create(boundary_path(1), encode_document("boundary", Boundary(1, 2, (), 0, "u")))
     with pytest.raises(Fenced, match="was removed"):
-        _check_boundary(root, replace(empty_manifest(), snapshot_id=10**15), RUN, None)
+        check_not_given_up(root, replace(empty_manifest(), snapshot_id=10**15), RUN, None)
 
 
 def test_a_run_tidies_away_the_marks_of_fenced_runs_but_the_last() -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from state_runtime.maintenance import marks
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.maintenance.gc import collect as gc
 from state_runtime.maintenance.gc import survey
-from state_runtime.maintenance.gc.collect import Collected, apply_gc, plan_gc
+from state_runtime.maintenance.gc.collect import CollectionResult, apply_gc, plan_gc
 from state_runtime.maintenance.gc.plan import GcPlan, read_gc_plan, write_gc_plan
+from state_runtime.maintenance.plans import Made
 from state_runtime.materialize import materialize
 from state_runtime.materialize.records import claim
 from state_runtime.reading.references import references
@@ -83,7 +84,7 @@ def planned(root: Store, clock: FakeClock, **options: Any) -> GcPlan:
     return plan_gc(root, clock=clock, **options)
 
 
-def applied(root: Store, plan: GcPlan, clock: FakeClock, **options: Any) -> Collected:
+def applied(root: Store, plan: GcPlan, clock: FakeClock, **options: Any) -> CollectionResult:
     return apply_gc(root, plan, clock=clock, ids=CountingIds(9), owner="test", threads=1, **options)
 
 
@@ -476,7 +477,7 @@ def test_requests_answers_probes_old_terms_boundaries_and_void_pins_go(job: Job,
 
 
 def _status(term: int, clock: FakeClock) -> Any:
-    from state_runtime.snapshot.terms import RunStatus
+    from state_runtime.snapshot.term_files import RunStatus
 
     return RunStatus(term, "r", "stopped", clock.now_ms(), 0, 2.0, 1, "h")
 
@@ -574,6 +575,20 @@ def test_a_plan_is_a_document_that_comes_back_as_it_was(job: Job, tmp_path: Path
         read_gc_plan(tmp_path / "none")
     with pytest.raises(InvalidConfiguration):
         write_gc_plan(tmp_path / "no" / "folder", plan)
+
+
+def test_a_plan_of_an_earlier_version_is_read(job: Job, tmp_path: Path) -> None:
+    """Its `made` said one number more, the boundary's, which nobody looked at; who has planned already can execute."""
+
+    @dataclass(frozen=True)
+    class MadeBefore(Made):
+        boundary_sequence: int = 7
+
+    plan = planned(job.root, job.clock)
+    before = MadeBefore(**asdict(plan.made))
+    write_gc_plan(tmp_path / "plan", replace(plan, made=before))
+    assert b"boundary_sequence" in (tmp_path / "plan").read_bytes()
+    assert read_gc_plan(tmp_path / "plan") == plan
 
 
 def test_a_plan_may_be_executed_twice(job: Job) -> None:

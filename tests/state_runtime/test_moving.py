@@ -30,13 +30,14 @@ from state_runtime.maintenance.move.plan import MoveMode, MovePlan, plan_move
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run
+from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.handover import read_moving, read_outcome
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.snapshot.savepoint import SavepointRecord, read_record, record_path, savepoint_names
-from state_runtime.snapshot.terms import RunStatus, read_status, write_status
+from state_runtime.snapshot.term_files import RunStatus, read_status, write_status
 from state_runtime.store import Created, Store, open_store
 
 ENDS = ["disk to disk", "disk to s3", "s3 to disk", "s3 to s3"]

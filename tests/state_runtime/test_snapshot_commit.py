@@ -23,13 +23,14 @@ from state_runtime.base.errors import (
 )
 from state_runtime.snapshot.boundary import Boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import Committer, open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import pending_stop, request_stop
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, boundary_path, heartbeat_path, manifest_path
-from state_runtime.snapshot.terms import RunState, RunStatus, newest_term, read_status, write_status
+from state_runtime.snapshot.term_files import RunState, RunStatus, newest_term, read_status, write_status
 from state_runtime.store import Created
 
 HERE = socket.gethostname()

@@ -17,7 +17,7 @@ from state_runtime.processors.declared.aggregates import count
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, ShardResult
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_job_root, open_run
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.backend import LocalCopyUnusable

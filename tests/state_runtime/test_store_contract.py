@@ -312,7 +312,7 @@ def test_secrets_are_in_no_repr_url_or_message(closed_port: int) -> None:
     options = s3_options(f"http://127.0.0.1:{closed_port}", secret=SECRET)
     store = open_store("s3://bucket/prefix", options)
     assert isinstance(store, FsspecStore)
-    shown = [repr(store), str(store), store.url, store.uri("a"), repr(store.child("job")), repr(vars(store))]
+    shown = [repr(store), str(store), store.url, repr(store.child("job")), repr(vars(store))]
     store._fs.retries = 1
     store._retry_wait_max_s = 0.0
     with pytest.raises(StoreUnavailable) as caught:

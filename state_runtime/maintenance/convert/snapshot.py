@@ -24,12 +24,11 @@ that anybody's manifest names is ever removed.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
     CorruptData,
@@ -37,7 +36,6 @@ from state_runtime.base.errors import (
     MissingFile,
     SnapshotExpired,
     StoreRefused,
-    Unavailable,
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MIB, SMALL_JSON_BYTES_MAX
@@ -51,12 +49,13 @@ from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.create_once import Proposal, create_agreed
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
 from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.locate import OpenedSnapshot
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, OriginEntry, SnapshotFormat
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, MATERIALIZATIONS_DIR, TERMS_DIR
-from state_runtime.snapshot.pins import pin_snapshot, renew_pin, unpin
 from state_runtime.store import Store
 
 __all__ = [
@@ -70,9 +69,6 @@ __all__ = [
     "rewrite_of",
 ]
 
-_LOG = logging.getLogger(__name__)
-
-_PIN_LASTS_MS = 15 * 60_000
 _DATA_FOLDERS = ("tables", "changelog", "files")
 
 Phase = Literal["fold", "copy", "compare"]
@@ -86,7 +82,7 @@ HERE_BYTES_MAX = 256 * MIB
 """A snapshot up to this size is converted in one process: sooner done than a Spark session is started."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConversionResult:
     """A conversion that is done.
 
@@ -111,7 +107,7 @@ class ConversionResult:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Intent:
     """`conversion.json`.
 
@@ -194,10 +190,32 @@ def convert(
             )
         if intent is not None:
             _sweep(target, found)
-        return ConversionResult(found, "nothing", repeated=True, seconds=clock.monotonic_s() - started_s)
+        return ConversionResult(
+            manifest=found, rewritten="nothing", repeated=True, seconds=clock.monotonic_s() - started_s
+        )
     _check_free(source, target, intent)
-    with _pinned(source, clock, ids, holder) as alive:
-        work = _Conversion(source, target, to, clock, ids, compare, fold, sizes or FoldSizes(), threads, alive)
+    actor = Actor(clock, ids)
+    with kept_pin(
+        source.root,
+        source.manifest.snapshot_id,
+        reason="convert",
+        holder=holder,
+        actor=actor,
+        # Read-only: whoever owns it may delete it meanwhile. Then a file is missing, and nothing is published.
+        do_without=(StoreRefused,),
+    ) as kept:
+        is_pinned = kept.is_pinned
+        work = _Conversion(
+            source=source,
+            target=target,
+            to=to,
+            actor=actor,
+            compare=compare,
+            fold=fold,
+            sizes=sizes or FoldSizes(),
+            threads=threads,
+            kept=kept,
+        )
         try:
             result = work.go(on_progress or (lambda phase, done, total: None))
         except MissingFile as error:
@@ -212,7 +230,7 @@ def convert(
         _sweep(target, result.manifest)
     else:
         target.delete(CONVERSION_FILE)
-    return replace(result, pinned=alive.pinned, seconds=clock.monotonic_s() - started_s)
+    return replace(result, pinned=is_pinned, seconds=clock.monotonic_s() - started_s)
 
 
 # --- the target ----------------------------------------------------------------------------------------------------
@@ -283,78 +301,27 @@ def _sweep(target: Store, manifest: Manifest) -> None:
     target.delete(CONVERSION_FILE)
 
 
-# --- the source's pin ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Alive:
-    """Keeps the source's pin; call it while the work goes on."""
-
-    pinned: bool = False
-    beat: Callable[[], None] = lambda: None
-
-
-@contextmanager
-def _pinned(source: OpenedSnapshot, clock: Clock, ids: Ids, holder: str) -> Iterator[_Alive]:
-    root, snapshot_id = source.root, source.manifest.snapshot_id
-    alive = _Alive()
-    try:
-        pin = pin_snapshot(
-            root,
-            snapshot_id,
-            reason="convert",
-            holder=holder,
-            clock=clock,
-            ids=ids,
-            lasts_ms=_PIN_LASTS_MS,
-        )
-    except StoreRefused:
-        # Read-only: whoever owns it may delete it meanwhile. Then a file is missing, and nothing is published.
-        yield alive
-        return
-    alive.pinned = True
-    renewed_ms = clock.now_ms()
-
-    def beat() -> None:
-        nonlocal pin, renewed_ms
-        if clock.now_ms() - renewed_ms > _PIN_LASTS_MS / 3:
-            pin = renew_pin(root, pin, lasts_ms=_PIN_LASTS_MS, clock=clock)
-            renewed_ms = clock.now_ms()
-
-    alive.beat = beat
-    try:
-        yield alive
-    finally:
-        try:
-            unpin(root, pin)
-        except Unavailable:
-            _LOG.warning(
-                "the pin %s in %s could not be taken off; it ends by itself", pin.path, root.url, exc_info=True
-            )
-
-
 # --- the work ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Conversion:
     source: OpenedSnapshot
     target: Store
     to: SnapshotFormat
-    clock: Clock
-    ids: Ids
+    actor: Actor
     compare: CompareStates
     fold: FoldUnits | None
     sizes: FoldSizes
     threads: int
-    alive: _Alive
+    kept: KeptPin
 
     def go(self, tell: Callable[[Phase, int, int], None]) -> ConversionResult:
         """Everything from the intent to the manifest."""
 
         def reached(phase: Phase) -> Reached:
             def note(done: int, total: int) -> None:
-                self.alive.beat()
+                self.kept.beat()
                 tell(phase, done, total)
 
             return note
@@ -377,8 +344,8 @@ class _Conversion:
             )
         create_manifest(self.target, draft, draft.encode())
         return ConversionResult(
-            draft,
-            rewritten,
+            manifest=draft,
+            rewritten=rewritten,
             tables_written=len(written),
             bytes_written=record.written_bytes if record is not None else 0,
             objects_copied=objects,
@@ -392,16 +359,29 @@ class _Conversion:
         Raises:
             InvalidConfiguration: somebody began a job, or another conversion, there meanwhile.
         """
-        manifest, of, now_ms = self.source.manifest, self.source.info, self.clock.now_ms()
-        mine = _Intent(self.ids.uid(), manifest.job_uid, manifest.snapshot_id, manifest.commit_id, self.to, now_ms)
-        self.target.create(CONVERSION_FILE, encode_document("conversion", mine))
-        intent = _read_intent(self.target)
+        manifest, of, now_ms = self.source.manifest, self.source.info, self.actor.clock.now_ms()
+        mine = _Intent(
+            uid=self.actor.ids.uid(),
+            job_uid=manifest.job_uid,
+            snapshot_id=manifest.snapshot_id,
+            commit_id=manifest.commit_id,
+            to=self.to,
+            started_at_ms=now_ms,
+        )
+        proposal = Proposal(CONVERSION_FILE, encode_document("conversion", mine), mine)
+        intent = create_agreed(self.target, proposal, lambda: _read_intent(self.target))
         # Not before: what a kill leaves of it must not look like somebody else's.
         self.target.probe()
         if intent is not None and intent.commit_id == manifest.commit_id:
-            info = JobInfo(intent.uid, of.name, of.max_parallelism, FORMAT_VERSION, intent.started_at_ms)
-            self.target.create(JOB_FILE, encode_document("job", info))
-            there = read_job_info(self.target)
+            info = JobInfo(
+                uid=intent.uid,
+                name=of.name,
+                max_parallelism=of.max_parallelism,
+                format_version=FORMAT_VERSION,
+                created_at_ms=intent.started_at_ms,
+            )
+            job = Proposal(JOB_FILE, encode_document("job", info), info)
+            there = create_agreed(self.target, job, lambda: read_job_info(self.target))
             if there is not None and there.uid == intent.uid:
                 return there
         raise InvalidConfiguration(
@@ -411,9 +391,16 @@ class _Conversion:
     def _folded(self, rewritten: Rewrite, reached: Reached) -> Record | None:
         if rewritten == "nothing":
             return None
-        root, manifest, now_ms = self.source.root, self.source.manifest, self.clock.now_ms()
+        root, manifest, now_ms = self.source.root, self.source.manifest, self.actor.clock.now_ms()
         # A pin that nobody stores: it gives the files of this attempt their names.
-        pin = Pin(0, manifest.job_uid, manifest.snapshot_id, self.ids.uid(), now_ms, now_ms)
+        pin = Pin(
+            record_id=0,
+            job_uid=manifest.job_uid,
+            snapshot_id=manifest.snapshot_id,
+            writer=self.actor.ids.uid(),
+            started_at_ms=now_ms,
+            heartbeat_ms=now_ms,
+        )
         if rewritten == "source-logs":
             return self._with_source_logs(pin)
         return fold_snapshot(
@@ -423,8 +410,8 @@ class _Conversion:
             pin,
             settings=JobSettings(),
             sizes=self.sizes,
-            clock=self.clock,
-            fold=self.fold or fold_here(root, self.ids, into=self.target),
+            clock=self.actor.clock,
+            fold=self.fold or fold_here(root, self.actor.ids, into=self.target),
             reached=reached,
             into=self.target,
         )
@@ -440,7 +427,7 @@ class _Conversion:
             writer=pin.writer,
             mode="minor",
             started_at_ms=pin.started_at_ms,
-            finished_at_ms=self.clock.now_ms(),
+            finished_at_ms=self.actor.clock.now_ms(),
             view=view_of(manifest, manifest.snapshot_id),
             source_logs=logs,
             removed_source_logs=removed,
@@ -458,9 +445,9 @@ class _Conversion:
             format_version=FORMAT_VERSION,
             job_uid=info.uid,
             term=0,
-            commit_id=self.ids.uid(),
+            commit_id=self.actor.ids.uid(),
             kind="checkpoint",
-            created_at_ms=self.clock.now_ms(),
+            created_at_ms=self.actor.clock.now_ms(),
             outputs=(),
             versions={},
             previous=None,
@@ -474,7 +461,7 @@ class _Conversion:
             reached(progress.objects_done, progress.objects)
 
         needed = needed_objects(self.source.root, kept)
-        with Copier(self.source.root, self.target, ids=self.ids, progress=note, threads=self.threads) as copier:
+        with Copier(self.source.root, self.target, ids=self.actor.ids, progress=note, threads=self.threads) as copier:
             copier.copy(needed.values())
         return copier.objects_copied, copier.bytes_copied
 

@@ -53,7 +53,7 @@ __all__ = [
 _QUEUED_PER_THREAD = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NeededObject:
     """An object that a snapshot needs, and what is known of its bytes.
 
@@ -98,7 +98,7 @@ class CopyProgress:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CopyResult:
     """A copy that is complete.
 
@@ -167,12 +167,12 @@ def copy_snapshot(
         raise
     create_manifest(target, written, body)
     return CopyResult(
-        written,
-        copier.objects,
-        copier.bytes,
-        copier.objects_copied,
-        copier.bytes_copied,
-        clock.monotonic_s() - started_s,
+        manifest=written,
+        objects=copier.objects,
+        bytes=copier.bytes,
+        objects_copied=copier.objects_copied,
+        bytes_copied=copier.bytes_copied,
+        seconds=clock.monotonic_s() - started_s,
     )
 
 
@@ -199,7 +199,9 @@ def needed_objects(root: Store, manifest: Manifest) -> dict[str, NeededObject]:
     for ref in references(root, manifest):
         if ref.kind == "manifest":
             continue
-        need = found.setdefault(ref.path, NeededObject(ref.path, ref.bytes, ref.digest, ref.bytes_min))
+        need = found.setdefault(
+            ref.path, NeededObject(path=ref.path, bytes=ref.bytes, digest=ref.digest, bytes_min=ref.bytes_min)
+        )
         if (need.bytes, need.digest) != (ref.bytes, ref.digest):
             raise CorruptManifest(
                 f"snapshot {manifest.snapshot_id} in {root.url} names {ref.path} with two sizes or digests"
@@ -217,7 +219,7 @@ def outputs_below_root(manifest: Manifest) -> list[NeededObject]:
     Output that other sinks staged lies in their own folders, which are no part of a snapshot.
     """
     files = [file for output in manifest.outputs for file in output.files if file.staged.startswith(f"{OUTPUTS_DIR}/")]
-    return [NeededObject(file.staged, file.bytes, "", optional=True) for file in files]
+    return [NeededObject(path=file.staged, bytes=file.bytes, digest="", optional=True) for file in files]
 
 
 class Copier:

@@ -42,7 +42,7 @@ from state_runtime.snapshot.savepoint import (
     rewrite_savepoint,
     take_over,
 )
-from state_runtime.snapshot.terms import read_status
+from state_runtime.snapshot.term_files import read_status
 from state_runtime.store import Created, Store
 
 __all__ = [
@@ -57,7 +57,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-# Of a savepoint that nobody goes on with: its snapshot is kept for so long. Every attempt begins it anew.
+# The pin of a savepoint outlives its process, because anybody may resume the copy: the snapshot is kept for so long
+# after the last attempt began. (A pin that ends with the work is a `KeptPin`.)
 PIN_LASTS_MS = 7 * 24 * 3600 * 1000
 
 
@@ -71,7 +72,7 @@ class SavepointWork:
 
     Attributes:
         owner: for people, `host:pid`.
-        ended: set it to end the work soon; the savepoint is left for anybody to go on with.
+        ended: set it to end the work soon; anybody can resume the savepoint.
         wait: sleeps so many seconds or until the work is to end, and says whether it is; returns at once in tests.
         watch: told of every change of a record, and of the copy's progress.
     """

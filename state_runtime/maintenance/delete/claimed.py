@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import SnapshotInUse
 from state_runtime.base.ids import Ids
@@ -22,8 +23,7 @@ from state_runtime.maintenance.marks import read_existing, read_holders
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.claim import read_claim
 from state_runtime.snapshot.commit import Committer
-from state_runtime.snapshot.pins import unpin
-from state_runtime.snapshot.start_pins import start_pins
+from state_runtime.snapshot.pins import start_pins, unpin
 from state_runtime.store import Store
 
 __all__ = ["ClaimEnding", "Remains", "end_claim"]
@@ -97,12 +97,11 @@ class ClaimEnding:
         source: opens the claimed root.
     """
 
-    def __init__(self, source: Callable[[], Store], claimer_uid: str, owner: str, clock: Clock, ids: Ids) -> None:
+    def __init__(self, source: Callable[[], Store], claimer_uid: str, owner: str, actor: Actor) -> None:
         self._source = source
         self._uid = claimer_uid
         self._owner = owner
-        self._clock = clock
-        self._ids = ids
+        self._actor = actor
         self._thread: threading.Thread | None = None
 
     def watching(
@@ -129,7 +128,7 @@ class ClaimEnding:
         try:
             root = self._source()
             url = root.url
-            left = end_claim(root, self._uid, owner=self._owner, clock=self._clock, ids=self._ids)
+            left = end_claim(root, self._uid, owner=self._owner, clock=self._actor.clock, ids=self._actor.ids)
         except Exception:
             _LOG.warning("the claimed root %s could not be removed; the next run tries again", url, exc_info=True)
             return

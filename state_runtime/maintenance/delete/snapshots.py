@@ -24,7 +24,7 @@ from state_runtime.maintenance.layout import DATA_KINDS, kind_of
 from state_runtime.maintenance.marks import Existing, Holders, Marker, mark, read_existing, read_holders
 from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import live_run
+from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.paths import manifest_path

@@ -48,7 +48,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import SNAPSHOTS_DIR, snapshot_id_of
 from state_runtime.store import Store
 
-__all__ = ["MIN_AGE_S", "MIN_AGE_SAFE_S", "Collected", "apply_gc", "plan_gc"]
+__all__ = ["MIN_AGE_S", "MIN_AGE_SAFE_S", "CollectionResult", "apply_gc", "plan_gc"]
 
 MIN_AGE_S = 86_400.0
 MIN_AGE_SAFE_S = 3_600.0
@@ -56,8 +56,8 @@ MIN_AGE_SAFE_S = 3_600.0
 _FOLDERS_BY_TERM = ("changelog", "files")
 
 
-@dataclass(frozen=True)
-class Collected:
+@dataclass(frozen=True, kw_only=True)
+class CollectionResult:
     """What a collection did.
 
     Attributes:
@@ -129,7 +129,7 @@ def apply_gc(
     owner: str,
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
-) -> Collected:
+) -> CollectionResult:
     """The second pass: delete what the plan says and this pass says too. Data first, then what leads to it.
 
     Two at once, beside a running job, and after a crash of one: each deletes what is garbage, and a key that is gone is
@@ -161,13 +161,13 @@ def apply_gc(
             removed_bytes += part.bytes
             savepoints.append(name)
     _tidy(root, survey.term)
-    return Collected(
-        dict(Counter(c.kind for c in done)),
-        removed_bytes,
-        given_up.snapshot_ids,
-        tuple(savepoints),
-        len(plan.candidates) - len(chosen),
-        tuple(failures),
+    return CollectionResult(
+        objects=dict(Counter(c.kind for c in done)),
+        bytes=removed_bytes,
+        given_up=given_up.snapshot_ids,
+        savepoints=tuple(savepoints),
+        kept=len(plan.candidates) - len(chosen),
+        failures=tuple(failures),
     )
 
 

@@ -29,7 +29,7 @@ class Candidate:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GcPlan:
     """What garbage collection found: the first of its two passes.
 

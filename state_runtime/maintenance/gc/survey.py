@@ -28,7 +28,7 @@ from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR, manifest_path, materialization_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import list_savepoints, savepoint_names
-from state_runtime.snapshot.terms import newest_term
+from state_runtime.snapshot.term_files import newest_term
 from state_runtime.store import Store, StoredObject
 
 __all__ = ["Survey"]
@@ -39,7 +39,7 @@ _FOREIGN_SHOWN_MAX = 100
 _TOLD_EVERY = 1_000
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Survey:
     """What was found.
 
@@ -86,16 +86,16 @@ class Survey:
         term, watermark_ms = newest_term(root), _watermark_ms(root, marker.catalog)
         existing, holders, marks = mark(root, marker, clock)
         survey = Survey(
-            root,
-            marker,
-            existing,
-            holders,
-            marks,
-            term,
-            watermark_ms,
-            int(min_age_s * 1000),
-            clock.now_ms() - CLOCK_SKEW_MS,
-            int(failed_ttl_s * 1000),
+            root=root,
+            marker=marker,
+            existing=existing,
+            holders=holders,
+            marks=marks,
+            term=term,
+            watermark_ms=watermark_ms,
+            floor_ms=int(min_age_s * 1000),
+            told_ms=clock.now_ms() - CLOCK_SKEW_MS,
+            failed_ttl_ms=int(failed_ttl_s * 1000),
         )
         survey._list(on_listed)
         return survey
@@ -104,31 +104,30 @@ class Survey:
         """The candidates and the numbers, as a document."""
         info = self.marker.catalog.job_info()
         made = Made(
-            info.name,
-            info.uid,
-            self.root.url,
-            at_ms,
-            max(self.existing.snapshot_ids, default=0),
-            self.existing.boundary.sequence,
-            self.term,
+            job=info.name,
+            job_uid=info.uid,
+            place=self.root.url,
+            at_ms=at_ms,
+            newest_snapshot_id=max(self.existing.snapshot_ids, default=0),
+            term=self.term,
         )
         candidates = self.candidates()
         chosen = {c.path for c in candidates}
         young = [o for o in self.unneeded if o.path not in chosen and kind_of(o.path) in DATA_KINDS]
         return GcPlan(
-            made,
-            self.floor_ms / 1000,
-            self.failed_ttl_ms / 1000,
-            tuple(candidates[:PLAN_OBJECTS_MAX]),
-            tuple(self.given_up()),
-            tuple(self.savepoints()),
-            self.needed_objects,
-            self.needed_bytes,
-            len(young),
-            sum(o.bytes for o in young),
-            tuple(self.foreign),
-            self.foreign_objects,
-            len(candidates) > PLAN_OBJECTS_MAX,
+            made=made,
+            min_age_s=self.floor_ms / 1000,
+            failed_ttl_s=self.failed_ttl_ms / 1000,
+            candidates=tuple(candidates[:PLAN_OBJECTS_MAX]),
+            given_up=tuple(self.given_up()),
+            savepoints=tuple(self.savepoints()),
+            needed_objects=self.needed_objects,
+            needed_bytes=self.needed_bytes,
+            young_objects=len(young),
+            young_bytes=sum(o.bytes for o in young),
+            foreign=tuple(self.foreign),
+            foreign_objects=self.foreign_objects,
+            is_cut=len(candidates) > PLAN_OBJECTS_MAX,
         )
 
     # --- what is garbage ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
     InvalidConfiguration,
@@ -16,7 +17,6 @@ from state_runtime.base.errors import (
     StoreRefused,
     Unavailable,
 )
-from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.maintenance.copy.objects import (
     Copier,
@@ -30,6 +30,7 @@ from state_runtime.maintenance.move.plan import MovePlan, complete_savepoints, k
 from state_runtime.snapshot.boundary import read_boundary, read_boundary_document
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
     JOB_FILE,
@@ -39,19 +40,15 @@ from state_runtime.snapshot.paths import (
     manifest_path,
     term_path,
 )
-from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot, read_pins, renew_pin, unpin
+from state_runtime.snapshot.pins import unpin
 from state_runtime.snapshot.savepoint import read_record, record_path, savepoint_names
-from state_runtime.snapshot.terms import RunStatus, Term
+from state_runtime.snapshot.term_files import RunStatus, Term
 from state_runtime.store import Created, Store
 
 __all__ = ["ROUNDS_MAX", "Carrier", "MoveProgress", "create_document", "read_job", "stopped"]
 
 ROUNDS_MAX = 8
 """How often a source may have changed while it was copied."""
-
-_HOUR_MS = 3_600_000
-_PIN_LASTS_MS = 6 * _HOUR_MS
-_PIN_RENEWED_AFTER_MS = _HOUR_MS
 
 
 @dataclass(frozen=True)
@@ -86,13 +83,12 @@ class Carrier:
         verified: bool,
         progress: Callable[[MoveProgress], None] | None,
         threads: int,
-        clock: Clock,
-        ids: Ids,
+        actor: Actor,
     ) -> None:
         self._source, self._target, self._plan, self._uid = source, target, plan, uid
         self._verified, self._progress, self._threads = verified, progress, threads
-        self._clock, self._ids = clock, ids
-        self._pin: SnapshotPin | None = None
+        self._actor, self._clock = actor, actor.clock
+        self._pin: KeptPin | None = None
         self._known: dict[str, set[str]] = {}
         self.snapshots: list[int] = []
         self.savepoints: list[str] = []
@@ -121,7 +117,7 @@ class Carrier:
                 # Deleted meanwhile. An earlier attempt may have a complete copy of it, which stays; any other never
                 # will be.
                 if not there.exists(JOB_FILE):
-                    remove_debris(there, clock=self._clock, ids=self._ids, threads=self._threads)
+                    remove_debris(there, clock=self._clock, ids=self._actor.ids, threads=self._threads)
                 continue
             if name not in self.savepoints:
                 self.savepoints.append(name)
@@ -143,12 +139,6 @@ class Carrier:
                 if target.exists(pin.path):
                     unpin(source, pin)
 
-    def drop_pins(self) -> None:
-        """Take off what this move, and attempts of it that were cut, pinned at the source."""
-        for pin in read_pins(self._source):
-            if pin.note == self._uid:
-                unpin(self._source, pin)
-
     # --- one folder --------------------------------------------------------------------------------------------------
 
     def _carry_folder(self, folder: str, only: int | None) -> None:
@@ -161,7 +151,7 @@ class Carrier:
         copier = Copier(
             source,
             target,
-            ids=self._ids,
+            ids=self._actor.ids,
             verified=self._verified,
             known=self._known.setdefault(folder, set()),
             progress=self._report,
@@ -258,31 +248,24 @@ class Carrier:
         newest = Catalog.of_root(self._source, self._clock).latest()
         wanted = plan.snapshot_id or (newest.snapshot_id if newest is not None else 0)
         if wanted and not (plan.mode == "move" and plan.what == "root"):
-            try:
-                self._pin = pin_snapshot(
-                    self._source,
-                    wanted,
-                    reason="copy",
-                    holder=f"{plan.mode} to {self._target.url}",
-                    clock=self._clock,
-                    ids=self._ids,
-                    note=self._uid,
-                    lasts_ms=_PIN_LASTS_MS,
-                )
-            except (StoreRefused, OutcomeUnknown):
+            with kept_pin(
+                self._source,
+                wanted,
+                reason="copy",
+                holder=f"{plan.mode} to {self._target.url}",
+                note=self._uid,
+                actor=self._actor,
                 # A source that may only be read. Nothing hangs on the pin: each file is checked as it is copied.
-                self._pin = None
-        try:
+                do_without=(StoreRefused, OutcomeUnknown),
+            ) as self._pin:
+                yield
+            self._pin = None
+        else:
             yield
-        finally:
-            if self._pin is not None:
-                self._pin = None
-                self.drop_pins()
 
     def _report(self, now: CopyProgress) -> None:
-        pin = self._pin
-        if pin is not None and self._clock.now_ms() > pin.expires_at_ms - _PIN_LASTS_MS + _PIN_RENEWED_AFTER_MS:
-            self._pin = renew_pin(self._source, pin, lasts_ms=_PIN_LASTS_MS, clock=self._clock)
+        if self._pin is not None:
+            self._pin.beat()
         if self._progress is not None:
             objects, size = self.objects + now.objects_done, self.bytes + now.bytes_done
             self._progress(MoveProgress(objects, max(self._plan.objects, objects), size, max(self._plan.bytes, size)))

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
     CorruptData,
@@ -43,17 +44,18 @@ from state_runtime.maintenance.move.carry import ROUNDS_MAX, Carrier, MoveProgre
 from state_runtime.maintenance.move.plan import MovePlan, refuse_if_needed
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.commit import open_run
+from state_runtime.snapshot.create_once import Proposal, create_agreed
+from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.handover import MoveOutcome, Moving, read_moving, read_outcome
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.savepoint import read_record
-from state_runtime.snapshot.terms import write_status
-from state_runtime.store import Created, Store
+from state_runtime.snapshot.term_files import write_status
+from state_runtime.store import Store
 
 __all__ = ["MoveProgress", "MoveResult", "abort_move", "execute_move"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MoveResult:
     """A copy or move that is complete.
 
@@ -105,10 +107,11 @@ def execute_move(
     """
     started_s = clock.monotonic_s()
     if plan.outcome is not None and plan.resumes is None:
-        return MoveResult(plan)
+        return MoveResult(plan=plan)
     if plan.resumes is None:
         target.probe()
-    moving = plan.resumes or _begin(target, plan, clock, ids, host, pid)
+    actor = Actor(clock, ids, host, pid)
+    moving = plan.resumes or _begin(target, plan, actor)
     carrier = Carrier(
         source,
         target,
@@ -118,14 +121,13 @@ def execute_move(
         verified=full or (plan.mode == "move" and not plan.inside),
         progress=progress,
         threads=threads,
-        clock=clock,
-        ids=ids,
+        actor=actor,
     )
     if plan.outcome is None:
         if plan.mode == "move" and plan.what == "root":
-            _take_over(source, target, plan, moving, clock, ids, host, pid)
+            _take_over(source, target, plan, moving, actor)
         _carry_all(carrier, plan)
-        _look_at_all(target, carrier, threads, clock, ids)
+        _look_at_all(target, carrier, threads, actor)
     # Read before it is decided: the source of a copy may be deleted at any time.
     job = None if target.exists(JOB_FILE) else read_job(source, target)
     if plan.outcome is None:
@@ -136,19 +138,19 @@ def execute_move(
     if plan.mode == "move":
         if plan.what != "snapshot":
             carrier.give_pins_up()
-        left = _give_up(source, parent, plan, moving.uid, clock, ids, f"{host}:{pid}")
+        left = _give_up(source, parent, plan, moving.uid, actor)
     target.delete(MOVING_FILE)
     return MoveResult(
-        plan,
-        tuple(carrier.snapshots),
-        tuple(carrier.savepoints),
-        tuple(carrier.expired),
-        carrier.objects,
-        carrier.bytes,
-        carrier.objects_copied,
-        carrier.bytes_copied,
-        clock.monotonic_s() - started_s,
-        left,
+        plan=plan,
+        snapshots=tuple(carrier.snapshots),
+        savepoints=tuple(carrier.savepoints),
+        expired=tuple(carrier.expired),
+        objects=carrier.objects,
+        bytes=carrier.bytes,
+        objects_copied=carrier.objects_copied,
+        bytes_copied=carrier.bytes_copied,
+        seconds=clock.monotonic_s() - started_s,
+        left=left,
     )
 
 
@@ -168,34 +170,34 @@ def abort_move(source: Store, target: Store, *, clock: Clock, ids: Ids) -> None:
     if moving is None:
         raise InvalidConfiguration(f"nothing is on its way from {source.url} to {target.url}; nothing was changed")
     outcome = MoveOutcome(moving.uid, "aborted", moving.mode, source.url, clock.now_ms())
-    if target.create(MOVED_FILE, outcome.encode()) is not Created.MINE:
-        found = read_outcome(target)
-        if found is None or found.outcome != "aborted":
-            raise InvalidConfiguration(
-                f"{target.url} is complete already, so the {moving.mode} can only be finished: repeat `stillstate "
-                f"{moving.mode}`"
-            )
+    decided = create_agreed(target, Proposal(MOVED_FILE, outcome.encode(), outcome), lambda: read_outcome(target))
+    if decided is None or decided.outcome != "aborted":
+        raise InvalidConfiguration(
+            f"{target.url} is complete already, so the {moving.mode} can only be finished: repeat `stillstate "
+            f"{moving.mode}`"
+        )
     _let_go(source, moving.uid)
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _begin(target: Store, plan: MovePlan, clock: Clock, ids: Ids, host: str, pid: int) -> Moving:
-    """The target becomes this move's. Whoever starts a job there from now on is turned away."""
+def _begin(target: Store, plan: MovePlan, actor: Actor) -> Moving:
+    """Claim the target for this move: from now on no job can be started there."""
     moving = Moving(
-        uid=ids.uid(),
+        uid=actor.ids.uid(),
         role="target",
         mode=plan.mode,
         what=plan.what,
         other_url=plan.source_url,
         job_uid=plan.job.uid,
         snapshot_id=plan.snapshot_id,
-        at_ms=clock.now_ms(),
-        host=host,
-        pid=pid,
+        at_ms=actor.clock.now_ms(),
+        host=actor.host,
+        pid=actor.pid,
     )
-    mine = target.create(MOVING_FILE, moving.encode()) is Created.MINE
+    counts = create_agreed(target, Proposal(MOVING_FILE, moving.encode(), moving), lambda: read_moving(target))
+    mine = counts == moving
     # Once more after the create: a job may have been started there since the plan.
     if not mine or target.exists(JOB_FILE):
         if mine:
@@ -204,34 +206,40 @@ def _begin(target: Store, plan: MovePlan, clock: Clock, ids: Ids, host: str, pid
     return moving
 
 
-def _take_over(
-    source: Store, target: Store, plan: MovePlan, moving: Moving, clock: Clock, ids: Ids, host: str, pid: int
-) -> None:
+def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, actor: Actor) -> None:
     """Fence the job at the source: no run commits there from here on, and none starts."""
-    _stop_if_aborted(source, target, moving)
+    _stop_if_aborted(source, target, moving, read_outcome(target))
     own = replace(moving, role="source", other_url=target.url)
     # Before the create: an earlier attempt wrote the very same bytes.
     resumed = read_moving(source) is not None
-    if source.create(MOVING_FILE, own.encode()) is not Created.MINE:
-        found = read_moving(source)
-        if found is None or found.uid != moving.uid:
-            where = found.other_url if found is not None else "elsewhere"
-            raise SnapshotInUse(f"{source.url} is being moved to {where} by somebody else; nothing was moved")
-        if found.term:
-            return
+    found = create_agreed(source, Proposal(MOVING_FILE, own.encode(), own), lambda: read_moving(source))
+    if found is None or found.uid != moving.uid:
+        where = found.other_url if found is not None else "elsewhere"
+        raise SnapshotInUse(f"{source.url} is being moved to {where} by somebody else; nothing was moved")
+    if found.term:
+        return
     # From here on whoever looks for the file finds it; whoever looked before has an older term than the one that comes
     # now.
     try:
-        refuse_if_needed(source, "root", None, clock, mover=moving.uid, resumed=resumed)
+        refuse_if_needed(source, "root", None, actor.clock, mover=moving.uid, resumed=resumed)
     except SnapshotInUse:
         _let_go(source, moving.uid)
         raise
-    catalog = Catalog.of_root(source, clock)
+    catalog = Catalog.of_root(source, actor.clock)
     newest = catalog.latest()
     if newest is None:
         raise MissingFile(f"the snapshots in {source.url} went while it was about to be moved; nothing was moved")
-    committer = open_run(catalog, plan.job, newest, clock=clock, ids=ids, host=host, pid=pid, mover=moving.uid)
-    write_status(source, stopped(committer.term, committer.last, f"moved to {target.url}", clock))
+    committer = open_run(
+        catalog,
+        plan.job,
+        newest,
+        clock=actor.clock,
+        ids=actor.ids,
+        host=actor.host,
+        pid=actor.pid,
+        mover=moving.uid,
+    )
+    write_status(source, stopped(committer.term, committer.last, f"moved to {target.url}", actor.clock))
     source.put(MOVING_FILE, replace(own, term=committer.term.term).encode())
 
 
@@ -253,11 +261,11 @@ def _carry_all(carrier: Carrier, plan: MovePlan) -> None:
     )
 
 
-def _look_at_all(target: Store, carrier: Carrier, threads: int, clock: Clock, ids: Ids) -> None:
+def _look_at_all(target: Store, carrier: Carrier, threads: int, actor: Actor) -> None:
     """Everything that a manifest in the target names is there, with its size. (Digests were compared as it was
     copied.)"""
     for folder in [target, *(target.child(f"{SAVEPOINTS_DIR}/{name}") for name in carrier.savepoints)]:
-        report = verify_root(folder, level="structure", threads=threads, clock=clock, ids=ids)
+        report = verify_root(folder, level="structure", threads=threads, clock=actor.clock, ids=actor.ids)
         for finding in report.findings:
             kind = StoreUnavailable if finding.kind == "unreachable" else CorruptData
             raise kind(
@@ -269,13 +277,11 @@ def _look_at_all(target: Store, carrier: Carrier, threads: int, clock: Clock, id
 def _decide(source: Store, target: Store, moving: Moving, clock: Clock) -> None:
     """Complete, if nobody took it back before."""
     outcome = MoveOutcome(moving.uid, "complete", moving.mode, source.url, clock.now_ms())
-    if target.create(MOVED_FILE, outcome.encode()) is not Created.MINE:
-        _stop_if_aborted(source, target, moving)
+    decided = create_agreed(target, Proposal(MOVED_FILE, outcome.encode(), outcome), lambda: read_outcome(target))
+    _stop_if_aborted(source, target, moving, decided)
 
 
-def _give_up(
-    source: Store, parent: Store | None, plan: MovePlan, uid: str, clock: Clock, ids: Ids, owner: str
-) -> tuple[str, ...]:
+def _give_up(source: Store, parent: Store | None, plan: MovePlan, uid: str, actor: Actor) -> tuple[str, ...]:
     """Delete what was moved, as anybody would. What is not of Stillstate stays, and is returned.
 
     Raises:
@@ -283,6 +289,7 @@ def _give_up(
             done.
         Unavailable: something could not be removed; repeat the move.
     """
+    clock, ids, owner = actor.clock, actor.ids, actor.owner
     if plan.what == "snapshot":
         done = delete_snapshots(source, [plan.snapshot_id], clock=clock, ids=ids)
     elif plan.what == "savepoint" and parent is not None:
@@ -310,8 +317,7 @@ def _give_up(
     return tuple(f.path for f in done.failures)
 
 
-def _stop_if_aborted(source: Store, target: Store, moving: Moving) -> None:
-    outcome = read_outcome(target)
+def _stop_if_aborted(source: Store, target: Store, moving: Moving, outcome: MoveOutcome | None) -> None:
     if outcome is not None and outcome.outcome == "aborted":
         _let_go(source, moving.uid)
         raise SnapshotInUse(f"the {moving.mode} to {target.url} was taken back; nothing more is done")

@@ -18,7 +18,7 @@ from state_runtime.maintenance.marks import CLOCK_SKEW_MS
 from state_runtime.materialize.records import protected
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
-from state_runtime.snapshot.commit import live_run
+from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import MoveMode, MoveOutcome, MoveWhat, Moving, read_moving, read_outcome
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
@@ -34,7 +34,7 @@ __all__ = ["MovePlan", "complete_savepoints", "kept_pins", "live_manifests", "pl
 _PROBE = "_probe-"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MovePlan:
     """A copy or move that may be executed.
 

@@ -26,13 +26,13 @@ from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Item, 
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import SavepointRecord, list_savepoints
-from state_runtime.snapshot.terms import newest_term
+from state_runtime.snapshot.term_files import newest_term
 from state_runtime.store import Store
 
 __all__ = ["Retained", "apply_retention", "make_retention_plan", "read_items"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Retained:
     """What executing a plan did.
 
@@ -67,7 +67,14 @@ def read_items(root: Store, *, clock: Clock) -> list[Item]:
             continue  # on its way, or given up by somebody else since
         held = needed.get(snapshot_id, ())
         items.append(
-            Item("checkpoint", str(snapshot_id), snapshot_id, manifest.created_at_ms, manifest.total_bytes, held=held)
+            Item(
+                kind="checkpoint",
+                name=str(snapshot_id),
+                order=snapshot_id,
+                created_at_ms=manifest.created_at_ms,
+                bytes=manifest.total_bytes,
+                held=held,
+            )
         )
     return [*items, *(_savepoint(root, record, clock) for record in list_savepoints(root))]
 
@@ -81,11 +88,11 @@ def _savepoint(root: Store, record: SavepointRecord, clock: Clock) -> Item:
     holders, _ = read_holders(root.child(savepoint_path(record.name)), clock)
     held += [who for names in holders.values() for who in names]
     return Item(
-        "savepoint",
-        record.name,
-        record.requested_at_ms,
-        record.requested_at_ms,
-        record.total_bytes,
+        kind="savepoint",
+        name=record.name,
+        order=record.requested_at_ms,
+        created_at_ms=record.requested_at_ms,
+        bytes=record.total_bytes,
         restorable=record.state == "COMPLETED",
         tags=record.tags,
         failed_at_ms=record.finished_at_ms if record.state in ("FAILED", "ABANDONED") else 0,
@@ -112,13 +119,12 @@ def _planned(root: Store, policy: RetentionPolicy, *, clock: Clock, share_max: f
     info = catalog.job_info()
     existing = read_existing(root)
     made = Made(
-        info.name,
-        info.uid,
-        root.url,
-        clock.now_ms(),
-        max(existing.snapshot_ids, default=0),
-        existing.boundary.sequence,
-        newest_term(root),
+        job=info.name,
+        job_uid=info.uid,
+        place=root.url,
+        at_ms=clock.now_ms(),
+        newest_snapshot_id=max(existing.snapshot_ids, default=0),
+        term=newest_term(root),
     )
     decisions = plan_retention(read_items(root, clock=clock), policy, now_ms=clock.now_ms() - CLOCK_SKEW_MS)
     return RetentionPlan(made, policy, share_max, tuple(decisions))
@@ -173,4 +179,11 @@ def apply_retention(
             objects, removed_bytes = objects + part.objects, removed_bytes + part.bytes
             failures += part.failures
             savepoints.append(decision.item.name)
-    return Retained(deleted.snapshot_ids, tuple(savepoints), deleted.kept, objects, removed_bytes, tuple(failures))
+    return Retained(
+        snapshot_ids=deleted.snapshot_ids,
+        savepoints=tuple(savepoints),
+        kept=deleted.kept,
+        objects=objects,
+        bytes=removed_bytes,
+        failures=tuple(failures),
+    )

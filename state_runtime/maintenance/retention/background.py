@@ -171,7 +171,7 @@ class BackgroundRetention:
     def _doomed(self, existing: Existing, marker: Marker) -> list[int]:
         holders, _ = read_holders(self._root, self._clock, marker.records)
         items = [
-            Item("checkpoint", str(i), i, self._created[i], held=holders.get(i, ()))
+            Item(kind="checkpoint", name=str(i), order=i, created_at_ms=self._created[i], held=holders.get(i, ()))
             for i in existing.snapshot_ids
             if i in self._created
         ]

@@ -30,7 +30,7 @@ _ROWS = 1 << 16
 _ALTERED = "a part of it has another digest than its segment's index says"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """An object to look into, with all that is known of it.
 
@@ -174,7 +174,7 @@ def decode_shard(root: Store, listing: ShardListing, shard: ShardFiles) -> int:
     Raises:
         CorruptData, MissingFile: they are not a version of the shard. StoreUnavailable: try again.
     """
-    bottom = Bottom(direct(root), listing, OperatorEntry(shard.operator, "", "", ()))
+    bottom = Bottom(direct(root), listing, OperatorEntry(uid=shard.operator, kind="", key_schema="", states=()))
     low, high = shard.hash_range
     return sum(
         batch.num_rows for state in shard.columns for run in bottom.runs(shard, state, low, high) for batch in run
@@ -182,7 +182,16 @@ def decode_shard(root: Store, listing: ShardListing, shard: ShardFiles) -> int:
 
 
 def _ref_of(ref: StoredRef, part: PartEntry) -> StoredRef:
-    return StoredRef(ref.kind, ref.path, ref.bytes, "", part.operator, part.state, part.hash_low, part.hash_high)
+    return StoredRef(
+        kind=ref.kind,
+        path=ref.path,
+        bytes=ref.bytes,
+        digest="",
+        operator=part.operator,
+        state=part.state,
+        hash_low=part.hash_low,
+        hash_high=part.hash_high,
+    )
 
 
 def _is_intact(data: pa.Buffer, part: PartEntry) -> bool:

@@ -73,7 +73,7 @@ def verify_place(
         try:
             record = read_record(root.child(folder))
         except StillstateError as error:
-            report = _with(report, Finding(kind_of_error(error), folder, str(error), ()))
+            report = _with(report, Finding(kind=kind_of_error(error), path=folder, detail=str(error), snapshot_ids=()))
             continue
         if record is None or record.state == "COMPLETED":
             report = _together(report, _complete(verify(folder, None), record, root.child(folder)), folder)
@@ -86,10 +86,17 @@ def _complete(report: VerifyReport, record: SavepointRecord | None, folder: Stor
         return report
     lacks_snapshot = record.snapshot_id not in report.snapshots and not report.findings and report.complete
     if not folder.exists(JOB_FILE):
-        report = _with(report, Finding("missing", JOB_FILE, "it is not there", (record.snapshot_id,)))
+        report = _with(
+            report, Finding(kind="missing", path=JOB_FILE, detail="it is not there", snapshot_ids=(record.snapshot_id,))
+        )
     if lacks_snapshot:
         why = "the savepoint is COMPLETED, and its snapshot is not there"
-        report = _with(report, Finding("missing", f"snapshots/{record.snapshot_id:020d}/manifest.json", why, ()))
+        report = _with(
+            report,
+            Finding(
+                kind="missing", path=f"snapshots/{record.snapshot_id:020d}/manifest.json", detail=why, snapshot_ids=()
+            ),
+        )
     return report
 
 

@@ -41,7 +41,16 @@ class Finding:
     @staticmethod
     def of(kind: FindingKind, ref: StoredRef, detail: str, snapshot_id: int) -> Finding:
         """About an object that a snapshot needs."""
-        return Finding(kind, ref.path, detail, (snapshot_id,), ref.operator, ref.state, ref.hash_low, ref.hash_high)
+        return Finding(
+            kind=kind,
+            path=ref.path,
+            detail=detail,
+            snapshot_ids=(snapshot_id,),
+            operator=ref.operator,
+            state=ref.state,
+            hash_low=ref.hash_low,
+            hash_high=ref.hash_high,
+        )
 
     @property
     def whose(self) -> str:
@@ -65,7 +74,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifyProgress:
     """How far it is. Objects and bytes are of the snapshots that were looked at so far."""
 

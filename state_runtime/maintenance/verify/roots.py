@@ -97,7 +97,17 @@ def verify_root(
     def is_read(path: str) -> bool:
         return is_in_sample(path, sampled, seed) and not already(path)
 
-    with _Looking(root, sizes, is_read, level == "full", on_good, progress, threads, ids, len(wanted)) as looking:
+    with _Looking(
+        root=root,
+        sizes=sizes,
+        is_read=is_read,
+        decode=level == "full",
+        on_good=on_good,
+        progress=progress,
+        threads=threads,
+        ids=ids,
+        of_snapshots=len(wanted),
+    ) as looking:
         for snapshot_id in wanted:
             looking.snapshot(snapshot_id, asked=asked)
             if looking.is_away:
@@ -186,10 +196,19 @@ class _Looking:
                 raise
             return  # its writer died or is about to finish, or it was given up since the listing
         except StillstateError as error:
-            self._add(Finding(kind_of_error(error), manifest_path(snapshot_id), str(error), (snapshot_id,)))
+            self._add(
+                Finding(
+                    kind=kind_of_error(error),
+                    path=manifest_path(snapshot_id),
+                    detail=str(error),
+                    snapshot_ids=(snapshot_id,),
+                )
+            )
             return
         for broken in broken_chain(self._previous, manifest):
-            self._add(Finding("damaged", manifest_path(snapshot_id), broken, (snapshot_id,)))
+            self._add(
+                Finding(kind="damaged", path=manifest_path(snapshot_id), detail=broken, snapshot_ids=(snapshot_id,))
+            )
         for subject in self._subjects(manifest):
             self._submit(subject)
             if self.is_away:
@@ -206,8 +225,13 @@ class _Looking:
         it."""
         newest = self._previous
         for need in outputs_below_root(newest) if newest is not None and not self.is_away else ():
-            ref = StoredRef("output", need.path, need.bytes, "")
-            subject = Subject(need, (ref,), newest.snapshot_id if newest is not None else 0, frozenset())
+            ref = StoredRef(kind="output", path=need.path, bytes=need.bytes, digest="")
+            subject = Subject(
+                need=need,
+                refs=(ref,),
+                snapshot_id=newest.snapshot_id if newest is not None else 0,
+                job_uids=frozenset(),
+            )
             looked = look_at(self._root, subject, self._new_scratch(), listed=None, read=False, decode=False)
             if (
                 looked.findings
@@ -223,10 +247,24 @@ class _Looking:
             # It may have been given up between the listing and the boundary, and a listing may be cut short.
             if not self._is_given_up(low):
                 if self._root.exists(manifest_path(low)):
-                    self._add(Finding("unreachable", manifest_path(low), "the listing lacks it, and it exists", (low,)))
+                    self._add(
+                        Finding(
+                            kind="unreachable",
+                            path=manifest_path(low),
+                            detail="the listing lacks it, and it exists",
+                            snapshot_ids=(low,),
+                        )
+                    )
                     continue
                 many = "it is not there" if low == high else f"all snapshots from {low} to {high} are not there"
-                self._add(Finding("missing", manifest_path(low), f"{many}, and nobody gave it up", (low,)))
+                self._add(
+                    Finding(
+                        kind="missing",
+                        path=manifest_path(low),
+                        detail=f"{many}, and nobody gave it up",
+                        snapshot_ids=(low,),
+                    )
+                )
 
     def _subjects(self, manifest: Manifest) -> Iterator[Subject]:
         """The objects of a snapshot, piece by piece, so that a piece that cannot be read hides no other."""
@@ -257,7 +295,11 @@ class _Looking:
             except StillstateError as error:
                 # Twice, like everything: an answer that was cut on its way is no damage.
                 if attempt and not self._is_given_up(piece.snapshot_id):
-                    self._add(Finding(kind_of_error(error), where, str(error), (piece.snapshot_id,)))
+                    self._add(
+                        Finding(
+                            kind=kind_of_error(error), path=where, detail=str(error), snapshot_ids=(piece.snapshot_id,)
+                        )
+                    )
         return found
 
     def _is_new(self, path: str, snapshot_id: int) -> bool:
@@ -362,7 +404,16 @@ class _Looking:
     def _show(self) -> None:
         if self._progress is not None:
             done, of = len(self.snapshots), self._of_snapshots
-            self._progress(VerifyProgress(done, of, self._objects_done, self.objects, self._bytes_done, self.bytes))
+            self._progress(
+                VerifyProgress(
+                    snapshots_done=done,
+                    snapshots=of,
+                    objects_done=self._objects_done,
+                    objects=self.objects,
+                    bytes_done=self._bytes_done,
+                    bytes=self.bytes,
+                )
+            )
 
 
 class _Sizes:
@@ -388,8 +439,15 @@ class _Sizes:
 def _look_at_shard(root: Store, manifest: Manifest, listing: ShardListing, shard: ShardFiles) -> Looked:
     low, high = shard.hash_range
     path = manifest.shards.path if manifest.shards is not None else ""
-    ref = StoredRef("listing", path, -1, "", shard.operator, "", low, high)
-    subject = Subject(NeededObject("", -1, ""), (ref,), manifest.snapshot_id, manifest.job_uids)
+    ref = StoredRef(
+        kind="listing", path=path, bytes=-1, digest="", operator=shard.operator, state="", hash_low=low, hash_high=high
+    )
+    subject = Subject(
+        need=NeededObject(path="", bytes=-1, digest=""),
+        refs=(ref,),
+        snapshot_id=manifest.snapshot_id,
+        job_uids=manifest.job_uids,
+    )
     try:
         return Looked(subject, rows=decode_shard(root, listing, shard))
     except StillstateError as error:
@@ -403,8 +461,14 @@ def _grouped(refs: list[StoredRef], manifest: Manifest) -> Iterator[Subject]:
         by_path.setdefault(ref.path, []).append(ref)
     for path, same in by_path.items():
         parts = tuple((p.offset, p.length, p.digest) for p in (ref.part for ref in same) if p is not None)
-        need = NeededObject(path, same[0].bytes, same[0].digest, max(ref.bytes_min for ref in same), parts)
-        yield Subject(need, tuple(same), manifest.snapshot_id, manifest.job_uids)
+        need = NeededObject(
+            path=path,
+            bytes=same[0].bytes,
+            digest=same[0].digest,
+            bytes_min=max(ref.bytes_min for ref in same),
+            parts=parts,
+        )
+        yield Subject(need=need, refs=tuple(same), snapshot_id=manifest.snapshot_id, job_uids=manifest.job_uids)
 
 
 def _existing(root: Store) -> tuple[list[int], list[tuple[int, int]]]:

@@ -1,19 +1,22 @@
-"""Terms: who runs the job. One create-if-absent file per run, and beside it a heartbeat that the run rewrites."""
+"""The documents that say who runs the job: per run a term, created once, and a heartbeat that the run rewrites.
+
+A term alone stops nobody. What stops an older run is the fencing snapshot, see snapshot/fencing.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import Fenced, Unavailable
+from state_runtime.base.errors import Fenced
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
+from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import TERMS_DIR, heartbeat_path, term_of, term_path
-from state_runtime.store import Created, Store
+from state_runtime.store import Store
 
 __all__ = ["RunState", "RunStatus", "Term", "claim_term", "newest_term", "read_status", "write_status"]
 
@@ -84,11 +87,17 @@ def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, abo
         Fenced: others kept claiming; the job is contended.
         OutcomeUnknown: the store could not confirm; start again (terms may skip numbers).
     """
-    for _ in range(CLAIM_ATTEMPTS_MAX):
+
+    def propose() -> Proposal[Term]:
         term = Term(max(newest_term(store), above) + 1, ids.uid(), host, pid, clock.now_ms())
-        if store.create(term_path(term.term), encode_document("term", term)) is Created.MINE:
-            return term
-    raise Fenced(f"{CLAIM_ATTEMPTS_MAX} claims of a term were lost in a row; too many drivers start this job at once")
+        return Proposal(term_path(term.term), encode_document("term", term), term)
+
+    def contended() -> Fenced:
+        return Fenced(
+            f"{CLAIM_ATTEMPTS_MAX} claims of a term were lost in a row: too many drivers start this job at once"
+        )
+
+    return create_next(store, propose, contended=contended)
 
 
 def read_status(store: Store) -> RunStatus | None:
@@ -98,18 +107,15 @@ def read_status(store: Store) -> RunStatus | None:
     Raises:
         Unavailable: terms came and went while they were read; try again.
     """
-    for _ in range(CLAIM_ATTEMPTS_MAX):
-        term = newest_term(store)
-        if term == 0:
-            return None
-        with contextlib.suppress(FileNotFoundError):
+
+    def read(term: int) -> RunStatus:
+        try:
             data = store.read(heartbeat_path(term), SMALL_JSON_BYTES_MAX)
-            return decode_document("heartbeat", RunStatus, data, heartbeat_path(term))
-        # Without both: a newer run took over and this one's were collected, or the root was removed; the next listing
-        # tells.
-        with contextlib.suppress(FileNotFoundError):
+        except FileNotFoundError:
             return _starting(store, term)
-    raise Unavailable(f"the newest term in {store.url} went {CLAIM_ATTEMPTS_MAX} times while it was read; try again")
+        return decode_document("heartbeat", RunStatus, data, heartbeat_path(term))
+
+    return read_newest(lambda: newest_term(store), read, f"the newest term in {store.url}")
 
 
 def _starting(store: Store, term: int) -> RunStatus:

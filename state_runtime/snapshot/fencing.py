@@ -1,0 +1,218 @@
+"""Fencing: how a run takes a job over, and how every older run of it (a zombie: one that slept, or was cut off) stops.
+
+Nobody can end a process on another machine. So nothing that an older run does from a certain moment on counts, and it
+finds that out by itself, before it publishes anything. In this order:
+
+1. `open_run` claims the next term (snapshot/term_files.py). That alone stops nobody. A crash leaves an unused number.
+2. It looks whether another job has claimed the root (snapshot/claim.py), or it is being moved (snapshot/handover.py),
+   and leaves its mark beside the boundaries (snapshot/boundary.py).
+3. It commits a *fencing snapshot*: the newest content, or that of an older snapshot which the job goes back to, under
+   the new term. From here on an older run finds the id of its next snapshot taken. A crash leaves one more snapshot.
+
+Where an older run is stopped (`Fenced`):
+
+    its next commit         the id is taken by the fencing snapshot (`Committer.commit`)
+    after its next commit   the id was given up, or the root removed, while it slept (`check_not_given_up`)
+    an idle one             its heartbeat looks for the fencing snapshot of a newer term (driver/heartbeat.py)
+
+`refuse_if_live` is a courtesy to whoever starts a second driver by hand. Nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import replace
+
+import psutil
+
+from state_runtime.base.actor import Actor
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import Fenced, JobAlreadyRunning, Unavailable
+from state_runtime.base.ids import Ids
+from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
+from state_runtime.snapshot.boundary import leave_mark, remove_older_marks
+from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.claim import refuse_if_claimed
+from state_runtime.snapshot.commit import Committer, check_not_given_up, next_manifest
+from state_runtime.snapshot.create_once import Proposal, create_agreed, create_next
+from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.handover import refuse_if_handed_over
+from state_runtime.snapshot.job_info import JobInfo, StartedFrom
+from state_runtime.snapshot.lineage import check_belongs, gone_back
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import JOB_FILE, manifest_path
+from state_runtime.snapshot.term_files import RunStatus, Term, claim_term
+from state_runtime.store import Store
+
+__all__ = ["live_run", "open_job_root", "open_run", "refuse_if_live"]
+
+_LOG = logging.getLogger(__name__)
+
+# A run that has not been heard of for this many heartbeat intervals may be taken over without asking.
+LIVE_INTERVALS = 5
+# A run that starts has no heartbeat interval to go by yet: Java and Spark need a while.
+STARTING_GRACE_S = 30.0
+
+
+def open_job_root(
+    root: Store, name: str, *, clock: Clock, ids: Ids, uid: str = "", started_from: StartedFrom | None = None
+) -> JobInfo:
+    """Create the job root, or find it. Atomic; two first starts agree on one uid, and on what the job begins with.
+
+    Args:
+        uid: of a new job; drawn if empty.
+        started_from: what a new job begins with. The caller compares it with what is returned: another start may have
+            been first.
+
+    Raises:
+        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved (snapshot/handover.py).
+    """
+    # Before anything is written: a root that is still being filled gets its own job.json at the end.
+    refuse_if_handed_over(root)
+    found = read_job_info(root)
+    if found is not None:
+        return found
+    info = JobInfo(
+        uid=uid or ids.uid(),
+        name=name,
+        max_parallelism=MAX_PARALLELISM,
+        format_version=FORMAT_VERSION,
+        created_at_ms=clock.now_ms(),
+        started_from=started_from,
+    )
+    counts = create_agreed(root, Proposal(JOB_FILE, encode_document("job", info), info), lambda: read_job_info(root))
+    if counts is None:
+        raise Fenced(f"job.json in {root.url} was removed while this run started; start it again")
+    return counts
+
+
+def live_run(catalog: Catalog, clock: Clock) -> RunStatus | None:
+    """The newest run, if its heartbeat is fresh. Who must be sure does not ask here: a live run may be silent for a
+    while."""
+    status = catalog.status()
+    if status is None:
+        return None
+    timeout_s = (
+        max(LIVE_INTERVALS * status.heartbeat_interval_s, 5.0) if status.state == "running" else STARTING_GRACE_S
+    )
+    is_live = status.is_live(clock.now_ms(), timeout_s) and not _is_dead_here(status.host, status.pid)
+    return status if is_live else None
+
+
+def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
+    """Turn this driver away if another one lives.
+
+    Only a courtesy to whoever starts a second driver by hand; safety comes from the fencing snapshot.
+
+    Raises:
+        JobAlreadyRunning: the newest run's heartbeat is fresh.
+    """
+    status = live_run(catalog, clock)
+    if status is not None:
+        raise JobAlreadyRunning(
+            f"job {catalog.job!r} is run by term {status.term} (process {status.pid} on {status.host}), last heard of "
+            f"{status.age_s(clock.now_ms()):.1f} s ago. Stop it with `stillstate stop {catalog.job}`, "
+            "or take over with --takeover"
+        )
+
+
+def _is_dead_here(host: str, pid: int) -> bool:
+    """Whether the process certainly does not exist: only knowable on its own host."""
+    if host != socket.gethostname() or pid == os.getpid():
+        return False
+    try:
+        # A killed process whose parent has not collected it yet still has its number.
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+def open_run(
+    catalog: Catalog,
+    info: JobInfo,
+    empty: Manifest,
+    *,
+    clock: Clock,
+    ids: Ids,
+    host: str,
+    pid: int,
+    back_to: int | None = None,
+    claimed_by: str = "",
+    mover: str = "",
+) -> Committer:
+    """Claim the next term and take the job over from every older run.
+
+    Args:
+        empty: the content of a job that has no snapshot yet.
+        mover: uid of the move that takes the job over to carry it elsewhere; empty of a run.
+        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it.
+        claimed_by: uid of a job that may open a root which it has claimed.
+
+    Returns:
+        A committer whose `last` is the fencing snapshot: the newest content, output still to be published included.
+
+    Raises:
+        Fenced: a newer run took over while this one started, or the root was given up.
+        SnapshotInUse: another job has claimed the root, or it is being moved; nothing but a term's number was used.
+        JobRootMismatch: its files are of two jobs.
+        CorruptManifest: the newest snapshot cannot be read. Nothing is overwritten, and no older one is used.
+        MissingSnapshot: there is no snapshot `back_to`.
+    """
+    # The content is read before the term is claimed, so that a damaged root costs nothing.
+    found = catalog.latest()
+    if found is not None:
+        check_belongs(found, info, catalog.root.url, own=True)
+    target = catalog.manifest(back_to) if back_to is not None else None
+    term = claim_term(
+        catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
+    )
+    # Only after the term: a mover writes its file before it claims one, so either we see the file, or its term is the
+    # newer one.
+    refuse_if_handed_over(catalog.root, mover=mover)
+    # After the term: whoever claims the root fences it after that (snapshot/claim.py).
+    refuse_if_claimed(catalog.root, by=claimed_by)
+    # Before anything is committed; whoever deletes the root as a whole removes it before the boundary.
+    leave_mark(catalog.root, term)
+    actor = Actor(clock, ids, host, pid)
+
+    def propose() -> Proposal[Manifest]:
+        latest = catalog.latest()
+        if latest is None and found is not None:
+            raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
+        if latest is not None:
+            # Also one that came since: a run that slept while this root was removed leaves a snapshot of the job that
+            # was here before.
+            check_belongs(latest, info, catalog.root.url, own=True)
+        last = latest or empty
+        if last.term > term.term:
+            raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
+        content = gone_back(target, last) if target is not None else last
+        manifest = next_manifest(replace(content, kind="fencing", previous=None), last, info, term, actor)
+        return Proposal(manifest_path(manifest.snapshot_id), manifest.encode(), manifest)
+
+    def contended() -> Fenced:
+        return Fenced(
+            f"{CLAIM_ATTEMPTS_MAX} fencing snapshots were lost in a row: too many drivers start this job at once"
+        )
+
+    # A race is lost to an older run that finished one more epoch, or to a rival: the newest content is what we take
+    # over, so it is read again.
+    fencing = create_next(catalog.root, propose, contended=contended)
+    boundary = check_not_given_up(catalog.root, fencing, term, None)
+    # After the mark: one that was left where the root had been removed already is a sign of nothing.
+    now = read_job_info(catalog.root)
+    if now is None or now.uid != info.uid:
+        raise Fenced(f"{catalog.root.url} was deleted, or moved elsewhere, while term {term.term} was starting")
+    _tidy_marks(catalog.root, term)
+    return Committer(catalog.root, info, term, fencing, actor, boundary)
+
+
+def _tidy_marks(root: Store, run: Term) -> None:
+    try:
+        remove_older_marks(root, run)
+    except Unavailable as error:
+        _LOG.info("marks of older runs stay in %s until the next start: %s", root.url, error)
