@@ -32,6 +32,7 @@ ObjectKind = Literal[
     "moving",
     "conversion",
     "moved",
+    "temporary",
 ]
 
 DATA_KINDS: frozenset[str] = frozenset({"segment", "direct", "table", "source-log", "listing", "shard-file", "staged"})
@@ -42,6 +43,8 @@ _PART = r"[A-Za-z0-9._=-]+"
 _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern + r"\Z"))  # type: ignore[misc]
     for kind, pattern in (
+        # First: it lies in the folder of what it was to become.
+        ("temporary", rf"({_PART}/)*\.tmp-[0-9a-f]+"),
         ("direct", rf"changelog/{_NUMBER}/direct-{_PART}\.seg"),
         ("segment", rf"changelog/{_NUMBER}/{_PART}\.seg"),
         ("source-log", rf"tables/_sources/{_PART}/{_PART}\.log"),

@@ -163,14 +163,20 @@ class LocalStore(Store):
         return sorted(n for n in names if not n.startswith(_TEMPORARY))
 
     def list_objects(self, path: str) -> Iterator[StoredObject]:
+        return self._listed_below(path, temporary=False)
+
+    def list_debris(self) -> Iterator[StoredObject]:
+        return self._listed_below("", temporary=True)
+
+    def _listed_below(self, path: str, *, temporary: bool) -> Iterator[StoredObject]:
         folders = [self._at(path) if path else self._root]
         while folders:
             with self._translated("list", path):
-                inside, found = self._listed_in(folders.pop())
+                inside, found = self._listed_in(folders.pop(), temporary=temporary)
             folders += inside
             yield from found
 
-    def _listed_in(self, folder: Path) -> tuple[list[Path], list[StoredObject]]:
+    def _listed_in(self, folder: Path, *, temporary: bool) -> tuple[list[Path], list[StoredObject]]:
         """Folders and files of one folder. What goes away while it is listed is not there."""
         folders: list[Path] = []
         found: list[StoredObject] = []
@@ -181,7 +187,7 @@ class LocalStore(Store):
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY):
+            elif entry.is_file(follow_symlinks=False) and entry.name.startswith(_TEMPORARY) == temporary:
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:

@@ -118,6 +118,15 @@ class Store(ABC):
                 gave.
         """
 
+    def list_debris(self) -> Iterator[StoredObject]:
+        """What killed writers have left below the root and no other listing shows; `delete` removes it. A writer that
+        is at work has such files too: only old ones are debris, unless nobody writes any more.
+
+        Raises:
+            StoreUnavailable: the listing is not complete.
+        """
+        return iter(())
+
     @abstractmethod
     def copy(self, source: str, target: str) -> None:
         """Copy an object inside the store, without the bytes passing through here; readers of `target` see all of it or

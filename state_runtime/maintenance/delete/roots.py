@@ -184,7 +184,7 @@ def _refuse(root: Store, holders: Iterable[str], *, given_up: bool = False) -> N
 
 def _remove(root: Store, *, last: str, on_progress: OnProgress | None, threads: int) -> Deleted:
     """Remove all that is ours below a folder that is given up: data, then manifests, then what says so."""
-    found = list(root.list_objects(""))
+    found = [*root.list_objects(""), *root.list_debris()]
     foreign = [o for o in found if kind_of(o.path) is None]
     steps = _ordered([o for o in found if kind_of(o.path) is not None], last)
     failures: list[Failure] = []

@@ -185,6 +185,8 @@ class Survey:
             return "an answer that was read long ago"
         if kind == "answer":
             return "its request is gone"
+        if kind == "temporary":
+            return "left by a writer that was killed"
         return "left by a probe of the store" if kind == "probe" else ""
 
     def _void_pins(self) -> dict[str, str]:
@@ -243,7 +245,8 @@ class Survey:
             self._check([*missing, *wrong])
 
     def _objects(self) -> Iterator[StoredObject]:
-        """All but those of savepoints, which are roots of their own."""
+        """All but those of savepoints, which are roots of their own; and what killed writers left, wherever it lies."""
+        yield from self.root.list_debris()
         for found in self.root.list_objects(""):
             if not found.path.startswith(f"{SAVEPOINTS_DIR}/"):
                 yield found
