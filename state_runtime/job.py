@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
@@ -214,13 +216,19 @@ class Stream:
         self._chain = chain
         self._steps = steps
 
-    def key_by(self, *columns: str) -> KeyedStream:
-        """Partition by key columns for the stateful operator that follows."""
-        if not columns:
+    def key_by(self, *columns: str | Column | list[str] | list[Column]) -> KeyedStream:
+        """Partition by key columns for the stateful operator that follows.
+
+        Args:
+            columns: names, as they are written in the schema; also a list of them, or plain references (`col("a")`).
+        """
+        listed = [c for given in columns for c in (given if isinstance(given, list | tuple) else [given])]
+        names = tuple(map(_key_name, listed))
+        if not names:
             raise InvalidPipeline("key_by() needs at least one column")
-        if len(set(columns)) != len(columns):
-            raise InvalidPipeline(f"key_by{columns} names a column twice")
-        return KeyedStream(self._chain, self._steps, columns)
+        if len(set(names)) != len(names):
+            raise InvalidPipeline(f"key_by({', '.join(map(repr, names))}) names a column twice")
+        return KeyedStream(self._chain, self._steps, names)
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
@@ -244,6 +252,73 @@ class Stream:
         return Stream(self._chain, self._chain.extend(self._steps, WriteStep(chosen, sink)))
 
 
+_REFERENCE = re.compile(r"Column<'(\w+)'>")
+
+
+def _key_name(column: Any) -> str:
+    if isinstance(column, Column):
+        reference = _REFERENCE.fullmatch(str(column))
+        if reference is None:
+            raise InvalidPipeline(
+                f"key_by() takes columns of the stream, not the expression {column}; make it a column first: "
+                '.transform(lambda df: df.withColumn("key", …)).key_by("key")'
+            )
+        return reference.group(1)
+    if not isinstance(column, str):
+        raise InvalidPipeline(f"key_by() takes names of columns, not a {type(column).__name__}")
+    return column
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_SPARKS_WORDS = {
+    "statefulProcessor": "processor",
+    "outputStructType": "output_schema",
+    "outputMode": "output_mode",
+    "timeMode": "time_mode",
+    "initialState": "initial_state",
+    "eventTimeColumnName": "event_time_column",
+}
+"""The arguments of `GroupedData.transformWithState`, in their order, in our words."""
+
+
+def _in_sparks_words(method: Method) -> Method:
+    """Let a method be called as Spark's is: with its names of arguments and their order."""
+
+    @functools.wraps(method)
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        where = f"{method.__name__}()"
+        arguments: dict[str, Any] = {}
+        pairs = [
+            *zip(_SPARKS_WORDS.values(), given),
+            *((_SPARKS_WORDS.get(name, name), v) for name, v in named.items()),
+        ]
+        for name, value in pairs:
+            if name in arguments:
+                raise InvalidPipeline(f"{where} got {name} twice; in Spark it is named {_sparks_word(name)}")
+            arguments[name] = value
+        unknown = sorted(set(arguments) - {*_SPARKS_WORDS.values(), "uid"})
+        if unknown or len(given) > len(_SPARKS_WORDS):
+            known = ", ".join(f"{ours} ({sparks})" for sparks, ours in _SPARKS_WORDS.items())
+            said = f"{', '.join(unknown)} is none of its arguments" if unknown else f"got {len(given)} arguments"
+            raise InvalidPipeline(f"{where}: {said}; they are uid, {known}")
+        if "uid" not in arguments:
+            raise InvalidPipeline(
+                f'{where} needs uid="…", a name for the operator that stays the same: its state belongs to it. Spark '
+                "has no such argument"
+            )
+        for name in ("processor", "output_schema"):
+            if name not in arguments:
+                raise InvalidPipeline(f"{where} needs {name}; in Spark it is named {_sparks_word(name)}")
+        return method(self, **arguments)
+
+    return call  # type: ignore[return-value]
+
+
+def _sparks_word(name: str) -> str:
+    return next((sparks for sparks, ours in _SPARKS_WORDS.items() if ours == name), name)
+
+
 class KeyedStream:
     """A stream partitioned by key: a stateful operator must follow."""
 
@@ -252,6 +327,7 @@ class KeyedStream:
         self._steps = steps
         self._keys = keys
 
+    @_in_sparks_words
     def transform_with_state(
         self,
         processor: Any,
@@ -264,6 +340,8 @@ class KeyedStream:
         initial_state: DataFrame | None = None,
     ) -> Stream:
         """Run pyspark's `StatefulProcessor`, row flavour: as `GroupedData.transformWithState`.
+
+        Spark's own names of the arguments (`outputStructType`, `timeMode`, …) and their order are understood too.
 
         Args:
             processor: the same object that Spark takes.
@@ -283,6 +361,7 @@ class KeyedStream:
         modes = (output_mode, time_mode, event_time_column)
         return self._processor(processor, output_schema, uid, modes, initial_state, pandas=False)
 
+    @_in_sparks_words
     def transform_with_state_in_pandas(
         self,
         processor: Any,
@@ -448,6 +527,10 @@ class KeyedStream:
         pandas: bool,
     ) -> Stream:
         check_uid(uid, "operator uid")
+        if isinstance(processor, type):
+            raise InvalidPipeline(
+                f"operator {uid!r}: got the class {processor.__name__}; give an instance of it: {processor.__name__}()"
+            )
         output_mode, time_mode, event_time_column = modes
         if output_mode.lower() not in ("append", "update", "complete"):
             raise InvalidPipeline(f"operator {uid!r}: output_mode {output_mode!r} must be append, update or complete")

@@ -12,9 +12,11 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
+from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.operators import OperatorStep, ProcessorStep, arrow_schema, build_operator, output_schema
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import OpenedSource
+from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
@@ -107,10 +109,12 @@ def compile_pipeline(
     sinks: dict[str, Sink] = {}
     uids: set[str] = set()
     dropped: dict[str, frozenset[str]] = {}
-    time_zone = spark.conf.get("spark.sql.session.timeZone") or ""
+    session = session_settings(spark.conf)
     if source.left is None:
         _check_names(schema, "the source")
     for step in steps:
+        if not isinstance(step, TransformStep):
+            _check_dots(schema)
         if isinstance(step, TransformStep):
             schema = _transformed(spark, schema, step)
             parts.append(step)
@@ -127,7 +131,7 @@ def compile_pipeline(
             if step.uid in uids:
                 raise InvalidPipeline(f"two operators have the uid {step.uid!r}; state belongs to one uid")
             uids.add(step.uid)
-            operator, given_up = build_operator(step, schema, source, settings, time_zone)
+            operator, given_up = build_operator(step, schema, source, settings, session)
             if given_up:
                 dropped[step.uid] = given_up
             schema = output_schema(step, operator, schema)
@@ -164,6 +168,16 @@ def _check_names(schema: T.StructType, where: str) -> None:
             raise InvalidPipeline(f"{where} has a column {name!r}; names beginning with __stillstate are the runtime's")
 
 
+def _check_dots(schema: T.StructType) -> None:
+    dotted = [name for name in schema.names if "." in name]
+    if dotted:
+        raise InvalidPipeline(
+            f"the column {dotted[0]!r} has a dot in its name, which Spark takes for a field of a struct when it hands "
+            "rows to Python. Rename it before the first operator or sink: .transform(lambda df: "
+            f"df.withColumnRenamed({dotted[0]!r}, {dotted[0].replace('.', '_')!r}))"
+        )
+
+
 def _transformed(spark: SparkSession, schema: T.StructType, step: TransformStep) -> T.StructType:
     try:
         result = step.function(spark.createDataFrame([], schema))
@@ -172,7 +186,7 @@ def _transformed(spark: SparkSession, schema: T.StructType, step: TransformStep)
     except Exception as error:
         name = getattr(step.function, "__name__", "function")
         raise UserCodeError(
-            f"transform({name}) raised {type(error).__name__} on an empty frame of its input schema: {error}"
+            f"transform({name}) raised {raised_by_user(error)}. It was called with an empty frame of its input schema"
         ) from error
     if not isinstance(result, DataFrame):
         raise InvalidPipeline(f"transform({getattr(step.function, '__name__', 'function')}) must return a DataFrame")
@@ -186,7 +200,10 @@ def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:
         return None
     where = f"operator {step.uid!r}: initial_state"
     if not isinstance(initial, DataFrame) or initial.isStreaming:
-        raise InvalidPipeline(f"{where} must be a static DataFrame (spark.read…), not a {type(initial).__name__}")
+        raise InvalidPipeline(
+            f"{where} must be a static DataFrame (spark.read…), not a {type(initial).__name__}; it needs no groupBy: "
+            "the operator's key columns are its keys"
+        )
     _check_names(initial.schema, where)
     for name, field_ in zip(step.keys, operator.key_schema, strict=True):
         if name not in initial.columns:

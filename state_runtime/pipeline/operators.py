@@ -15,7 +15,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
-from state_runtime.pipeline.sources import JoinedStreams, OpenedSource
+from state_runtime.base.usercode import raised_by_user
+from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, way_to_key
+from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import DELAY_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
@@ -132,13 +134,13 @@ OperatorStep: TypeAlias = (
 
 
 def build_operator(
-    step: OperatorStep, schema: T.StructType, source: OpenedSource, settings: JobSettings, time_zone: str
+    step: OperatorStep, schema: T.StructType, source: OpenedSource, settings: JobSettings, session: SessionSettings
 ) -> tuple[Operator, frozenset[str]]:
     """The operator of a step.
 
     Args:
         schema: of the step's input, with the mark on the column that carries event time.
-        time_zone: of the session; user code sees timestamps in it.
+        session: what is taken over from Spark's session.
 
     Returns:
         The operator, and the states that its processor gives up (`deleteIfExists`).
@@ -148,7 +150,7 @@ def build_operator(
     """
     keys = T.StructType([_key_field(schema, name, step.uid) for name in step.keys])
     if isinstance(step, ProcessorStep):
-        return _processor(step, keys, schema, settings, time_zone)
+        return _processor(step, keys, schema, settings, session)
     none: frozenset[str] = frozenset()
     if isinstance(step, AggregateStep):
         return _aggregate(step, keys, schema), none
@@ -317,7 +319,7 @@ def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str,
     except StillstateError:
         raise
     except Exception as error:
-        raise UserCodeError(f"{where} raised {type(error).__name__}: {error}") from error
+        raise UserCodeError(f"{where} raised {raised_by_user(error)}") from error
     if not isinstance(declared, Mapping) or not all(isinstance(name, str) for name in declared):
         raise InvalidPipeline(f'{where} must return a mapping of names to schemas, as in {{"totals": "n long"}}')
     if not declared:
@@ -332,7 +334,7 @@ def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str,
 
 
 def _processor(
-    step: ProcessorStep, keys: T.StructType, schema: T.StructType, settings: JobSettings, time_zone: str
+    step: ProcessorStep, keys: T.StructType, schema: T.StructType, settings: JobSettings, session: SessionSettings
 ) -> tuple[StatefulProcessorOperator, frozenset[str]]:
     event_time = event_time_column(schema)
     if step.time_mode == "event" and not event_time:
@@ -347,6 +349,8 @@ def _processor(
     entries: dict[str, T.StructType] = {}
     for name, declared in handle.declared.items():
         values[name] = parse_schema(declared.schema, f"state {name!r} of operator {step.uid!r}")
+        if session.is_avro:
+            _check_nullable(name, values[name], step.uid)
         if declared.kind == "map":
             entries[name] = parse_schema(
                 declared.entry_schema, f"the map key of state {name!r} of operator {step.uid!r}"
@@ -371,6 +375,7 @@ def _processor(
         processor=step.processor,
         pandas=step.pandas,
         output_rows_per_batch=settings.output_rows_per_batch,
+        frame_rows_max=session.frame_rows_max,
         state_kinds={name: declared.kind for name, declared in handle.declared.items()},
         entry_ddl={name: ddl(entry) for name, entry in entries.items()},
         ttls_ms={name: declared.ttl_ms for name, declared in handle.declared.items() if declared.ttl_ms},
@@ -379,26 +384,45 @@ def _processor(
         output_mode=step.output_mode,
         event_time_column=event_time if step.time_mode == "event" else "",
         output_event_time=step.event_time_column,
-        time_zone=time_zone,
+        time_zone=session.time_zone,
     )
     return operator, frozenset(handle.dropped)
+
+
+def _check_nullable(state: str, schema: T.StructType, uid: str) -> None:
+    """What Spark refuses where the session asks for Avro; in its other encoding it takes such a schema, as we do."""
+    fixed = [f.name for f in schema.fields if not f.nullable]
+    if fixed:
+        raise InvalidPipeline(
+            f"[TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE] operator {uid!r}, state {state!r}: all columns must be "
+            f"nullable while spark.sql.streaming.stateStore.encodingFormat is avro; {', '.join(fixed)} cannot be null. "
+            "Leave NOT NULL out of the schema"
+        )
 
 
 def _declared_states(step: ProcessorStep) -> DeclaringHandle:
     """The states that the processor asks for, learnt as Spark learns them: `init` and `close` of a copy, on the
     driver."""
-    handle = DeclaringHandle(step.uid, step.time_mode)
+    name = type(step.processor).__name__
     try:
         processor = copy.deepcopy(step.processor)
-        processor.init(handle)
-        processor.close()
-        return handle
-    except StillstateError:
-        raise
     except Exception as error:
-        raise UserCodeError(
-            f"operator {step.uid!r}: init() of {type(step.processor).__name__} raised {type(error).__name__}: {error}"
+        raise InvalidPipeline(
+            f"operator {step.uid!r}: {name} cannot be copied ({type(error).__name__}: {error}), and every task gets a "
+            "copy. Make what cannot be pickled (connections, locks, open files) in init(), not in __init__()"
         ) from error
+    handle = DeclaringHandle(step.uid, step.time_mode)
+    for method, arguments in (("init", (handle,)), ("close", ())):
+        try:
+            getattr(processor, method)(*arguments)
+        except StillstateError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(
+                f"operator {step.uid!r}: {method}() of {name} raised {raised_by_user(error)}. It was called in the "
+                "driver, to learn the states before the job starts"
+            ) from error
+    return handle
 
 
 def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
@@ -410,7 +434,8 @@ def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
     try:
         parsed = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except Exception as error:
-        raise InvalidPipeline(f"the schema of {what} cannot be parsed: {str(error).splitlines()[0]}") from error
+        told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InvalidPipeline(f"the schema of {what}, {schema!r}, cannot be parsed: {told}") from error
     if not isinstance(parsed, T.StructType) or not parsed.fields:
         raise InvalidPipeline(f'the schema of {what} must name columns, as in "n int, s string"')
     return parsed
@@ -453,6 +478,7 @@ def _key_field(schema: T.StructType, name: str, uid: str) -> T.StructField:
     if name not in schema.names:
         raise InvalidPipeline(
             f"operator {uid!r}: there is no key column {name!r}; the input has {', '.join(schema.names)}"
+            f"{way_to_key(name, schema)}"
         )
     column = schema[name]
     if isinstance(column.dataType, T.NullType):

@@ -18,7 +18,7 @@ from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.sql import quoted, type_sql
 
-__all__ = ["JoinedStreams", "OpenedSource", "Source", "cleans_up", "open_source"]
+__all__ = ["JoinedStreams", "OpenedSource", "Source", "cleans_up", "open_source", "way_to_key"]
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
 
@@ -66,10 +66,25 @@ def open_source(spark: SparkSession, job: str, source: Source | None, joined: Jo
             if key not in side.columns:
                 raise InvalidPipeline(
                     f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join has no key column "
-                    f"{key!r}; it "
-                    f"has {', '.join(side.columns)}"
+                    f"{key!r}; it has {', '.join(side.columns)}{way_to_key(key, side.schema)}"
                 )
     return OpenedSource(_united(frame, right, joined), _watermarks(frame, right, joined), frame.schema, right.schema)
+
+
+def way_to_key(name: str, schema: T.StructType) -> str:
+    """What to say behind an error about a key column that is not there: the column that was probably meant."""
+    alike = [column for column in schema.names if column.lower() == name.lower()]
+    if alike:
+        return (
+            f". Write key_by({alike[0]!r}): names are taken as they are written, whatever spark.sql.caseSensitive says"
+        )
+    if name.partition(".")[0] in schema.names and "." in name:
+        made = name.replace(".", "_")
+        return (
+            f". To key by a field of a struct, make it a column first: .transform(lambda df: df.withColumn({made!r}, "
+            f"col({name!r}))).key_by({made!r})"
+        )
+    return ""
 
 
 def cleans_up(frame: DataFrame) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -125,8 +124,11 @@ _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """A list as an array, without what Arrow would do without a word: cut a fraction or a time of day off, make a one of
-    True, infinity of a large double, a text of bytes, a date of a number."""
+    """A list as an array, without what Arrow would do without a word.
+
+    It would cut a fraction or a time of day off, make a one of True, infinity of a large double, a text of bytes, a
+    date of a number.
+    """
     types = set(map(type, values))  # made in C: only where it holds something odd every value is looked at
     if pa.types.is_integer(data_type):
         if _any_of(types, (float, np.floating, Decimal)) and any(v is not None and v != int(v) for v in values):
@@ -144,7 +146,9 @@ def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
         if int in types:
             values = [str(v) if type(v) is int else v for v in values]  # as Spark does
     elif pa.types.is_date(data_type):
-        if _any_of(types, (int, np.integer)) or (_any_of(types, (dt.datetime,)) and any(map(_has_time, values))):
+        if _any_of(types, (int, np.integer)) or any(
+            map(_has_time, values if any(hasattr(t, "hour") for t in types) else ())
+        ):
             raise TypeError("more or less than a date")
     elif pa.types.is_duration(data_type) and _any_of(types, (int, np.integer)):
         raise TypeError("a number")
@@ -156,14 +160,14 @@ def _any_of(types: set[type[Any]], kinds: tuple[type[Any], ...]) -> bool:
 
 
 def _overflows(value: Any) -> bool:
-    return isinstance(value, int | float | np.floating) and math.isfinite(value) and abs(value) > _SINGLE_MAX
+    return isinstance(value, int | float | np.floating) and math.isfinite(value) and abs(float(value)) > _SINGLE_MAX
 
 
 _SINGLE_MAX = float(np.finfo(np.float32).max)
 
 
 def _has_time(value: Any) -> bool:
-    return isinstance(value, dt.datetime) and value.time() != dt.time()
+    return hasattr(value, "hour") and any((value.hour, value.minute, value.second, value.microsecond))
 
 
 def _first_misfit(values: Sequence[Any], data_type: pa.DataType) -> tuple[int, Any]:

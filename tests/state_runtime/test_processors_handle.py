@@ -490,7 +490,7 @@ def test_a_handler_that_returns_none_is_the_users_error(pandas: bool) -> None:
 @pytest.mark.parametrize("produce", [7, "row", ("a", 1), {"name": "a"}], ids=repr)
 def test_what_is_no_row_is_invalid_data(produce: Any) -> None:
     """With a next step in the message."""
-    with pytest.raises(InvalidData, match=r"yield pyspark\.sql.Row objects"):
+    with pytest.raises(InvalidData, match=r"yield pyspark\.sql.Row objects.*write `yield Row"):
         run(Calls(on_input=lambda *_: [produce]))
 
 

@@ -170,7 +170,8 @@ def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
     if not hasattr(row, "asDict"):
         raise InvalidData(
             f"operator {uid!r}: the processor yielded a {type(row).__name__}; yield pyspark.sql.Row objects, "
-            "or use transform_with_state_in_pandas for data frames"
+            "or use transform_with_state_in_pandas for data frames. A handler that says `return Row(…)` gives the "
+            "fields of the row one by one: write `yield Row(…)`"
         )
     fields = row.asDict()
     return tuple(fields.get(name) for name in wanted)

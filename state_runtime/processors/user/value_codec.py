@@ -302,7 +302,8 @@ def _day(value: Any) -> dt.date:
         value = value.item()
     if not isinstance(value, dt.date):
         raise _Misfit("not a date")
-    if isinstance(value, dt.datetime) and (value.time() != dt.time() or getattr(value, "nanosecond", 0)):
+    nanosecond: Any = getattr(value, "nanosecond", 0)  # of a pandas.Timestamp
+    if isinstance(value, dt.datetime) and (value.time() != dt.time() or nanosecond):
         raise _Misfit("it has a time of day, which would be lost")
     return dt.date(value.year, value.month, value.day)
 

@@ -1,0 +1,67 @@
+"""Settings of Spark's session that a job honours, and those that it cannot, which it names at the start."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["SessionSettings", "session_settings"]
+
+_LOG = logging.getLogger(__name__)
+
+_FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_FRAME_ROWS_DEFAULT, _UNLIMITED = 10_000, 2**31 - 1
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+
+_NOT_HONOURED = (
+    (
+        "spark.sql.streaming.noDataMicroBatches.enabled",
+        "true",
+        "timers and windows that fall due are still run in an epoch of their own, without waiting for rows",
+    ),
+    (
+        "spark.sql.execution.arrow.maxBytesPerBatch",
+        str(2**31 - 1),
+        f"frames and batches are bounded in rows only; set {_FRAME_ROWS} for the frames of pandas processors",
+    ),
+)
+"""Name, the value that asks for nothing, and what happens instead."""
+
+
+class _Settings(Protocol):
+    def get(self, key: str, default: str | None = None) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What a pipeline takes over from the session.
+
+    Attributes:
+        time_zone: in which user code sees timestamps.
+        frame_rows_max: rows of one frame of a pandas processor.
+        is_avro: whether Spark would store its state as Avro, which refuses columns that cannot be null.
+    """
+
+    time_zone: str = ""
+    frame_rows_max: int = _FRAME_ROWS_DEFAULT
+    is_avro: bool = False
+
+
+def session_settings(settings: _Settings) -> SessionSettings:
+    """Read the settings of a session; warn of each that is set and has no effect here."""
+    for name, neutral, instead in _NOT_HONOURED:
+        value = settings.get(name, neutral) or neutral
+        if _bytes_plain(value) != neutral:
+            _LOG.warning("%s=%s has no effect on this job: %s", name, value, instead)
+    rows_max = int(settings.get(_FRAME_ROWS, str(_FRAME_ROWS_DEFAULT)) or _FRAME_ROWS_DEFAULT)
+    return SessionSettings(
+        time_zone=settings.get("spark.sql.session.timeZone") or "",  # unset, the machine's zone
+        frame_rows_max=rows_max if rows_max > 0 else _UNLIMITED,
+        is_avro=(settings.get(_ENCODING, "unsaferow") or "").lower() == "avro",
+    )
+
+
+def _bytes_plain(value: str) -> str:
+    """A value as it is compared: Spark may give a number of bytes with its unit."""
+    return value.lower().removesuffix("b")

@@ -1,0 +1,62 @@
+"""Settings of the session: honoured, or named at the start."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from pyspark.sql import types as T
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.operators import _check_nullable
+from state_runtime.pipeline.spark_settings import SessionSettings, session_settings
+
+DEFAULTS = {
+    "spark.sql.session.timeZone": "Asia/Kolkata",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+}
+
+
+def test_a_session_of_defaults_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither does one in which nothing is set, nor one that gives bytes with their unit."""
+    with caplog.at_level(logging.WARNING):
+        assert session_settings(DEFAULTS) == SessionSettings("Asia/Kolkata", 10_000, False)  # type: ignore[arg-type]
+        assert session_settings({}) == SessionSettings()  # type: ignore[arg-type]
+        session_settings({"spark.sql.execution.arrow.maxBytesPerBatch": "2147483647b"})  # type: ignore[arg-type]
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "in an epoch of their own"),
+        ("spark.sql.execution.arrow.maxBytesPerBatch", "1048576b", "bounded in rows only"),
+    ],
+)
+def test_a_setting_without_effect_is_named_once_at_the_start(
+    caplog: pytest.LogCaptureFixture, name: str, value: str, instead: str
+) -> None:
+    """Ignored without a word, somebody would rely on it."""
+    with caplog.at_level(logging.WARNING):
+        session_settings({**DEFAULTS, name: value})  # type: ignore[arg-type]
+    (message,) = caplog.messages
+    assert f"{name}={value} has no effect" in message
+    assert instead in message
+
+
+def test_frames_have_as_many_rows_as_the_session_says() -> None:
+    """Zero and less is no limit, as in Spark."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    sizes = [session_settings({name: rows}).frame_rows_max for rows in ("2", "0", "-1")]  # type: ignore[arg-type]
+    assert sizes == [2, 2**31 - 1, 2**31 - 1]
+
+
+def test_a_column_that_cannot_be_null_is_refused_where_spark_refuses_it() -> None:
+    """With Spark's own error class; it does so where state is stored as Avro, and only there."""
+    assert session_settings({"spark.sql.streaming.stateStore.encodingFormat": "Avro"}).is_avro  # type: ignore[arg-type]
+    schema = T.StructType([T.StructField("n", T.LongType(), nullable=False), T.StructField("s", T.StringType())])
+    with pytest.raises(InvalidPipeline, match=r"SCHEMA_MUST_BE_NULLABLE.*state 'v'.*; n cannot be null"):
+        _check_nullable("v", schema, "u")
+    _check_nullable("v", T.StructType(schema.fields[1:]), "u")
