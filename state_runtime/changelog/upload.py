@@ -32,7 +32,7 @@ from state_runtime.base.errors import StillstateError, StoreRefused, StoreUnavai
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import UploadTotals
-from state_runtime.store import Store
+from state_runtime.store import Body, Store
 
 __all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "Uploader"]
 
@@ -140,7 +140,7 @@ class Uploader:
         with self.run.lock:
             return self._totals
 
-    def begin(self, root: Store, name: Callable[[], str], body: bytes) -> Upload:
+    def begin(self, root: Store, name: Callable[[], str], body: Body) -> Upload:
         """Begin an upload, once there is room for it.
 
         Args:
@@ -184,7 +184,7 @@ class Uploader:
 class Upload:
     """One object on its way. Life cycle: started → decided (a name, or an error) → all attempts ended."""
 
-    def __init__(self, uploader: Uploader, root: Store, name: Callable[[], str], body: bytes, wait_ms: float) -> None:
+    def __init__(self, uploader: Uploader, root: Store, name: Callable[[], str], body: Body, wait_ms: float) -> None:
         self._uploader = uploader
         self._root = root
         self._name = name

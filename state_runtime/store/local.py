@@ -296,7 +296,7 @@ class LocalStore(Store):
             ) from error
 
 
-def _holds(final: Path, body: bytes) -> bool:
+def _holds(final: Path, body: memoryview) -> bool:
     """Whether a file has exactly these bytes; not, if it has gone since."""
     try:
         with final.open("rb") as file:
