@@ -435,7 +435,7 @@ def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
         parsed = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except Exception as error:
         told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InvalidPipeline(f"the schema of {what}, {schema!r}, cannot be parsed: {told}") from error
+        raise InvalidPipeline(f"the schema of {what} cannot be parsed: {told} in {schema!r}") from error
     if not isinstance(parsed, T.StructType) or not parsed.fields:
         raise InvalidPipeline(f'the schema of {what} must name columns, as in "n int, s string"')
     return parsed

@@ -306,7 +306,7 @@ def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]
     [
         (lambda k: k.process(Running, RUNNING, uid="u"), InvalidPipeline, "an instance of a VectorizedProcessor, not Running"),
         (lambda k: k.process(object(), RUNNING, uid="u"), InvalidPipeline, "not object; a StatefulProcessor goes to"),
-        (lambda k: k.process(Running(), "n lnog", uid="u"), InvalidPipeline, "the output of operator 'u', 'n lnog', cannot be parsed"),
+        (lambda k: k.process(Running(), "n lnog", uid="u"), InvalidPipeline, "the output of operator 'u' cannot be parsed"),
         (lambda k: k.process(Running(), "", uid="u"), InvalidPipeline, "the output of operator 'u' must name columns"),
         (lambda k: k.process(stating({}), RUNNING, uid="u"), InvalidPipeline, "of States names no state"),
         (lambda k: k.process(stating("n long"), RUNNING, uid="u"), InvalidPipeline, "must return a mapping of names"),
