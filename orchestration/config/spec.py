@@ -4,7 +4,7 @@ Reading has four steps, all pure but the first: YAML with places (`yaml_tree`), 
 job, environment variables and relative paths resolved, and the strict schema below. Every problem of the file
 is reported at once, one per line, as `file:line: key: what is wrong`.
 
-`${NAME}` and `${NAME:-default}` are replaced in storage options and in paths (`store`, `local_dir`,
+`${NAME}` and `${NAME:-default}` are replaced in storage options and in paths (`store`, `local_dir`, `scratch_dir`,
 `launcher.log_dir` and the options that `path_options` names), and nowhere else; `$$` is a plain `$`. Values
 of storage options are never shown: not in a repr, an error, metadata or the command line's output.
 """
@@ -81,6 +81,7 @@ CONFIG_NAME: Final = "stillstate.yaml"
 _PATH_KEYS: Final[tuple[tuple[str, ...], ...]] = (
     ("store",),
     ("local_dir",),
+    ("scratch_dir",),
     ("launcher", "log_dir"),
     ("start_from", "place"),
 )
@@ -168,6 +169,7 @@ class JobSpec(Strict):
     trigger: Trigger | None = None
     spark: SparkSpec = SparkSpec()
     local_dir: str = ""
+    scratch_dir: str = ""
     backend: Backend = JobSettings.backend
     checkpoint: CheckpointSpec = CheckpointSpec()
     changelog: OnOff = JobSettings.changelog
@@ -284,6 +286,7 @@ def to_settings(spec: JobSpec) -> JobSettings:
     return JobSettings(
         parallelism=spec.parallelism,
         local_dir=spec.local_dir,
+        scratch_dir=spec.scratch_dir,
         backend=spec.backend,
         heartbeat_interval_s=checkpoint.heartbeat_interval_s,
         inline_bytes_max=checkpoint.inline_bytes_max,

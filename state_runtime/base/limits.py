@@ -37,7 +37,17 @@ CLAIM_ATTEMPTS_MAX = 16
 READ_BACK_ATTEMPTS_MAX = 5
 
 SNAPSHOTS_LISTED_MAX = 10_000_000
+# The log of files that a source has seen: one stored object or part of it, as a reader takes it into memory.
+# Writers stay far below, so that what is joined later still fits.
 SOURCE_LOG_BYTES_MAX = 256 * MIB
+SOURCE_LOG_PART_BYTES_MAX = 32 * MIB
+# All of one source's log: about 28 million names of 150 bytes. It is streamed, so memory does not bound it; Spark
+# itself reads and writes all of it each time that it compacts.
+SOURCE_LOG_TOTAL_BYTES_MAX = 4 * GIB
+# What other sources keep in Spark's checkpoint directory rides in each manifest. A rate source has 16 bytes, Kafka
+# about 20 a partition.
+SOURCE_FILES_MAX = 64
+SOURCE_FILES_BYTES_MAX = MIB
 
 # What the epochs of one checkpoint may leave in its manifest: about 300 bytes a file or segment. A checkpoint comes
 # early beyond.

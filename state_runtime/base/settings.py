@@ -159,8 +159,11 @@ class JobSettings:
     Attributes:
         parallelism: shards of every stateful operator; 0 takes Spark's default parallelism at the first start
             and the newest snapshot's value after that.
-        local_dir: folder for local runs and Spark's scratch checkpoint; "" is a folder of the user in the
-            system's temporary directory. It should outlive the driver, for quick restarts.
+        local_dir: folder for local copies of state; "" is a folder of the user in the system's temporary directory. It
+            should outlive the driver, for quick restarts.
+        scratch_dir: folder for Spark's checkpoint directory, which a run removes at its end; "" is that same folder of
+            the user, wherever `local_dir` is. A run cannot go on while its disk is full; a full `local_dir` does not
+            matter.
         heartbeat_interval_s: how often the driver says that it lives, and looks for control requests.
         inline_bytes_max: changes of one task up to this size ride in its acknowledgement and are packed into the
             epoch's one segment; larger ones are uploaded by the task itself.
@@ -224,6 +227,7 @@ class JobSettings:
     placement: PlacementMode = "sticky"
     retained_checkpoints: int = 100
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    scratch_dir: str = ""
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

@@ -57,7 +57,7 @@ def fold_changes(changes: Sequence[TaskChanges], compression: Compression = "lz4
                 # Uploaded already. What follows is younger than it, so it must not be moved before it.
                 open_runs.pop(key, None)
                 runs.append([(part, body)])
-            elif run is not None and sum(p.raw_bytes for p, _ in run) + part.raw_bytes <= _RAW_BYTES_MAX:
+            elif run is not None and sum(p.raw_bytes + 1 for p, _ in run) + part.raw_bytes <= _RAW_BYTES_MAX:
                 run.append((part, body))
             else:
                 open_runs[key] = [(part, body)]

@@ -5,7 +5,7 @@ A shard of any parallelism is one hash range, so a restore after a rescale is th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,7 @@ __all__ = [
     "read_index",
     "read_source_log",
     "read_table",
+    "stream_source_log",
 ]
 
 
@@ -110,21 +111,29 @@ def _check_size(table: TableEntry, metadata: pq.FileMetaData) -> None:
 
 
 def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
-    """All lines of a source's log of seen files, oldest first."""
-    lines: list[str] = []
+    """All lines of a source's log of seen files, oldest first, in memory; see `stream_source_log`."""
+    return [line for text in stream_source_log(root, manifest, source) for line in text.split("\n")]
+
+
+def stream_source_log(root: Store, manifest: Manifest, source: int) -> Iterator[str]:
+    """A source's log of seen files, oldest first: texts of one or more lines, as they are stored.
+
+    Raises:
+        MissingFile, CorruptSegment: a file is not what the manifest says. StoreUnavailable: try again.
+    """
     for layer in manifest.layers:
         for entry in layer.source_logs:
             if entry.path.endswith(f"/source-{source}.log"):
-                data = _whole(root, entry)
-                if len(data) > SOURCE_LOG_BYTES_MAX:
-                    raise CorruptSegment(f"{entry.path} has {len(data):,} bytes, more than {SOURCE_LOG_BYTES_MAX:,}")
-                lines.extend(data.decode().split("\n") if data else [])
+                if entry.bytes > SOURCE_LOG_BYTES_MAX:
+                    raise CorruptSegment(f"{entry.path} has {entry.bytes:,} bytes, more than {SOURCE_LOG_BYTES_MAX:,}")
+                if data := _whole(root, entry):
+                    yield data.decode()
     for segment in manifest.segments:
         for part in read_index(root, segment, manifest.job_uids).parts:
             if part.kind == "source" and part.operator == str(source):
                 path = part.path or segment.path
-                lines.extend(decode_lines(_range(root, path, part.offset, part.length), part, path))
-    return lines
+                if lines := decode_lines(_range(root, path, part.offset, part.length), part, path):
+                    yield "\n".join(lines)
 
 
 def _range(root: Store, path: str, offset: int, length: int) -> bytes:

@@ -19,6 +19,7 @@ from state_runtime.changelog.segment import (
     encode_part,
     sha256,
 )
+from state_runtime.changelog.source_log import cut_lines
 from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.snapshot.manifest import SegmentEntry
 from state_runtime.snapshot.paths import segment_path
@@ -126,13 +127,19 @@ def _encode(
 
 
 def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
-    """New lines of a source's log of seen files, as a part of the epoch's segment."""
-    body = encode_lines(lines)
-    raw_bytes = len("\n".join(lines).encode())
-    entry = PartEntry(
-        "source", str(source), "", "", 0, len(body), sha256(body), len(lines), raw_bytes, 0, (1 << 64) - 1
-    )
-    return TaskChanges((entry,), (body,))
+    """New lines of a source's log of seen files, as parts of the epoch's segment; each is small enough to be read."""
+    parts: list[PartEntry] = []
+    bodies: list[bytes] = []
+    for group in cut_lines(lines):
+        body = encode_lines(group)
+        raw_bytes = len("\n".join(group).encode())
+        parts.append(
+            PartEntry(
+                "source", str(source), "", "", 0, len(body), sha256(body), len(group), raw_bytes, 0, (1 << 64) - 1
+            )
+        )
+        bodies.append(body)
+    return TaskChanges(tuple(parts), tuple(bodies))
 
 
 def write_segment(

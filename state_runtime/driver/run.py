@@ -18,18 +18,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.base.progress import Progress
-from state_runtime.changelog.reader import read_source_log
+from state_runtime.changelog.reader import stream_source_log
 from state_runtime.driver.beginning import Beginning
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.interval import has_intervals
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.scratch import Scratch
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.plan import JobPlan
-from state_runtime.pipeline.source_position import SparkCheckpoint
-from state_runtime.pipeline.sources import cleans_up
+from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
+from state_runtime.pipeline.sources import cleans_up, unrepeatable_source
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
@@ -37,7 +38,7 @@ from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition
 from state_runtime.snapshot.term_files import RunState
 from state_runtime.spark.errors import cause_of, typed_error
 from state_runtime.store import Store
@@ -99,6 +100,11 @@ class JobRun:
                 "checkpoint interval they are needed until the checkpoint. Leave cleanSource off, or make a checkpoint "
                 "after each epoch"
             )
+        if name := unrepeatable_source(source.frame):
+            raise InvalidPipeline(
+                f"job {plan.name!r} reads a source of format {name!r}, which keeps nothing of what it has sent: after "
+                "a restart its rows could not be read again. Let the sender write files, or to a log such as Kafka"
+            )
         pipeline = plan.compiled(self._spark, source)
         if not takeover:
             refuse_if_live(self._catalog, self._clock)
@@ -144,8 +150,10 @@ class JobRun:
         )
         local_dir = private_local_dir(self._plan.settings.local_dir)
         # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
+        scratch = Scratch.of(self._plan.settings, local_dir)
         checkpoint = SparkCheckpoint(
-            local_dir / "spark" / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}"
+            scratch.folder / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}",
+            int(self._spark.conf.get(COMPACT_INTERVAL_CONF, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),
         )
         heartbeat.start()
         savepoints.start()
@@ -156,7 +164,10 @@ class JobRun:
                 pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints
             )
             heartbeat.watch(driver)
-            result = self._stream(source.frame, driver, checkpoint, committer, trigger, heartbeat, savepoints)
+            with scratch.clear_when_full():
+                result = self._stream(
+                    source.frame, driver, checkpoint, scratch, committer, trigger, heartbeat, savepoints
+                )
             state = result.state
             return result
         except Fenced as error:
@@ -232,6 +243,7 @@ class JobRun:
         source: DataFrame,
         driver: EpochDriver,
         checkpoint: SparkCheckpoint,
+        scratch: Scratch,
         committer: Committer,
         trigger: Mapping[str, Any] | None,
         heartbeat: Heartbeat,
@@ -239,12 +251,11 @@ class JobRun:
     ) -> RunResult:
         driver.publish_pending(self._spark)
         # Scratch of runs that were killed; they are fenced by now.
-        for scratch in checkpoint.folder.parent.glob(f"{checkpoint.folder.name.rpartition('-')[0]}-*"):
-            shutil.rmtree(scratch, ignore_errors=True)
-        position = committer.last.source
-        if position is not None:
-            logs = {index: read_source_log(self._root, committer.last, index) for index in position.logs}
-            checkpoint.prime(position, logs)
+        for left in checkpoint.folder.parent.glob(f"{checkpoint.folder.name.rpartition('-')[0]}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        scratch.keep_room()
+        if committer.last.source is not None:
+            scratch.retried(partial(self._prime, checkpoint, committer.last, committer.last.source))
         writer = source.writeStream.foreachBatch(driver.run_batch).option(
             "checkpointLocation", checkpoint.folder.as_uri()
         )
@@ -256,6 +267,7 @@ class JobRun:
         stopped = False
         try:
             while not query.awaitTermination(0.1):  # type: ignore[arg-type]
+                scratch.keep_room()
                 driver.savepoint_if_asked()
                 if self._stop.is_set() or heartbeat.fenced is not None or driver.is_ending:
                     stopped = True
@@ -292,6 +304,12 @@ class JobRun:
         if heartbeat.fenced is not None:
             raise Fenced(heartbeat.fenced)
         return RunResult("stopped" if stopped else "finished", committer.last.snapshot_id, driver.epochs)
+
+    def _prime(self, checkpoint: SparkCheckpoint, last: Manifest, position: SourcePosition) -> None:
+        """Lay Spark's checkpoint directory out; what an attempt before this one left is removed."""
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)
+        logs = {index: stream_source_log(self._root, last, index) for index in position.logs}
+        checkpoint.prime(position, logs)
 
     def _wait_for_savepoints(self, driver: EpochDriver, heartbeat: Heartbeat, savepoints: Savepoints) -> None:
         """Let savepoints be copied before the run ends.

@@ -21,6 +21,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.source_log import joined_texts, source_log_path
 from state_runtime.importing.bootstrap import WriteCells, write_frame
 from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_unmoved, read_checkpoint
 from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators
@@ -303,8 +304,8 @@ def _source_logs(builder: SnapshotBuilder, native: NativeCheckpoint) -> list[Fil
     """The logs of seen files as a fold writes them."""
     written = []
     for source, lines in native.seen_files.items():
-        body = "\n".join(lines).encode()
-        path = f"tables/_sources/{builder.snapshot_id:020d}-{builder.writer}/source-{source}.log"
-        builder.root.put(path, body)
-        written.append(FileEntry(path, len(body), sha256(body)))
+        for number, body in enumerate(joined_texts(lines)):
+            path = source_log_path(builder.snapshot_id, builder.writer, number, source)
+            builder.root.put(path, body)
+            written.append(FileEntry(path, len(body), sha256(body)))
     return written

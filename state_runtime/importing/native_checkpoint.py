@@ -4,7 +4,7 @@ here.
     metadata        the query's id
     offsets/<n>     batch n was planned: clocks, settings, and one line per source
     commits/<n>     batch n is done, and the watermark of the next one
-    sources/<i>/    per file source the log of files that it has seen
+    sources/<i>/    per file source the log of files that it has seen; small files of other sources
 
 They are read only. Spark has no lock that says whether a query runs, so they are looked at again at the end
 (`check_unmoved`).
@@ -12,16 +12,25 @@ They are read only. Spark has no lock that says whether a query runs, so they ar
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from state_runtime.base.errors import CorruptData, InvalidData, MissingSnapshot
-from state_runtime.base.limits import SMALL_JSON_BYTES_MAX, SOURCE_LOG_BYTES_MAX
-from state_runtime.snapshot.manifest import SourcePosition, TimeEntry
+from state_runtime.base.limits import (
+    SMALL_JSON_BYTES_MAX,
+    SOURCE_FILES_BYTES_MAX,
+    SOURCE_FILES_MAX,
+    SOURCE_LOG_BYTES_MAX,
+)
+from state_runtime.pipeline.source_position import log_offset_of
+from state_runtime.snapshot.manifest import SourceFile, SourcePosition, TimeEntry
 from state_runtime.store import Store
+from state_runtime.store.paths import check_relative_path
 
 __all__ = ["NativeCheckpoint", "check_unmoved", "read_checkpoint"]
 
@@ -108,6 +117,7 @@ def read_checkpoint(root: Store) -> NativeCheckpoint:
         # As a run here writes it: without the names of state files, which are not taken over.
         commit=f'{_VERSION}\n{{"nextBatchWatermarkMs":{watermark_ms}}}',
         logs=tuple(sorted(seen)),
+        files=_small_files(root, len(sources), seen),
     )
     return NativeCheckpoint(
         query_id=str(_json(metadata, f"{where}/metadata").get("id", "")),
@@ -204,11 +214,41 @@ def _seen_files(root: Store, sources: list[str]) -> dict[int, tuple[str, ...]]:
         names = root.list_names(f"sources/{index}")
         if not any((name.isascii() and name.isdigit()) or _COMPACT.match(name) for name in names):
             continue
-        offset = _json(line, f"{root.url}: the offset of source {index}").get("logOffset") if line != "-" else -1
-        if not isinstance(offset, int):
+        offset = _log_offset(line, f"{root.url}: the offset of source {index}")
+        if offset is None:
             continue  # a source of another kind, which keeps something of its own there
         found[index] = tuple(_log_lines(root, index, names, offset))
     return found
+
+
+def _log_offset(line: str, where: str) -> int | None:
+    """The newest entry that a file source has read, -1 if it has read none; None for a source of another kind."""
+    if line == "-":
+        return -1
+    try:
+        return log_offset_of(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"{where} cannot be read: {error}") from error
+
+
+def _small_files(root: Store, sources: int, seen: Mapping[int, Any]) -> tuple[SourceFile, ...]:
+    """What sources of other kinds keep: a rate source its time of creation, Kafka its first offsets."""
+    found: list[SourceFile] = []
+    size = 0
+    others = [index for index in range(sources) if index not in seen]
+    for listed in (o for index in others for o in islice(root.list_objects(f"sources/{index}"), SOURCE_FILES_MAX + 1)):
+        if listed.path.rpartition("/")[2].startswith("."):
+            continue  # a checksum, or a write that was not finished
+        body = root.read(listed.path, SOURCE_FILES_BYTES_MAX)
+        size += len(body)
+        path = check_relative_path(listed.path.removeprefix("sources/"))
+        found.append(SourceFile(path, base64.b64encode(body).decode()))
+    if size > SOURCE_FILES_BYTES_MAX or len(found) > SOURCE_FILES_MAX:
+        raise InvalidData(
+            f"the sources of the query in {root.url} keep {len(found)} files with {size:,} bytes below sources/, more "
+            "than a snapshot can carry; begin the job without the import"
+        )
+    return tuple(sorted(found, key=lambda file: file.path))
 
 
 def _log_lines(root: Store, source: int, names: list[str], last: int) -> list[str]:

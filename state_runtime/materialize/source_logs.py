@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
-from state_runtime.changelog.reader import read_source_log
+from state_runtime.base.limits import SOURCE_LOG_PART_BYTES_MAX
+from state_runtime.changelog.reader import stream_source_log
 from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.source_log import joined_texts, source_log_path
 from state_runtime.snapshot.manifest import FileEntry, Manifest
 from state_runtime.store import Store
 
@@ -19,9 +22,11 @@ def fold_source_logs(
     """The log's new lines as files, and the paths of older ones that they take in.
 
     A file that is not larger than what comes after it is taken in, so there are few, and a line is rewritten few times.
+    A file of at least half the size that one may have is left as it is, and with it all before it: so a fold reads and
+    writes as much as is new, however long the log is.
 
     Args:
-        everything: take in all of them.
+        everything: take in all of them but these.
         into: where they are written; None is the root itself.
     """
     if manifest.source is None:
@@ -29,22 +34,25 @@ def fold_source_logs(
     written: list[FileEntry] = []
     removed: list[str] = []
     for source in manifest.source.logs:
-        new = read_source_log(root, replace(manifest, layers=()), source)
+        newest = replace(manifest, layers=())
+        size = sum(len(text.encode()) + 1 for text in stream_source_log(root, newest, source))
+        is_new = size > 0
         suffix = f"/source-{source}.log"
-        stored = [(n, f) for n, x in enumerate(manifest.layers) for f in x.source_logs if f.path.endswith(suffix)]
-        size = sum(len(line.encode()) + 1 for line in new)
+        stored = [f for x in manifest.layers for f in x.source_logs if f.path.endswith(suffix)]
         kept = len(stored)
-        while kept and (everything or (new and stored[kept - 1][1].bytes <= size)):
+        while kept and stored[kept - 1].bytes < SOURCE_LOG_PART_BYTES_MAX // 2:
+            if not (everything or (is_new and stored[kept - 1].bytes <= size)):
+                break
             kept -= 1
-            size += stored[kept][1].bytes
-        taken = [file for _, file in stored[kept:]]
-        if not new and len(taken) < 2:
+            size += stored[kept].bytes
+        taken = stored[kept:]
+        if not is_new and len(taken) < 2:
             continue
-        folded = read_source_log(root, _only(manifest, taken), source)
-        body = "\n".join([*folded, *new]).encode()
-        path = f"tables/_sources/{manifest.snapshot_id:020d}-{writer}/source-{source}.log"
-        (into or root).put(path, body)
-        written.append(FileEntry(path, len(body), sha256(body)))
+        texts = chain(stream_source_log(root, _only(manifest, taken), source), stream_source_log(root, newest, source))
+        for number, body in enumerate(joined_texts(texts)):
+            path = source_log_path(manifest.snapshot_id, writer, number, source)
+            (into or root).put(path, body)
+            written.append(FileEntry(path, len(body), sha256(body)))
         removed += [file.path for file in taken]
     return tuple(written), tuple(removed)
 

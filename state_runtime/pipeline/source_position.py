@@ -1,30 +1,59 @@
 """The source position: out of Spark's own checkpoint directory into the manifest, and back into a fresh directory.
 
-Spark's checkpoint directory is scratch on the driver's disk. What it says about the sources (offsets, and for file
-sources the log of seen files) is in every snapshot; a run that starts from a snapshot primes a fresh directory, so that
-Spark resumes right after the snapshot's batch. Tried on Spark 4.3.0; the files are described in docs/format.md.
+Spark's checkpoint directory is scratch on the driver's disk. What it says about the sources is in every snapshot; a run
+that starts from a snapshot primes a fresh directory, so that Spark resumes right after the snapshot's batch. What a
+source keeps in `sources/<i>/` is one of two things:
+
+    a log of seen files     of a file source; grows with the input. Its new lines go into the changelog
+    anything else           a rate source's time of creation, Kafka's first offsets, files of connectors: small, and
+                            carried byte for byte
+
+Tried on Spark 4.3.0; the files are described in docs/format.md.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import logging
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from state_runtime.base.errors import CorruptData, StillstateError
-from state_runtime.base.limits import SMALL_JSON_BYTES_MAX, SOURCE_LOG_BYTES_MAX
-from state_runtime.snapshot.manifest import SourcePosition
+from state_runtime.base.errors import CorruptData, InvalidData, StillstateError
+from state_runtime.base.limits import (
+    KIB,
+    SMALL_JSON_BYTES_MAX,
+    SOURCE_FILES_BYTES_MAX,
+    SOURCE_FILES_MAX,
+    SOURCE_LOG_BYTES_MAX,
+    SOURCE_LOG_TOTAL_BYTES_MAX,
+)
+from state_runtime.snapshot.manifest import SourceFile, SourcePosition
+from state_runtime.store.paths import check_relative_path
 
-__all__ = ["BatchClock", "SparkCheckpoint", "same_offsets"]
+__all__ = [
+    "COMPACT_INTERVAL",
+    "COMPACT_INTERVAL_CONF",
+    "BatchClock",
+    "SparkCheckpoint",
+    "log_offset_of",
+    "same_offsets",
+]
 
+_LOG = logging.getLogger(__name__)
 _LOG_VERSION = "v1"
-# Spark writes a compacted log of seen files every 10 entries (spark.sql.streaming.fileSource.log.compactInterval).
-_COMPACT_INTERVAL = 10
 # `str.isdigit` takes digits that `int` refuses, and digits of other scripts.
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
+COMPACT_INTERVAL_CONF = "spark.sql.streaming.fileSource.log.compactInterval"
+COMPACT_INTERVAL = 10
+"""Spark writes a compacted log of seen files after so many entries, unless `COMPACT_INTERVAL_CONF` says otherwise."""
 _COMPACT = re.compile(r"([0-9]+)\.compact\Z")
+_BLOCK_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True)
@@ -36,16 +65,26 @@ class BatchClock:
 
 
 class SparkCheckpoint:
-    """Spark's checkpoint directory of one run, on the driver's local disk."""
+    """Spark's checkpoint directory of one run, on the driver's local disk.
 
-    def __init__(self, folder: Path) -> None:
+    Attributes:
+        compact_interval: Spark's setting `COMPACT_INTERVAL_CONF`. Spark looks for compacted files by arithmetic, so a
+            primed log must have them where this interval puts them.
+    """
+
+    def __init__(self, folder: Path, compact_interval: int = COMPACT_INTERVAL) -> None:
         self.folder = folder
+        self.compact_interval = compact_interval
+        self._warned: set[int] = set()
 
-    def prime(self, position: SourcePosition, logs: dict[int, list[str]]) -> None:
+    def prime(self, position: SourcePosition, logs: Mapping[int, Iterable[str]]) -> None:
         """Write the files from which Spark resumes after `position.batch_id`.
 
         Args:
-            logs: per file source the lines of its log of seen files.
+            logs: per file source its log of seen files, oldest first; each text is one or more lines.
+
+        Raises:
+            CorruptData: the log does not belong to the position. OSError: the disk cannot be written.
         """
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
@@ -55,11 +94,14 @@ class SparkCheckpoint:
             (self.folder / "offsets" / str(batch - 1)).write_text(position.previous_offsets)
         (self.folder / "offsets" / str(batch)).write_text(position.offsets)
         (self.folder / "commits" / str(batch)).write_text(position.commit)
-        for index, lines in logs.items():
+        for index, texts in logs.items():
             folder = self.folder / "sources" / str(index)
             folder.mkdir(parents=True)
-            for name, body in plan_source_log(lines).items():
-                (folder / name).write_text(body)
+            write_source_log(folder, texts, _log_offset(position.offsets, index), self.compact_interval)
+        for file in position.files:
+            path = self.folder / "sources" / check_relative_path(file.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(file.content))
 
     def clock(self, batch_id: int) -> BatchClock:
         """Batch time and watermark of a batch that Spark has planned."""
@@ -69,20 +111,32 @@ class SparkCheckpoint:
 
     def position(self, batch_id: int) -> SourcePosition:
         """The position after a batch, to be stored in the manifest; the batch's commit is ours, so it is written
-        here."""
+        here.
+
+        Raises:
+            InvalidData: a source keeps more for itself than a snapshot can carry.
+        """
         offsets = self._offsets(batch_id)
         watermark_ms = json.loads(offsets.split("\n")[1])["batchWatermarkMs"]
+        logs = tuple(
+            n for n in self._sources() if is_file_source(_offset(offsets, n), self.folder / "sources" / str(n))
+        )
         return SourcePosition(
             batch_id=batch_id,
             metadata=_read(self.folder / "metadata"),
             offsets=offsets,
             previous_offsets=self._offsets(batch_id - 1) if batch_id > 0 else "",
             commit=f'{self._commit_version(batch_id)}\n{{"nextBatchWatermarkMs":{watermark_ms}}}',
-            logs=self._logged_sources(),
+            logs=logs,
+            files=self._small_files([n for n in self._sources() if n not in logs], offsets),
         )
 
     def new_log_lines(self, before: SourcePosition | None, after: SourcePosition) -> dict[int, list[str]]:
-        """Per file source, the lines of its log that are new since `before`."""
+        """Per file source, the lines of its log that are new since `before`. What it reads is as much as is new.
+
+        Raises:
+            CorruptData: the log is not as Spark writes it. InvalidData: a source has seen more files than can be kept.
+        """
         new: dict[int, list[str]] = {}
         for source in after.logs:
             first = _log_offset(before.offsets, source) + 1 if before is not None else 0
@@ -102,14 +156,27 @@ class SparkCheckpoint:
         previous = self.folder / "commits" / str(batch_id - 1)
         return _read(previous).split("\n", 1)[0] if previous.exists() else _LOG_VERSION
 
-    def _logged_sources(self) -> tuple[int, ...]:
+    def _sources(self) -> list[int]:
+        """Numbers of the sources that keep anything of their own."""
         folder = self.folder / "sources"
-        if not folder.is_dir():
-            return ()
-        found = (
-            int(p.name) for p in folder.iterdir() if _NUMBER.match(p.name) and any(_is_log(f.name) for f in p.iterdir())
-        )
-        return tuple(sorted(found))
+        return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.match(p.name)) if folder.is_dir() else []
+
+    def _small_files(self, sources: Iterable[int], offsets: str) -> tuple[SourceFile, ...]:
+        found: list[SourceFile] = []
+        size = 0
+        for source in sources:
+            for path in sorted(islice(_files_below(self.folder / "sources" / str(source)), SOURCE_FILES_MAX + 1)):
+                name = path.relative_to(self.folder / "sources").as_posix()
+                try:
+                    body = _read_bytes(path, SOURCE_FILES_BYTES_MAX - size)
+                    check_relative_path(name)
+                except CorruptData as error:
+                    raise _cannot_be_carried(source, offsets, name) from error
+                size += len(body)
+                found.append(SourceFile(name, base64.b64encode(body).decode()))
+                if len(found) > SOURCE_FILES_MAX:
+                    raise _cannot_be_carried(source, offsets, name)
+        return tuple(found)
 
     def _log_entry(self, source: int, entry: int) -> list[str]:
         folder = self.folder / "sources" / str(source)
@@ -118,32 +185,107 @@ class SparkCheckpoint:
             return _lines(plain)
         compact = folder / f"{entry}.compact"
         if compact.exists():
-            return [line for line in _lines(compact) if json.loads(line).get("batchId") == entry]
+            self._check_total(source, compact)
+            return _newest_lines(compact, entry)
         raise StillstateError(
             f"Spark's log of seen files has no entry {entry} for source {source} in {folder}; "
-            "its layout changed (is spark.sql.streaming.fileSource.log.* set?)"
+            "its layout is not the one of Spark 4.3 (is spark.sql.streaming.fileSource.log.* set?)"
         )
 
+    def _check_total(self, source: int, compact: Path) -> None:
+        """A compacted file is all that the source has ever seen: its size is what every restart brings back."""
+        size = compact.stat().st_size
+        advice = (
+            "Spark reads and writes this whole list whenever it compacts it. Collect the input into fewer, larger "
+            "files before the job reads them"
+        )
+        if size > SOURCE_LOG_TOTAL_BYTES_MAX:
+            raise InvalidData(
+                f"the names of the files that source {source} has seen take {size:,} bytes, more than the "
+                f"{SOURCE_LOG_TOTAL_BYTES_MAX:,} that a job can keep. {advice}"
+            )
+        if size > SOURCE_LOG_TOTAL_BYTES_MAX // 2 and source not in self._warned:
+            self._warned.add(source)
+            _LOG.warning(
+                "the names of the files that source %d has seen take %d bytes, more than half of the %d that a job can "
+                "keep. %s",
+                source,
+                size,
+                SOURCE_LOG_TOTAL_BYTES_MAX,
+                advice,
+            )
 
-def plan_source_log(lines: Sequence[str]) -> dict[str, str]:
-    """Files of a file source's log that hold `lines`; pure.
 
-    Up to the newest multiple of the compaction interval one compacted file, then one file per entry, as Spark has them.
+def write_source_log(folder: Path, texts: Iterable[str], last: int, interval: int) -> None:
+    """Write a file source's log as Spark lays it out: up to the newest multiple of the interval one compacted file,
+    then one file per entry.
+
+    Old lines are copied as they are; only the texts that reach beyond the compacted file are looked into.
+
+    Args:
+        texts: the log, oldest first; each text is one or more lines.
+        last: number of the newest entry; -1 if there is none.
+
+    Raises:
+        CorruptData: it has lines beyond `last`, or more than a log can have. OSError: the disk cannot be written.
     """
-    by_entry: dict[int, list[str]] = {}
-    for line in lines:
-        by_entry.setdefault(int(json.loads(line)["batchId"]), []).append(line)
-    if not by_entry:
-        return {}
-    last = max(by_entry)
-    compacted = (last + 1) // _COMPACT_INTERVAL * _COMPACT_INTERVAL - 1
-    files: dict[str, str] = {}
-    if compacted >= 0:
-        old = [line for entry in sorted(by_entry) if entry <= compacted for line in by_entry[entry]]
-        files[f"{compacted}.compact"] = "\n".join([_LOG_VERSION, *old])
-    for entry in range(compacted + 1, last + 1):
-        files[str(entry)] = "\n".join([_LOG_VERSION, *by_entry.get(entry, [])])
-    return files
+    compacted = (last + 1) // interval * interval - 1
+    newer: dict[int, list[str]] = {entry: [] for entry in range(compacted + 1, last + 1)}
+    with (folder / ".compacting").open("wb") as file:
+        file.write(_LOG_VERSION.encode())
+        size = 0
+        for text in texts:
+            body, size = text.encode(), size + len(text)
+            if size > SOURCE_LOG_TOTAL_BYTES_MAX + SOURCE_LOG_BYTES_MAX:
+                raise CorruptData(f"the log of seen files for {folder} has more than {size:,} bytes")
+            if body and _entry_of(text.rpartition("\n")[2]) > compacted:
+                body = _sorted_out(text, newer, compacted)
+            if body:
+                file.write(b"\n" + body)
+    if compacted < 0:
+        (folder / ".compacting").unlink()
+    else:
+        (folder / ".compacting").rename(folder / f"{compacted}.compact")
+    for entry, lines in newer.items():
+        (folder / str(entry)).write_text("\n".join([_LOG_VERSION, *lines]))
+
+
+def _sorted_out(text: str, newer: dict[int, list[str]], compacted: int) -> bytes:
+    """Put the lines of newer entries where they belong; what is left goes into the compacted file."""
+    old = []
+    for line in text.split("\n"):
+        entry = _entry_of(line)
+        if entry <= compacted:
+            old.append(line)
+        elif entry in newer:
+            newer[entry].append(line)
+        else:
+            raise CorruptData(
+                f"the log of seen files has entry {entry}, and the position of its source ends before it: "
+                "they are not of one snapshot"
+            )
+    return "\n".join(old).encode()
+
+
+def is_file_source(offset: Any, folder: Path) -> bool:
+    """Whether a source is one of files: its offset is the number of an entry, and its folder holds the log of these.
+
+    A Kafka topic may be called `logOffset` and a connector may number files of its own, so neither is enough.
+
+    Args:
+        offset: the source's, parsed; None if it has none yet.
+        folder: `sources/<i>` of Spark's checkpoint directory.
+    """
+    if log_offset_of(offset) is None:
+        return False
+    names = [p.name for p in folder.iterdir() if p.name.isdigit() or _COMPACT.match(p.name)]
+    if not names:
+        return False
+    with (folder / max(names, key=lambda name: int(name.partition(".")[0]))).open("rb") as file:
+        head = file.read(_BLOCK_BYTES).decode(errors="replace")
+    version, _, rest = head.partition("\n")
+    # A version that is not known is refused where the log is read; to pass it over would read all files again.
+    return version != _LOG_VERSION or not rest or rest.startswith('{"path":')
 
 
 def same_offsets(left: str, right: str) -> bool:
@@ -151,27 +293,99 @@ def same_offsets(left: str, right: str) -> bool:
     return left.split("\n")[2:] == right.split("\n")[2:]
 
 
+def _offset(offsets: str, source: int) -> Any:
+    """The offset of a source; None if it has none yet, or it is not JSON."""
+    lines = offsets.split("\n")[2:]
+    if source >= len(lines) or lines[source] == "-":
+        return None
+    try:
+        return json.loads(lines[source])
+    except ValueError:
+        return None
+
+
+def log_offset_of(offset: Any) -> int | None:
+    """The newest entry in its log, if this can be the offset of a file source; a topic of Kafka has an object there."""
+    if isinstance(offset, dict) and list(offset) == ["logOffset"] and type(offset["logOffset"]) is int:
+        return int(offset["logOffset"])
+    return None
+
+
 def _log_offset(offsets: str, source: int) -> int:
-    line = offsets.split("\n")[2 + source]
-    value = json.loads(line) if line != "-" else None
-    return int(value["logOffset"]) if isinstance(value, dict) and "logOffset" in value else -1
+    """The newest entry in the log of a file source; -1 before the first one."""
+    entry = log_offset_of(_offset(offsets, source))
+    return -1 if entry is None else entry
 
 
-def _is_log(name: str) -> bool:
-    return _NUMBER.match(name) is not None or _COMPACT.match(name) is not None
+def _entry_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["batchId"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"a line in the log of seen files is not one of Spark's: {type(error).__name__}") from error
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Files of a source, without the hidden ones that Hadoop's file systems put beside them (checksums, unfinished
+    writes)."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.name.startswith("."):
+            yield path
+
+
+def _cannot_be_carried(source: int, offsets: str, name: str) -> InvalidData:
+    shown = (offsets.split("\n")[2:] or [""])[source : source + 1]
+    return InvalidData(
+        f"source {source} (its offset is {shown[0][:80] if shown else 'unknown'!r}) keeps files of its own in Spark's "
+        f"checkpoint directory that a snapshot cannot carry: more than {SOURCE_FILES_MAX} files or "
+        f"{SOURCE_FILES_BYTES_MAX:,} bytes, or a name with other than plain characters (sources/{name[:80]}). No "
+        "snapshot was made. Read the data with another source of Spark"
+    )
+
+
+def _newest_lines(compact: Path, entry: int) -> list[str]:
+    """The lines of the newest entry in a compacted file. They are its last ones, so it is read from the end."""
+    with compact.open("rb") as file:
+        _check_version(compact, file.read(len(_LOG_VERSION) + 1).decode(errors="replace").rstrip("\n"))
+        newest: list[str] = []
+        for line in _lines_backwards(file):
+            if _entry_of(line) != entry:
+                break
+            newest.append(line)
+    return newest[::-1]
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[str]:
+    """The lines of a file from the last to the second; the first one is the version."""
+    at, rest, taken = file.seek(0, os.SEEK_END), b"", 0
+    while at > 0:
+        step = min(at, _BLOCK_BYTES)
+        at -= step
+        file.seek(at)
+        taken += step
+        if taken > SOURCE_LOG_BYTES_MAX:
+            raise CorruptData(f"one entry in the log of seen files has more than {SOURCE_LOG_BYTES_MAX:,} bytes")
+        rest, *lines = (file.read(step) + rest).split(b"\n")
+        yield from (line.decode() for line in reversed(lines) if line)
 
 
 def _lines(path: Path) -> list[str]:
-    text = _read(path, SOURCE_LOG_BYTES_MAX)
-    version, _, rest = text.partition("\n")
-    if version != _LOG_VERSION:
-        raise CorruptData(f"{path} has version {version!r}; this version of Stillstate knows {_LOG_VERSION}")
+    version, _, rest = _read(path, SOURCE_LOG_BYTES_MAX).partition("\n")
+    _check_version(path, version)
     return [line for line in rest.split("\n") if line]
 
 
+def _check_version(path: Path, version: str) -> None:
+    if version != _LOG_VERSION:
+        raise CorruptData(f"{path} has version {version!r}; this version of Stillstate knows {_LOG_VERSION}")
+
+
 def _read(path: Path, bytes_max: int = SMALL_JSON_BYTES_MAX * 16) -> str:
+    return _read_bytes(path, bytes_max).decode()
+
+
+def _read_bytes(path: Path, bytes_max: int) -> bytes:
     with path.open("rb") as file:
         body = file.read(bytes_max + 1)
     if len(body) > bytes_max:
         raise CorruptData(f"{path} is larger than {bytes_max:,} bytes")
-    return body.decode()
+    return body

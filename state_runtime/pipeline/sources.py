@@ -18,7 +18,17 @@ from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.sql import quoted, type_sql
 
-__all__ = ["JoinedStreams", "OpenedSource", "Source", "cleans_up", "open_source", "way_to_key"]
+__all__ = [
+    "JoinedStreams",
+    "OpenedSource",
+    "Source",
+    "cleans_up",
+    "open_source",
+    "unrepeatable_source",
+    "way_to_key",
+]
+
+_UNREPEATABLE = frozenset({"socket", "textsocket"})
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
 
@@ -101,6 +111,22 @@ def cleans_up(frame: DataFrame) -> bool:
             if "cleansource -> " in options and "cleansource -> off" not in options:
                 return True
     return False
+
+
+def unrepeatable_source(frame: DataFrame) -> str:
+    """The name of a source that cannot give the same rows again, so that no run could go on from a snapshot; "" if
+    there is none.
+
+    Of Spark's own that is `socket`. Looked up in the plan, as in `cleans_up`.
+    """
+    leaves = frame._jdf.queryExecution().logical().collectLeaves()
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            name = str(leaf.sourceName())
+            if name.lower() in _UNREPEATABLE:
+                return name
+    return ""
 
 
 def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:

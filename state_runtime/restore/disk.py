@@ -21,7 +21,7 @@ from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
 
-__all__ = ["LocalDisk", "remove_outdated", "shard_folders"]
+__all__ = ["LocalDisk", "oldest_copies", "remove_outdated", "shard_folders"]
 
 _FOLDER = re.compile(r"([1-9][0-9]{0,4})-(0|[1-9][0-9]{0,4})\Z")
 _MEASURED_FOR_S = 20.0
@@ -58,6 +58,37 @@ def remove_outdated(folder: Path, parallelism: int, known: LocalVersions) -> Non
         first, last = (shard_of_hash(h, parallelism) for h in hash_range_of_shard(shard, other))
         if all(known[s] != NO_VERSION for s in range(first, last + 1)):
             shutil.rmtree(place, ignore_errors=True)
+
+
+def oldest_copies(state: Path) -> list[Path]:
+    """Folders of the copies of all shards of all jobs on this host, those that were written to longest ago first. Never
+    fails.
+
+    Args:
+        state: the folder of all jobs (`<local dir>/state`).
+    """
+    found = []
+    for operator in (o for job in _folders(state) for o in _folders(Path(job))):
+        for _, _, place in shard_folders(Path(operator)):
+            changed_s = _changed_s(place)
+            if changed_s is not None:
+                found.append((changed_s, place))
+    return [place for _, place in sorted(found)]
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _changed_s(place: Path) -> float | None:
+    """When a shard's folder was last written to; None if it has just been removed."""
+    try:
+        return max(entry.stat().st_mtime for entry in (place, place / "rocksdb") if entry.exists())
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass
@@ -101,17 +132,10 @@ class LocalDisk:
 
     def _idle(self, own: Path) -> Iterator[Path]:
         found = []
-        try:
-            operators = [entry.path for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
-        except OSError:
-            return
-        for operator in operators:
+        for operator in _folders(self.folder):
             for _, _, place in shard_folders(Path(operator)):
-                try:
-                    changed_s = max(entry.stat().st_mtime for entry in (place, place / "rocksdb") if entry.exists())
-                except (OSError, ValueError):
-                    continue  # it has just been removed
-                if place != own and self.clock.now_ms() / 1000 - changed_s > _IDLE_S:
+                changed_s = _changed_s(place)
+                if changed_s is not None and place != own and self.clock.now_ms() / 1000 - changed_s > _IDLE_S:
                     found.append((changed_s, place))
         yield from (place for _, place in sorted(found))
 

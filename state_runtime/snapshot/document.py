@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
@@ -33,9 +34,21 @@ D = TypeVar("D")
 _HEADER_BYTES_MAX = 512
 
 
-def encode_document(kind: str, body: Any, format_version: int = FORMAT_VERSION) -> bytes:
-    """The bytes of a document: canonical JSON, so that equal values are equal bytes."""
-    line = json.dumps(body, default=fields_of, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+def encode_document(
+    kind: str, body: Any, format_version: int = FORMAT_VERSION, left_out: Sequence[tuple[str, str]] = ()
+) -> bytes:
+    """The bytes of a document: canonical JSON, so that equal values are equal bytes.
+
+    Args:
+        left_out: fields of fields that are not written while they are empty. They are younger than the format: a reader
+            that does not know them refuses the documents that need them, and reads all others.
+    """
+    values = fields_of(body)
+    for outer, inner in left_out:
+        fields = fields_of(values[outer]) if values[outer] is not None else None
+        if fields is not None and not fields[inner]:
+            values[outer] = {name: value for name, value in fields.items() if name != inner}
+    line = json.dumps(values, default=fields_of, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     header = {
         "stillstate": kind,
         "format": format_version,

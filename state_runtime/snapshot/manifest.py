@@ -6,11 +6,12 @@ of epochs since the last materialization and not the shards × states.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
 from typing import Literal
 
 from state_runtime.base.errors import CorruptManifest, InvalidConfiguration
-from state_runtime.base.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM
+from state_runtime.base.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM, SOURCE_FILES_BYTES_MAX, SOURCE_FILES_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.document import decode_document, encode_document, header_format
 from state_runtime.snapshot.paths import check_uid
@@ -27,6 +28,7 @@ __all__ = [
     "SegmentEntry",
     "ShardFilesEntry",
     "SnapshotFormat",
+    "SourceFile",
     "SourcePosition",
     "StagedFile",
     "StagedOutput",
@@ -253,6 +255,19 @@ class OriginEntry:
 
 
 @dataclass(frozen=True)
+class SourceFile:
+    """A small file that a source keeps for itself in Spark's checkpoint directory.
+
+    Attributes:
+        path: below Spark's folder `sources`, so it begins with the source's number: `0/0`.
+        content: its bytes, in Base64.
+    """
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True)
 class SourcePosition:
     """Where Spark's sources stand: what a fresh Spark checkpoint directory is primed with.
 
@@ -264,6 +279,7 @@ class SourcePosition:
         commit: text of `commits/<batch_id>`.
         logs: indices of the sources with a log of seen files (`sources/<index>`); the entries are in the changelog
             and the layers, because they grow with the input.
+        files: what the other sources keep below `sources`, byte for byte. A manifest without the field has none.
     """
 
     batch_id: int
@@ -272,6 +288,7 @@ class SourcePosition:
     previous_offsets: str
     commit: str
     logs: tuple[int, ...] = ()
+    files: tuple[SourceFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -380,7 +397,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The file's bytes; the bound is checked before anything is written."""
-        body = encode_document("manifest", self, self.format_version)
+        body = encode_document("manifest", self, self.format_version, left_out=(("source", "files"),))
         if len(body) > MANIFEST_BYTES_MAX:
             raise CorruptManifest(
                 f"the manifest of snapshot {self.snapshot_id} would have {len(body):,} bytes, more than "
@@ -405,6 +422,8 @@ class Manifest:
         for layer in manifest.layers:
             for path in [*(t.path for t in layer.tables), *(f.path for f in layer.source_logs)]:
                 check_relative_path(path)
+        if manifest.source is not None:
+            _check_source_files(manifest.source, where)
         if manifest.shards is not None:
             check_relative_path(manifest.shards.path)
         for output in manifest.outputs:
@@ -440,6 +459,26 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
         raise CorruptManifest(f"{where} is damaged: a size, an id or a number of rows is out of bounds")
     if any(not 0 <= t.hash_low <= t.hash_high for t in tables):
         raise CorruptManifest(f"{where} is damaged: a table's range of hashes is none")
+
+
+def _check_source_files(position: SourcePosition, where: str) -> None:
+    """They are written to the driver's disk: only below the folder of their source, each once, and not many bytes.
+
+    Raises:
+        CorruptManifest: they are not what a writer of ours writes. CorruptData: a path is not a plain one.
+    """
+    paths = [check_relative_path(file.path) for file in position.files]
+    sources = [path.partition("/") for path in paths]
+    if len(set(paths)) != len(paths) or any(not number.isdigit() or not name for number, _, name in sources):
+        raise CorruptManifest(f"{where} is damaged: a file of a source has no place of its own")
+    size = 0
+    for file in position.files:
+        try:
+            size += len(base64.b64decode(file.content, validate=True))
+        except ValueError as error:
+            raise CorruptManifest(f"{where} is damaged: a file of a source cannot be decoded: {error}") from error
+    if len(paths) > SOURCE_FILES_MAX or size > SOURCE_FILES_BYTES_MAX:
+        raise CorruptManifest(f"{where} is damaged: the files of its sources are {len(paths)} with {size:,} bytes")
 
 
 def _check_states(operator: OperatorEntry, where: str) -> None:

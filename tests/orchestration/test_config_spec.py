@@ -215,6 +215,7 @@ def test_variables_are_replaced_in_paths_and_secrets_and_nowhere_else(write_conf
         "    options: {inbox: '${ROOT}/in', plain: '${ROOT}'}\n"
         "    path_options: [inbox]\n"
         "    local_dir: ~/scratch\n"
+        "    scratch_dir: ${ROOT}/spark\n"
     )
     job = load_spec(file, environ={"ROOT": "data", "KEY": SECRET}).job("flights")
     assert job.store == str(file.parent / "data" / "state")
@@ -222,6 +223,7 @@ def test_variables_are_replaced_in_paths_and_secrets_and_nowhere_else(write_conf
     assert job.storage_options["secret"] == SECRET
     assert job.storage_options["nested"] == {"list": [SECRET, "$5", 7]}
     assert Path(job.local_dir) == Path.home() / "scratch"
+    assert job.scratch_dir == str(file.parent / "data" / "spark")
 
 
 def test_urls_are_not_made_relative_and_dates_stay_text(write_config: Callable[..., Path]) -> None:
@@ -317,6 +319,7 @@ def test_a_file_without_settings_leaves_every_default_of_the_runtime_as_it_is(
 EVERY_SETTING = """
     parallelism: 7
     local_dir: /elsewhere
+    scratch_dir: /nowhere
     backend: rocksdb
     changelog: off
     compression: zstd
@@ -335,6 +338,7 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
     assert given == JobSettings(
         parallelism=7,
         local_dir="/elsewhere",
+        scratch_dir="/nowhere",
         backend="rocksdb",
         changelog="off",
         compression="zstd",

@@ -103,6 +103,7 @@ def settings(root: Path, **changes: Any) -> JobSettings:
     defaults: dict[str, Any] = {
         "parallelism": 2,
         "local_dir": str(root / "local"),
+        "scratch_dir": str(root / "scratch"),
         "heartbeat_interval_s": 0.2,
         "materialize_max_segments": 4,
         "runs_max": 2,

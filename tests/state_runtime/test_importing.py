@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +17,9 @@ from model import DictStore, examples
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, InvalidData, MissingSnapshot, StillstateError
 from state_runtime.importing.native_checkpoint import check_unmoved, read_checkpoint
 from state_runtime.importing.native_operators import NativeOperator, NativeState, match_operators, parse_operators
-from state_runtime.pipeline.source_position import plan_source_log
+from state_runtime.pipeline.source_position import write_source_log
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
-from state_runtime.snapshot.manifest import StateKind, TimeEntry
+from state_runtime.snapshot.manifest import SourceFile, StateKind, TimeEntry
 from state_runtime.state.table import StateSchema
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -149,13 +151,16 @@ def test_a_query_that_goes_on_meanwhile_is_found_out() -> None:
 
 @pytest.mark.parametrize("entries", [1, 9, 10, 11, 25, 40])
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_the_log_of_seen_files_is_whole_however_spark_has_compacted_it(entries: int, cleaned: bool) -> None:
+def test_the_log_of_seen_files_is_whole_however_spark_has_compacted_it(
+    tmp_path: Path, entries: int, cleaned: bool
+) -> None:
     """Spark removes plain entries some time after it has compacted them."""
     lines = [f'{{"path":"file:///in/{n}-{k}","timestamp":1,"batchId":{n}}}' for n in range(entries) for k in range(2)]
     store = query(1)
     store.put("offsets/0", offsets(0, f'{{"logOffset":{entries - 1}}}'))
-    for name, body in plan_source_log(lines).items():
-        store.put(f"sources/0/{name}", body.encode())
+    write_source_log(tmp_path, lines, entries - 1, 10)
+    for file in tmp_path.iterdir():
+        store.put(f"sources/0/{file.name}", file.read_bytes())
     if not cleaned:
         for n in range(entries):
             body = "\n".join(["v1", *(line for line in lines if f'"batchId":{n}}}' in line)])
@@ -190,6 +195,18 @@ def test_sources_that_keep_something_else_have_no_log() -> None:
     store.put("sources/0/0", b'v1\n{"topic":{"0":0}}')
     found = read_checkpoint(store)
     assert (found.seen_files, found.position.logs, found.sources) == ({}, (), 2)
+    assert found.position.files == (SourceFile("0/0", base64.b64encode(b'v1\n{"topic":{"0":0}}').decode()),)
+
+
+def test_a_rate_source_is_taken_over_with_its_time_of_creation() -> None:
+    """Its offset is a number, of seconds since then."""
+    store = query(1)
+    store.put("offsets/0", offsets(0, "17", '{"logOffset":{"0":1}}'))
+    store.put("sources/0/0", b"v1\n1795385325406")
+    store.put("sources/0/.0.crc", b"sum")
+    store.put("sources/1/0", b"v1\n{}")
+    found = read_checkpoint(store)
+    assert (found.seen_files, [f.path for f in found.position.files]) == ({}, ["0/0", "1/0"])
 
 
 # --- operators -----------------------------------------------------------------------------------------------------

@@ -36,10 +36,12 @@ from model import (
 
 from state_runtime.base.errors import CorruptData, CorruptSegment, MissingSnapshot, Unavailable
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog import reader, source_log
+from state_runtime.changelog import segment as segment_format
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.materialize import FoldSizes, Mode, apply, due, materialize
+from state_runtime.materialize import FoldSizes, Mode, apply, due, fold, materialize
 from state_runtime.materialize.fold import FoldContext, Folded
 from state_runtime.materialize.grid import grid, threshold
 from state_runtime.materialize.plan import FoldPlan
@@ -333,6 +335,46 @@ def test_source_logs_survive_folding(steps: list[tuple[list[str], str]]) -> None
             manifest = folded(root, manifest, "major" if how == "major" else "auto")
         assert read_source_log(root, manifest, 0) == written
         assert len([f for layer in manifest.layers for f in layer.source_logs]) <= 5
+
+
+def test_a_log_of_any_length_is_written_in_objects_that_a_reader_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job must not end because its own fold wrote more into one object than its own reader takes."""
+    for module in (source_log, fold):
+        monkeypatch.setattr(module, "SOURCE_LOG_PART_BYTES_MAX", 400)
+    monkeypatch.setattr(source_log.cut_lines, "__defaults__", (400,))
+    monkeypatch.setattr(source_log.joined_texts, "__defaults__", (400,))
+    monkeypatch.setattr(reader, "SOURCE_LOG_BYTES_MAX", 500)
+    monkeypatch.setattr(segment_format, "SOURCE_LOG_BYTES_MAX", 500)
+    root, ids = CountedStore(), CountingIds()
+    manifest = replace(StateWriter().manifest, source=SourcePosition(0, "", "", "", "", (0,)))
+    written: list[str] = []
+    read: list[int] = []
+    for number in range(1, 61):
+        new = [f"{number:05d}-{line:05d}-é" for line in range(60)]
+        segment = write_segment(
+            root, [source_log_changes(0, new)], job_uid="job-1", term=1, snapshot_id=number, ids=ids
+        )
+        assert segment is not None
+        written += new
+        manifest = replace(manifest, snapshot_id=number, segments=(*manifest.segments, segment))
+        if number % 3 == 0:
+            root.read_bytes = 0
+            manifest = folded(root, manifest, "major" if number % 7 == 0 else "auto")
+            read.append(root.read_bytes)
+        assert read_source_log(root, manifest, 0) == written
+    assert all(f.bytes <= 400 for layer in manifest.layers for f in layer.source_logs)
+    assert max(read[10:]) <= 400, "a fold reads what is new, however long the log is"
+
+
+class CountedStore(DictStore):
+    """Counts the bytes of logs of seen files that are read."""
+
+    read_bytes = 0
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        body = super().read(path, bytes_max)
+        self.read_bytes += len(body) if "/_sources/" in path else 0
+        return body
 
 
 # --- policy ------------------------------------------------------------------------------------------------------

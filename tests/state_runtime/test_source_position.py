@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
 
-from state_runtime.base.errors import CorruptData, StillstateError
-from state_runtime.pipeline.source_position import SparkCheckpoint, plan_source_log, same_offsets
-from state_runtime.snapshot.manifest import SourcePosition
+from state_runtime.base import limits
+from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidData, StillstateError
+from state_runtime.pipeline import source_position
+from state_runtime.pipeline.source_position import SparkCheckpoint, is_file_source, same_offsets, write_source_log
+from state_runtime.snapshot.manifest import Manifest, SourceFile, SourcePosition
 
 INTERVAL = 10
 
@@ -20,8 +22,9 @@ INTERVAL = 10
 class FakeSpark:
     """Writes a checkpoint directory as Spark 4.3 does for one file source: one log entry per batch, every tenth compacted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, interval: int = INTERVAL) -> None:
         self.folder = folder
+        self.interval = interval
         self.log = folder / "sources" / "0"
         self.log.mkdir(parents=True, exist_ok=True)
         for name in ("offsets", "commits"):
@@ -32,7 +35,7 @@ class FakeSpark:
         """Write one entry of the log of seen files; returns its lines."""
         lines = [json.dumps({"path": p, "timestamp": 1, "batchId": entry}, ensure_ascii=False) for p in paths]
         name, kept = str(entry), lines
-        if (entry + 1) % INTERVAL == 0:
+        if (entry + 1) % self.interval == 0:
             name, kept = f"{entry}.compact", [*self.all_lines(entry), *lines]
         (self.log / name).write_text("\n".join(["v1", *kept]))
         return lines
@@ -115,20 +118,31 @@ def test_position_and_prime_are_inverse(tmp_path: Path) -> None:
     assert (primed.clock(2).batch_time_ms, primed.clock(2).watermark_ms) == (1002, 14)
 
 
+def laid_out(folder: Path, texts: list[str], last: int, interval: int = INTERVAL) -> dict[str, str]:
+    """The files of a log that was written, the compacted one first."""
+    write_source_log(folder, texts, last, interval)
+    names = sorted(
+        (p.name for p in folder.iterdir() if p.is_file()),
+        key=lambda n: (not n.endswith(".compact"), int(n.partition(".")[0])),
+    )
+    return {name: (folder / name).read_text() for name in names}
+
+
 def plan_and_join(paths: list[str]) -> list[str]:
     return [json.dumps({"path": p, "batchId": 0}) for p in paths]
 
 
 @pytest.mark.parametrize("entries", [1, 9, 10, 11, 19, 20, 21, 35])
-def test_the_newest_full_interval_is_compacted(entries: int) -> None:
+def test_the_newest_full_interval_is_compacted(tmp_path: Path, entries: int) -> None:
     """As Spark names its files: <last of the interval>.compact, then one file per entry."""
     lines = [json.dumps({"path": f"f{n}", "batchId": n}) for n in range(entries)]
-    files = plan_source_log(lines)
+    files = laid_out(tmp_path, lines, entries - 1)
     full = entries // INTERVAL * INTERVAL
     expected = {f"{full - 1}.compact"} if full else set()
     assert set(files) == expected | {str(n) for n in range(full, entries)}
     assert [line for body in files.values() for line in body.split("\n")[1:]] == lines
-    assert plan_source_log([]) == {}
+    (tmp_path / "none").mkdir()
+    assert laid_out(tmp_path / "none", [], -1) == {}
 
 
 def test_offsets_are_the_same_if_the_input_is() -> None:
@@ -166,3 +180,200 @@ def test_sources_without_a_log_are_left_alone(tmp_path: Path) -> None:
     position = SparkCheckpoint(tmp_path).position(0)
     assert position.logs == ()
     assert SparkCheckpoint(tmp_path).new_log_lines(None, position) == {}
+
+
+# --- which sources keep what -----------------------------------------------------------------------------------------
+
+SEEN = 'v1\n{"path":"file:///in/a","timestamp":1,"batchId":0}'
+KINDS = {
+    "a file source": ('{"logOffset":0}', {"0": SEEN}, True),
+    "a file source whose log was compacted": ('{"logOffset":9}', {"8": SEEN, "9.compact": SEEN}, True),
+    "a rate source: a number, and its time of creation": ("17", {"0": "v1\n1795385325406"}, False),
+    "rate-micro-batch: offset and time, nothing of its own": ('{"offset":20,"timestamp":5}', {}, False),
+    "Kafka, with its first offsets": ('{"topic":{"0":1}}', {"0": '\0v1\n{"topic":{"0":0}}'}, False),
+    "Kafka, a topic of this name": ('{"logOffset":{"0":1}}', {"0": '\0v1\n{"logOffset":{"0":0}}'}, False),
+    "Kafka, this topic and another": ('{"logOffset":{"0":1},"t":{"0":2}}', {"0": '\0v1\n{}'}, False),
+    "a table with versions": ('{"sourceVersion":1,"reservoirId":"r","reservoirVersion":3,"index":-1}', {}, False),
+    "a connector that counts files, and keeps something else": ('{"logOffset":4}', {"0": "v1\nmine"}, False),
+    "a connector that counts files, and keeps nothing": ('{"logOffset":4}', {}, False),
+    "a source without rows yet": ("-", {}, False),
+    "an offset that is not JSON": ("batch 7", {"0": "v1"}, False),
+}  # fmt: skip
+
+
+def a_checkpoint(folder: Path, offset: str, files: dict[str, str], batch: int = 0) -> SparkCheckpoint:
+    (folder / "sources" / "0").mkdir(parents=True)
+    for name, body in files.items():
+        (folder / "sources" / "0" / name).write_text(body)
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir()
+    (folder / "metadata").write_text('{"id":"q"}')
+    header = '{"batchWatermarkMs":0,"batchTimestampMs":1}'
+    for planned in {max(0, batch - 1), batch}:
+        (folder / "offsets" / str(planned)).write_text(f"v1\n{header}\n{offset}")
+    return SparkCheckpoint(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_source_keeps_is_told_by_its_kind_and_not_by_a_name(tmp_path: Path, kind: str) -> None:
+    """A rate source's time of creation was taken for a log of seen files, and so was a topic called logOffset: the one was
+    lost at a restart, the other ended the job."""
+    offset, files, is_log = KINDS[kind]
+    checkpoint = a_checkpoint(tmp_path / "a", offset, files)
+    position = checkpoint.position(0)
+    assert position.logs == ((0,) if is_log else ())
+    if is_log:
+        assert position.files == ()
+        return
+    assert checkpoint.new_log_lines(None, position) == {}
+    SparkCheckpoint(tmp_path / "b").prime(position, {})
+    primed = {p.name: p.read_text() for p in (tmp_path / "b").glob("sources/0/*")}
+    assert primed == files, "a restart must find what the source kept"
+
+
+def test_what_another_source_keeps_is_carried_by_the_manifest_byte_for_byte(tmp_path: Path) -> None:
+    """Also what is no text, and what lies in folders; checksums and unfinished writes are not of the source."""
+    checkpoint = a_checkpoint(tmp_path, "3", {".0.crc": "sum", ".1.tmp": "half"})
+    (tmp_path / "sources/0/0").write_bytes(b"\xff\0v1")
+    (tmp_path / "sources/0/deep").mkdir()
+    (tmp_path / "sources/0/deep/1").write_bytes(b"")
+    manifest = Manifest(4, "u", 1, 1, "c", "checkpoint", 0, 2, source=checkpoint.position(0))
+    read = Manifest.decode(manifest.encode(), "there")
+    assert read == manifest
+    assert read.source is not None
+    assert read.source.files == (SourceFile("0/0", "/wB2MQ=="), SourceFile("0/deep/1", ""))
+
+
+def test_a_manifest_without_such_files_is_the_one_that_earlier_versions_read() -> None:
+    """The field is younger than format 4: earlier versions refuse a manifest that has it, and read all others."""
+    plain = SourcePosition(0, "m", "v1\n{}\n{}", "", "v1\n{}", (0,))
+    body = Manifest(4, "u", 1, 1, "c", "checkpoint", 0, 2, source=plain).encode()
+    assert "files" not in json.loads(body.split(b"\n")[1])["source"]
+    with_one = SourcePosition(0, "m", "v1\n{}\n{}", "", "v1\n{}", (), (SourceFile("0/0", "MQ=="),))
+    body = Manifest(4, "u", 1, 1, "c", "checkpoint", 0, 2, source=with_one).encode()
+    assert json.loads(body.split(b"\n")[1])["source"]["files"] == [{"path": "0/0", "content": "MQ=="}]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        (SourceFile("../x", ""),),
+        (SourceFile("/etc/x", ""),),
+        (SourceFile("name/0", ""),),
+        (SourceFile("0", ""),),
+        (SourceFile("0/0", ""), SourceFile("0/0", "")),
+        (SourceFile("0/0", "no Base64"),),
+        tuple(SourceFile(f"0/{n}", "") for n in range(limits.SOURCE_FILES_MAX + 1)),
+        (SourceFile("0/0", "AAAA" * (limits.SOURCE_FILES_BYTES_MAX // 3 + 1)),),
+    ],
+    ids=["above", "absolute", "no number", "no name", "twice", "not Base64", "too many", "too large"],
+)
+def test_hostile_files_of_sources_are_not_written_to_the_drivers_disk(files: tuple[SourceFile, ...]) -> None:
+    """Whoever can write to the store must not write to the driver's disk."""
+    position = SourcePosition(0, "m", "v1\n{}\n3", "", "v1\n{}", (), files)
+    body = Manifest(4, "u", 1, 1, "c", "checkpoint", 0, 2, source=position).encode()
+    with pytest.raises((CorruptData, CorruptManifest)):
+        Manifest.decode(body, "there")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {str(n): "x" for n in range(limits.SOURCE_FILES_MAX + 1)},
+        {"0": "x" * (limits.SOURCE_FILES_BYTES_MAX + 1)},
+        {"a name": "x"},
+    ],
+    ids=["many", "large", "odd name"],
+)
+def test_a_source_that_keeps_too_much_is_refused_at_the_first_checkpoint(tmp_path: Path, files: dict[str, str]) -> None:
+    """Better at once, by its number, than at a restart that cannot be."""
+    checkpoint = a_checkpoint(tmp_path, '{"mine":1}', files)
+    with pytest.raises(InvalidData, match=r'source 0 \(its offset is \'\{"mine":1\}\'\).*cannot carry.*another source'):
+        checkpoint.position(0)
+
+
+# --- the log does not make an epoch slower, nor end a job ------------------------------------------------------------
+
+
+def test_only_what_is_new_is_read_from_a_compacted_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tenth entry is a file with all names ever seen. What an epoch costs must not depend on them."""
+    old = "\n".join(f'{{"path":"file:///in/{n}","timestamp":1,"batchId":{n // 100}}}' for n in range(20_000))
+    new = [f'{{"path":"file:///in/n{n}é","timestamp":1,"batchId":209}}' for n in range(3)]
+    checkpoint = a_checkpoint(tmp_path, '{"logOffset":209}', {"209.compact": "\n".join(["v1", old, *new])}, batch=209)
+    before = SourcePosition(208, "m", 'v1\n{}\n{"logOffset":208}', "", "v1\n{}", (0,))
+    parsed = []
+    entry_of = source_position._entry_of
+    monkeypatch.setattr(source_position, "_entry_of", lambda line: parsed.append(line) or entry_of(line))
+    assert checkpoint.new_log_lines(before, checkpoint.position(209)) == {0: new}
+    assert len(parsed) == len(new) + 1
+
+
+def test_new_lines_of_a_compacted_log_may_be_longer_than_a_block(tmp_path: Path) -> None:
+    """Names have up to 4 KiB, and an entry thousands of them."""
+    new = [f'{{"path":"file:///{"é" * 2000}{n}","timestamp":1,"batchId":9}}' for n in range(100)]
+    old = '{"path":"file:///a","timestamp":1,"batchId":8}'
+    checkpoint = a_checkpoint(tmp_path, '{"logOffset":9}', {"9.compact": "\n".join(["v1", old, *new])}, batch=9)
+    before = SourcePosition(8, "m", 'v1\n{}\n{"logOffset":8}', "", "v1\n{}", (0,))
+    assert checkpoint.new_log_lines(before, checkpoint.position(9)) == {0: new}
+    (tmp_path / "sources/0/9.compact").write_text("\n".join(["v1", *new]))
+    assert checkpoint.new_log_lines(before, checkpoint.position(9)) == {0: new}, "an entry may be all of it"
+
+
+def test_old_names_are_copied_into_a_fresh_directory_without_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart brings all names back; only a text that reaches beyond the compacted file is taken apart."""
+    lines = [f'{{"path":"f{n}","timestamp":1,"batchId":{n}}}' for n in range(25)]
+    texts = ["\n".join(lines[:15]), "\n".join(lines[15:22]), *lines[22:]]
+    parsed = []
+    entry_of = source_position._entry_of
+    monkeypatch.setattr(source_position, "_entry_of", lambda line: parsed.append(line) or entry_of(line))
+    files = laid_out(tmp_path, texts, 24)
+    assert [line for body in files.values() for line in body.split("\n")[1:]] == lines
+    assert list(files) == ["19.compact", "20", "21", "22", "23", "24"]
+    assert len(parsed) == len(texts) + 7 + 3
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CorruptData, match="not of one snapshot"):
+        laid_out(tmp_path / "other", texts, 23)
+
+
+@pytest.mark.parametrize("interval", [1, 3, 7, 10, 30])
+@pytest.mark.parametrize("entries", [1, 6, 9, 30, 31])
+def test_a_primed_log_is_compacted_where_spark_looks_for_it(tmp_path: Path, interval: int, entries: int) -> None:
+    """The interval is a setting of the user's. With a log laid out for another one Spark does not start again."""
+    lines = [f'{{"path":"f{n}","timestamp":1,"batchId":{n}}}' for n in range(entries)]
+    checkpoint = SparkCheckpoint(tmp_path / "c", interval)
+    position = SourcePosition(0, "m", f'v1\n{{}}\n{{"logOffset":{entries - 1}}}', "", "v1\n{}", (0,))
+    checkpoint.prime(position, {0: lines})
+    spark = FakeSpark(tmp_path / "c", interval)
+    names = {p.name for p in spark.log.iterdir()}
+    full = entries // interval * interval
+    assert names == ({f"{full - 1}.compact"} if full else set()) | {str(n) for n in range(full, entries)}
+    assert spark.all_lines(entries) == lines
+
+
+def test_a_log_that_grows_too_long_is_warned_of_at_half_and_then_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bound that nobody hears of before it is reached ends a job that ran for months."""
+    line = '{"path":"file:///in/a","timestamp":1,"batchId":9}'
+    checkpoint = a_checkpoint(tmp_path, '{"logOffset":9}', {"9.compact": f"v1\n{line}"}, batch=9)
+    before = SourcePosition(8, "m", 'v1\n{}\n{"logOffset":8}', "", "v1\n{}", (0,))
+    position = checkpoint.position(9)
+    monkeypatch.setattr(source_position, "SOURCE_LOG_TOTAL_BYTES_MAX", 2 * len(line) + 8)
+    checkpoint.new_log_lines(before, position)
+    assert not caplog.records
+    monkeypatch.setattr(source_position, "SOURCE_LOG_TOTAL_BYTES_MAX", 2 * len(line))
+    for _ in range(3):
+        assert checkpoint.new_log_lines(before, position) == {0: [line]}
+    assert [r.message for r in caplog.records if "more than half" in r.message] != []
+    assert len(caplog.records) == 1, "once is enough"
+    monkeypatch.setattr(source_position, "SOURCE_LOG_TOTAL_BYTES_MAX", len(line))
+    with pytest.raises(InvalidData, match=r"source 0 has seen take 52 bytes, more than the 49 .*fewer, larger files"):
+        checkpoint.new_log_lines(before, position)
+
+
+def test_a_folder_without_a_log_is_not_of_a_file_source(tmp_path: Path) -> None:
+    """A connector may keep nothing but a folder."""
+    assert not is_file_source({"logOffset": 3}, tmp_path)
+    assert not is_file_source({"logOffset": True}, tmp_path)

@@ -12,7 +12,7 @@ from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
 from state_runtime.maintenance.layout import kind_of
 from state_runtime.pipeline.sinks import ParquetSink
-from state_runtime.pipeline.source_position import _is_log
+from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.snapshot.control import asked_to_stop, new_requests, open_requests, pending_stop, request_stop
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import list_savepoints
@@ -113,9 +113,11 @@ def test_a_request_is_heard_beside_names_that_no_request_has() -> None:
 
 
 @pytest.mark.parametrize("name", [ARABIC, SUPERSCRIPT, "\u00b2"])
-def test_digits_of_other_scripts_are_no_entry_of_a_log(name: str) -> None:
+def test_digits_of_other_scripts_are_no_number_of_a_source(name: str, tmp_path: Path) -> None:
     """`int` refuses some of what `str.isdigit` takes."""
-    assert not _is_log(name)
+    (tmp_path / "sources" / name).mkdir(parents=True)
+    (tmp_path / "sources" / "3").mkdir()
+    assert SparkCheckpoint(tmp_path)._sources() == [3]
 
 
 def test_a_folder_is_no_object(tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+"""Where Spark's checkpoint directory of a run lies, and what happens when that disk is full.
+
+Nothing of value is there: a run primes a fresh directory from the snapshot and removes it at its end. But Spark cannot
+plan a batch without it. So, in this order: local copies of state on the same disk give way, which costs a restore and
+never data; and if that is not enough the run ends with an error that says what to free.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from state_runtime.base.errors import InvalidConfiguration, StillstateError, Unavailable
+from state_runtime.base.limits import MIB
+from state_runtime.base.settings import JobSettings
+from state_runtime.restore.disk import oldest_copies
+
+__all__ = ["SCRATCH_FREE_BYTES_MIN", "Scratch"]
+
+_LOG = logging.getLogger(__name__)
+SCRATCH_FREE_BYTES_MIN = 16 * MIB
+"""Local copies give way while the disk has less: a batch writes some kilobytes, a position with a long log more."""
+_FULL = ("No space left on device", "Disk quota exceeded")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The folder of Spark's checkpoint directories, private to the user.
+
+    Attributes:
+        state: the local copies of all jobs on this host; they give way if they are on the same disk.
+    """
+
+    folder: Path
+    state: Path
+
+    @staticmethod
+    def of(settings: JobSettings, local_dir: Path) -> Scratch:
+        """Make the folder if it is not there.
+
+        Raises:
+            InvalidConfiguration: it cannot be made, or belongs to another user. Unavailable: its disk is full.
+        """
+        own = Path(tempfile.gettempdir()) / f"stillstate-{os.getuid()}"
+        place = Path(settings.scratch_dir or own).absolute()
+        scratch = Scratch(place / "spark", local_dir / "state")
+        try:
+            for folder in (place, scratch.folder):
+                scratch.retried(partial(folder.mkdir, parents=True, exist_ok=True, mode=0o700))
+            # In a folder that everybody can write to, another user may have been first.
+            found = [os.lstat(folder) for folder in ((place, scratch.folder) if place == own else (scratch.folder,))]
+        except OSError as error:
+            if is_full(error):
+                raise scratch._unavailable() from error
+            raise InvalidConfiguration(
+                f"scratch_dir {place} cannot be used: {error}; choose a folder that you can write to"
+            ) from error
+        if any(not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() for status in found):
+            raise InvalidConfiguration(
+                f"{scratch.folder} is a link or belongs to another user; choose another scratch_dir"
+            )
+        return scratch
+
+    def keep_room(self) -> None:
+        """Let local copies give way while the disk has less than `SCRATCH_FREE_BYTES_MIN`. Never fails."""
+        if self._is_short():
+            self.make_room()
+
+    def make_room(self) -> bool:
+        """Remove local copies on this disk, those that were unused for longest first, until it has room again.
+
+        Tasks that read one keep what they have open; the next epoch restores the shard from the store.
+
+        Returns:
+            Whether anything was removed. Never fails.
+        """
+        removed = 0
+        for copy in oldest_copies(self.state) if self._shares_the_disk() else []:
+            shutil.rmtree(copy, ignore_errors=True)
+            removed += 1
+            if not self._is_short():
+                break
+        if removed:
+            _LOG.warning(
+                "the disk of %s was full: %d local copies of shards below %s were removed; "
+                "they are restored from the store",
+                self.folder,
+                removed,
+                self.state,
+            )
+        return removed > 0
+
+    def retried(self, write: Callable[[], None]) -> None:
+        """Write; if the disk is full, once more after local copies gave way.
+
+        Raises:
+            OSError: that of `write`.
+        """
+        try:
+            write()
+        except OSError as error:
+            if not is_full(error) or not self.make_room():
+                raise
+            write()
+
+    @contextmanager
+    def clear_when_full(self) -> Iterator[None]:
+        """Whatever Spark or we say about a full disk becomes one short error.
+
+        Raises:
+            Unavailable: the disk is full. Anything else as it is.
+        """
+        try:
+            yield
+        except StillstateError:
+            raise
+        except Exception as error:
+            if not is_full(error):
+                raise
+            # For the next run: a supervisor starts it again by itself.
+            self.make_room()
+            raise self._unavailable() from error
+
+    def _is_short(self) -> bool:
+        free = _free_bytes(self.folder)
+        return free is not None and free < SCRATCH_FREE_BYTES_MIN
+
+    def _shares_the_disk(self) -> bool:
+        try:
+            return self.state.stat().st_dev == _existing(self.folder).stat().st_dev
+        except OSError:
+            return False
+
+    def _unavailable(self) -> Unavailable:
+        free = _free_bytes(self.folder)
+        return Unavailable(
+            f"a disk of the driver's host is full. Spark's scratch folder {self.folder} has "
+            f"{'an unknown number of' if free is None else f'{free:,}'} bytes free: free space there, or set "
+            "scratch_dir to a folder on a larger disk. If it has enough, look at spark.local.dir of all hosts. "
+            "Nothing that was committed is lost; the next run goes on from the newest snapshot"
+        )
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, is about a full disk; those of the JVM say it in their text only."""
+    seen: BaseException | None = error
+    for _ in range(16):
+        if seen is None:
+            return False
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(text in str(seen) for text in _FULL):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """None if it is not known."""
+    try:
+        return shutil.disk_usage(_existing(folder)).free
+    except OSError:
+        return None
+
+
+def _existing(folder: Path) -> Path:
+    return next((p for p in (folder, *folder.parents) if p.exists()), folder)
