@@ -69,7 +69,7 @@ class Launcher(Protocol):
 
         Args:
             begin: at which snapshot. What is copied from elsewhere counts against the time that a start may take; a
-                start that is ended for it is gone on with by the next.
+                start that is ended for it is finished by the next.
 
         Raises:
             JobAlreadyRunning: a live driver holds the job, and `takeover` was not asked for.

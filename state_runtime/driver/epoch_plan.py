@@ -3,7 +3,7 @@
     batch → (observe event time) → hash → [initial state] → [wake rows] → repartitionById → [seats] → mapInArrow → … →
     nothing
 
-Every row that a plan ends with is none: what tasks did comes back as acknowledgements (docs/design/0002).
+A plan ends without rows: what tasks did comes back as acknowledgements (docs/design/0002).
 """
 
 from __future__ import annotations

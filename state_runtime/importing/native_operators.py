@@ -55,7 +55,7 @@ def parse_operators(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[Nati
     """Rows of Spark's `state-metadata` source.
 
     Raises:
-        InvalidData: an operator is none that can be imported; or there is none at all.
+        InvalidData: an operator cannot be imported, or the query has no stateful operator at all.
         CorruptData: its description cannot be read.
     """
     found: dict[int, NativeOperator] = {}

@@ -50,6 +50,6 @@ def _shards_in(folder: Path, parallelism: int) -> list[tuple[int, list[str], int
                     changed_ms = entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000
                     found.append((int(named[2]), held, changed_ms))
     except OSError:
-        # No folder yet, or not readable: a copy that nobody can read is none.
+        # No folder yet, or not readable: a copy that nobody can read is as good as missing.
         return []
     return found

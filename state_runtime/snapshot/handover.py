@@ -74,7 +74,7 @@ class MoveOutcome:
 
 
 def read_moving(root: Store) -> Moving | None:
-    """The move that a root is an end of, None if it is none.
+    """The copy or move that a root takes part in; None if there is no such work.
 
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be trusted or read; leave the root alone.

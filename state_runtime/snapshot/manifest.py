@@ -458,7 +458,7 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     if any(not 0 <= n < 1 << 63 for n in sizes) or manifest.parallelism > MAX_PARALLELISM:
         raise CorruptManifest(f"{where} is damaged: a size, an id or a number of rows is out of bounds")
     if any(not 0 <= t.hash_low <= t.hash_high for t in tables):
-        raise CorruptManifest(f"{where} is damaged: a table's range of hashes is none")
+        raise CorruptManifest(f"{where} is damaged: a table's lowest key hash is above its highest")
 
 
 def _check_source_files(position: SourcePosition, where: str) -> None:

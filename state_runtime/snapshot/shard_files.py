@@ -198,7 +198,7 @@ def decode_schema(text: str, where: str) -> StateSchema:
     """The inverse of `encode_schema`.
 
     Raises:
-        CorruptManifest: it is none, or not the columns of a state.
+        CorruptManifest: it is not a schema, or not the columns of a state.
     """
     try:
         return StateSchema.of(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True))))

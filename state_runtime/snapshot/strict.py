@@ -24,7 +24,7 @@ def parse_json(cls: type[T], data: bytes) -> T:
     """A value of the dataclass `cls`.
 
     Raises:
-        ValidationError: it is none.
+        ValidationError: it is not of that class.
     """
     validator = _VALIDATORS.get(cls)
     if validator is None:

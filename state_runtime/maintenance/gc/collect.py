@@ -97,7 +97,7 @@ def plan_gc(
         on_listed: called now and then with the objects that were listed, and 0.
 
     Raises:
-        InvalidConfiguration: a floor that is none, or lower than allowed.
+        InvalidConfiguration: the floor is not a number, or lower than allowed.
         MissingFile: something that is needed is missing or has another size; what and by whom. Nothing is planned.
         CorruptData, UnsupportedFormat: something cannot be read; the same.
         StoreUnavailable: try again.

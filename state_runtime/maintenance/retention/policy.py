@@ -111,7 +111,7 @@ def check_share(decisions: Sequence[Decision], share_max: float) -> None:
     """Refuse a plan that deletes too much at once.
 
     Raises:
-        InvalidConfiguration: it deletes a larger share, or the share is none.
+        InvalidConfiguration: it deletes a larger share, or the share is not between 0 and 1.
     """
     if not (math.isfinite(share_max) and 0 < share_max <= 1):
         raise InvalidConfiguration(f"the share that may be deleted, {share_max!r}, must be more than 0 and at most 1")

@@ -125,7 +125,7 @@ class VerifyReport:
 
 
 def kind_of_error(error: StillstateError | FileNotFoundError) -> FindingKind:
-    """What an error says about the data. Whatever is not certainly damage is none."""
+    """What an error says about the data. Whatever is not certainly damage is not called damage."""
     if isinstance(error, FileNotFoundError | MissingFile):
         return "missing"
     if isinstance(error, CorruptData):

@@ -155,7 +155,7 @@ def time_mode_of(processor: Any, uid: str) -> TimeMode:
     """The time mode of a processor.
 
     Raises:
-        InvalidPipeline: its `time_mode` is none of those that there are.
+        InvalidPipeline: its `time_mode` is not one that exists.
     """
     mode: Any = getattr(processor, "time_mode", "none")
     if mode not in _DOMAINS:
