@@ -472,7 +472,14 @@ class KeyedStream:
         if mode not in ("update", "append"):
             raise InvalidPipeline(f"operator {uid!r}: output_mode {output_mode!r} must be update or append")
         _check_aggregates(uid, aggregates)
-        step = WindowStep(uid, self._keys, window, dict(aggregates), mode, allowed_lateness)  # type: ignore[arg-type]
+        step = WindowStep(
+            uid=uid,
+            keys=self._keys,
+            window=window,
+            aggregates=dict(aggregates),
+            output_mode=mode,  # type: ignore[arg-type]
+            allowed_lateness=allowed_lateness,
+        )
         return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def interval_join(
@@ -546,15 +553,15 @@ class KeyedStream:
                 "instance, not the class"
             )
         step = ProcessorStep(
-            uid,
-            self._keys,
-            processor,
-            output_schema,
-            pandas,
-            output_mode.lower(),
-            mode,
-            event_time_column,
-            initial_state,
+            uid=uid,
+            keys=self._keys,
+            processor=processor,
+            output_schema=output_schema,
+            pandas=pandas,
+            output_mode=output_mode.lower(),
+            time_mode=mode,
+            event_time_column=event_time_column,
+            initial_state=initial_state,
         )
         return Stream(self._chain, self._chain.extend(self._steps, step))
 

@@ -295,6 +295,37 @@ def test_formats_and_planners_do_no_io(file: Path) -> None:
         waiting += [ROOT / name for name, _ in imports_of(tree, known) if ROOT / name not in seen]
 
 
+# --- how values are made ---------------------------------------------------------------------------------------------
+
+FIELDS_BY_PLACE_MAX = 5
+
+
+@cache
+def wide_classes() -> frozenset[str]:
+    """Dataclasses of ours with so many fields that nobody knows them by their places."""
+    return frozenset(
+        node.name
+        for file in FILES
+        for node in ast.walk(parsed(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and sum(isinstance(line, ast.AnnAssign) for line in node.body) > FIELDS_BY_PLACE_MAX
+    )
+
+
+@every(FILES)
+def test_values_of_many_fields_are_made_by_name(file: Path) -> None:
+    """Of eight values in a row nobody sees that two of them are exchanged."""
+    wide = wide_classes()
+    found = [
+        f"line {node.lineno}: {node.func.id}"
+        for node in ast.walk(parsed(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in wide
+        and len(node.args) > FIELDS_BY_PLACE_MAX
+    ]  # fmt: skip
+    assert not found
+
+
 # --- what is written -----------------------------------------------------------------------------------------------
 
 
@@ -432,6 +463,7 @@ BROKEN = {
     test_the_runtime_knows_nothing_of_dagster: "def f():\n    from dagster import asset\n",
     test_imports_go_down_the_list_of_rooms_only: "def f():\n    import orchestration.cli\n",
     test_assets_are_built_from_the_configuration_and_numbers_alone: "from orchestration.jobs import x\n",
+    test_values_of_many_fields_are_made_by_name: "ENTRY = SegmentEntry('a', 1, '', 1, 1, 1)\n",
     test_lines_of_code_fit_a_window: "# " + "a" * 119 + "\n",
     test_every_path_that_a_text_names_exists: "# see state_runtime/not/there.py\n",
     test_formats_and_planners_do_no_io: "def f(path):\n    return open(path)\n",

@@ -135,7 +135,17 @@ def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
         raw_bytes = len("\n".join(group).encode())
         parts.append(
             PartEntry(
-                "source", str(source), "", "", 0, len(body), sha256(body), len(group), raw_bytes, 0, (1 << 64) - 1
+                kind="source",
+                operator=str(source),
+                state="",
+                path="",
+                offset=0,
+                length=len(body),
+                digest=sha256(body),
+                rows=len(group),
+                raw_bytes=raw_bytes,
+                hash_low=0,
+                hash_high=(1 << 64) - 1,
             )
         )
         bodies.append(body)
@@ -179,5 +189,11 @@ def write_segment(
         path = uploader.begin(root, name, body).result()
     direct_bytes = sum(part.length for part in parts if part.path)
     return SegmentEntry(
-        path, len(body), sha256(body), index_bytes, snapshot_id, sum(p.rows for p in parts), direct_bytes
+        path=path,
+        bytes=len(body),
+        digest=sha256(body),
+        index_bytes=index_bytes,
+        snapshot_id=snapshot_id,
+        rows=sum(p.rows for p in parts),
+        direct_bytes=direct_bytes,
     )

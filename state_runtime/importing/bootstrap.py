@@ -99,7 +99,12 @@ def bootstrap(
         if on_progress is not None:
             on_progress(done, len(layouts))
         work = WriteCells(
-            where.root_url, dict(storage_options or {}), layout, builder.snapshot_id, builder.writer, cells
+            url=where.root_url,
+            storage_options=dict(storage_options or {}),
+            layout=layout,
+            snapshot_id=builder.snapshot_id,
+            writer=builder.writer,
+            bits=cells,
         )
         builder.add(write_frame(frames[key], layout, work))
     if on_progress is not None:

@@ -109,7 +109,14 @@ def import_checkpoint(
             frame = _rows(spark, checkpoint, native, number, own, layout)
             bits = cell_bits(sum(f.bytes for f in root.list_objects(f"state/{number.number}")))
             options = dict(target_options or {})
-            cells = WriteCells(target_url, options, layout, builder.snapshot_id, builder.writer, bits)
+            cells = WriteCells(
+                url=target_url,
+                storage_options=options,
+                layout=layout,
+                snapshot_id=builder.snapshot_id,
+                writer=builder.writer,
+                bits=bits,
+            )
             builder.add(_written(frame, layout, cells))
     if on_progress is not None:
         on_progress("source position", len(work), len(work))
@@ -123,14 +130,14 @@ def import_checkpoint(
         epoch=1,
     )
     return ImportResult(
-        manifest,
-        native.query_id,
-        native.batch_id,
-        {number.number: own.uid for number, own in pairs},
-        len(work),
-        builder.written.rows,
-        builder.written.bytes,
-        clock.monotonic_s() - started_s,
+        manifest=manifest,
+        query_id=native.query_id,
+        batch_id=native.batch_id,
+        operators={number.number: own.uid for number, own in pairs},
+        states=len(work),
+        rows=builder.written.rows,
+        bytes=builder.written.bytes,
+        seconds=clock.monotonic_s() - started_s,
     )
 
 

@@ -120,17 +120,17 @@ def materialize_job(
         on_progress=on_progress,
     )
     return MaterializationResult(
-        record.mode,
-        "",
-        record.ranges,
-        record.read_bytes,
-        record.written_bytes,
-        record.rows,
-        record.log_bytes,
-        record.shared_tables,
-        clock.monotonic_s() - started_s,
-        record.snapshot_id,
-        record.record_id,
+        mode=record.mode,
+        reason="",
+        ranges=record.ranges,
+        read_bytes=record.read_bytes,
+        written_bytes=record.written_bytes,
+        rows=record.rows,
+        log_bytes_folded=record.log_bytes,
+        shared_tables=record.shared_tables,
+        duration_s=clock.monotonic_s() - started_s,
+        snapshot_id=record.snapshot_id,
+        record_id=record.record_id,
     )
 
 

@@ -204,7 +204,14 @@ def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) ->
             f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
         )
     slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
-    return AggregateOperator(step.uid, step.keys, ddl(keys), arrow_schema(keys), plan, ddl(from_arrow_schema(slots)))
+    return AggregateOperator(
+        uid=step.uid,
+        key_columns=step.keys,
+        key_ddl=ddl(keys),
+        key_schema=arrow_schema(keys),
+        plan=plan,
+        state_ddl=ddl(from_arrow_schema(slots)),
+    )
 
 
 def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Operator:
@@ -259,7 +266,14 @@ def _interval_join(
         uid=step.uid,
     )
     states = {name: ddl(from_arrow_schema(values)) for name, values in plan.state_values.items()}
-    return IntervalJoinOperator(step.uid, step.keys, ddl(keys), plan, states, settings.output_rows_per_batch)
+    return IntervalJoinOperator(
+        uid=step.uid,
+        key_columns=step.keys,
+        key_ddl=ddl(keys),
+        plan=plan,
+        state_ddl=states,
+        output_rows_per_batch=settings.output_rows_per_batch,
+    )
 
 
 def _vectorized(

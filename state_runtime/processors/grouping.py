@@ -64,7 +64,14 @@ def group_rows(
     starts = np.flatnonzero(first)
     stops = np.append(starts[1:], len(sorted_hashes))[: len(starts)]
     at = pa.array(starts)
-    return GroupedRows(rows, starts, stops, sorted_hashes[starts], [k.take(at) for k in keys], sorted_sequence)
+    return GroupedRows(
+        rows=rows,
+        starts=starts,
+        stops=stops,
+        hashes=sorted_hashes[starts],
+        keys=[k.take(at) for k in keys],
+        sequence=sorted_sequence,
+    )
 
 
 def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
@@ -76,12 +83,12 @@ def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
     there = starts < stops
     picked = pa.array(there)
     return GroupedRows(
-        rows.rows.filter(pa.array(keep)),
-        starts[there],
-        stops[there],
-        rows.hashes[there],
-        [k.filter(picked) for k in rows.keys],
-        rows.sequence[keep],
+        rows=rows.rows.filter(pa.array(keep)),
+        starts=starts[there],
+        stops=stops[there],
+        hashes=rows.hashes[there],
+        keys=[k.filter(picked) for k in rows.keys],
+        sequence=rows.sequence[keep],
     )
 
 

@@ -109,17 +109,17 @@ class SnapshotBuilder:
         _refuse_snapshots(root)
         origin = origin or OriginEntry(job, info.uid, 0, "", mode)
         return SnapshotBuilder(
-            root,
-            info,
-            tuple(settled(operator) for operator in operators),
-            mode,
-            clock,
-            ids,
-            snapshot_id,
-            ids.uid(),
-            (origin,),
-            schemas or {},
-            scratch,
+            root=root,
+            info=info,
+            operators=tuple(settled(operator) for operator in operators),
+            mode=mode,
+            clock=clock,
+            ids=ids,
+            snapshot_id=snapshot_id,
+            writer=ids.uid(),
+            origins=(origin,),
+            schemas=schemas or {},
+            scratch=scratch,
         )
 
     def tables(self, operator: str, state: str, *, bits: int = 0) -> TableWriter:

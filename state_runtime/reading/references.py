@@ -75,14 +75,14 @@ def references(root: Store, manifest: Manifest, memo: Memo | None = None) -> Ite
     for layer in manifest.layers:
         for table in layer.tables:
             yield StoredRef(
-                "table",
-                table.path,
-                table.bytes,
-                table.digest,
-                table.operator,
-                table.state,
-                table.hash_low,
-                table.hash_high,
+                kind="table",
+                path=table.path,
+                bytes=table.bytes,
+                digest=table.digest,
+                operator=table.operator,
+                state=table.state,
+                hash_low=table.hash_low,
+                hash_high=table.hash_high,
             )
         for log in layer.source_logs:
             yield StoredRef("source-log", log.path, log.bytes, log.digest)
@@ -94,7 +94,16 @@ def references(root: Store, manifest: Manifest, memo: Memo | None = None) -> Ite
             low, high = shard.hash_range
             for file in shard.files:
                 if file.path:
-                    yield StoredRef("shard-file", file.path, file.bytes, file.digest, shard.operator, "", low, high)
+                    yield StoredRef(
+                        kind="shard-file",
+                        path=file.path,
+                        bytes=file.bytes,
+                        digest=file.digest,
+                        operator=shard.operator,
+                        state="",
+                        hash_low=low,
+                        hash_high=high,
+                    )
     yield StoredRef("manifest", manifest_path(manifest.snapshot_id), 0, "")
 
 
@@ -102,16 +111,16 @@ def _direct_objects(root: Store, segment: SegmentEntry, manifest: Manifest) -> I
     for part in read_index(root, segment, manifest.job_uids).parts:
         if part.path:
             yield StoredRef(
-                "direct",
-                part.path,
-                -1,
-                "",
-                part.operator,
-                part.state,
-                part.hash_low,
-                part.hash_high,
-                part.offset + part.length,
-                part,
+                kind="direct",
+                path=part.path,
+                bytes=-1,
+                digest="",
+                operator=part.operator,
+                state=part.state,
+                hash_low=part.hash_low,
+                hash_high=part.hash_high,
+                bytes_min=part.offset + part.length,
+                part=part,
             )
 
 

@@ -214,7 +214,16 @@ class TableWriter:
         path = f"tables/{uid}/{safe_name(state)}/{name}"
         size, digest = cell.publish(self._root, path)
         low, high = self._range(cell.number)
-        entry = TableEntry(path, size, digest, cell.rows, uid, state, low, high)
+        entry = TableEntry(
+            path=path,
+            bytes=size,
+            digest=digest,
+            rows=cell.rows,
+            operator=uid,
+            state=state,
+            hash_low=low,
+            hash_high=high,
+        )
         due = ((uid, cell.next_due_ms),) if cell.next_due_ms is not None else ()
         return WrittenTables((entry,), due, (((uid, state), cell.fingerprint),))
 

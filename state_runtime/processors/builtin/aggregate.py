@@ -135,7 +135,14 @@ def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, uid:
 def _function(name: str, aggregate: Aggregate, data_type: Any, where: str, uid: str) -> PartialFunction:
     function, column = aggregate.function, aggregate.column
     if function == "count":
-        return Scalar((pa.field(name, pa.int64()),), ("count",), column, pa.int64(), False, uid)
+        return Scalar(
+            slots=(pa.field(name, pa.int64()),),
+            combines=("count",),
+            column=column,
+            output=pa.int64(),
+            divide=False,
+            uid=uid,
+        )
     if column is None:
         raise InvalidPipeline(f"{where}: {function} needs a column")
     if pa.types.is_null(data_type):
@@ -144,16 +151,32 @@ def _function(name: str, aggregate: Aggregate, data_type: Any, where: str, uid: 
         raise InvalidPipeline(f"{where}: column {column!r} has type void (nothing but null); cast it first")
     if function == "sum":
         result = _sum_type(data_type, where)
-        return Scalar((pa.field(name, result),), ("sum",), column, result, False, uid)
+        return Scalar(
+            slots=(pa.field(name, result),), combines=("sum",), column=column, output=result, divide=False, uid=uid
+        )
     if function == "min" or function == "max":
         if pa.types.is_nested(data_type):
             raise InvalidPipeline(f"{where}: {function} cannot order values of type {data_type}")
-        return Scalar((pa.field(name, data_type),), (function,), column, data_type, False, uid)
+        return Scalar(
+            slots=(pa.field(name, data_type),),
+            combines=(function,),
+            column=column,
+            output=data_type,
+            divide=False,
+            uid=uid,
+        )
     if function in ("any", "every"):
         if not pa.types.is_boolean(data_type):
             raise InvalidPipeline(f"{where}: {function} takes booleans, not {data_type}")
         greatest: Combine = "max" if function == "any" else "min"
-        return Scalar((pa.field(name, data_type),), (greatest,), column, data_type, False, uid)
+        return Scalar(
+            slots=(pa.field(name, data_type),),
+            combines=(greatest,),
+            column=column,
+            output=data_type,
+            divide=False,
+            uid=uid,
+        )
     if function in ("first", "last"):
         return Chosen(name, column, data_type, function == "last", aggregate.ignore_nulls)
     if function == "collect":
@@ -168,7 +191,7 @@ def _function(name: str, aggregate: Aggregate, data_type: Any, where: str, uid: 
         )
     if function == "avg":
         slots = (pa.field(f"{name}.sum", pa.float64()), pa.field(f"{name}.count", pa.int64()))
-        return Scalar(slots, ("sum", "count"), column, pa.float64(), True, uid)
+        return Scalar(slots=slots, combines=("sum", "count"), column=column, output=pa.float64(), divide=True, uid=uid)
     return Moments(name, column, not function.endswith("_pop"), function.startswith("stddev"))
 
 

@@ -162,14 +162,14 @@ def plan_interval_join(
                 f"{right.field(theirs).type}; cast one"
             )
     plan = IntervalJoinPlan(
-        pa.schema([left.field(name) for name in left_keys]),
-        pa.schema([f for f in left if f.name not in left_keys]),
-        pa.schema([f for f in right if f.name not in right_keys]),
-        left_time,
-        right_time,
-        lower_us,
-        upper_us,
-        how,  # type: ignore[arg-type]  # checked above
+        keys=pa.schema([left.field(name) for name in left_keys]),
+        left=pa.schema([f for f in left if f.name not in left_keys]),
+        right=pa.schema([f for f in right if f.name not in right_keys]),
+        left_time=left_time,
+        right_time=right_time,
+        lower_us=lower_us,
+        upper_us=upper_us,
+        how=how,  # type: ignore[arg-type]  # checked above
     )
     names = [name.lower() for name in plan.output_schema.names]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -206,13 +206,13 @@ class _Rows:
         """Some of the rows."""
         taken = pa.array(at)
         return _Rows(
-            self.group[at],
-            self.hashes[at],
-            [k.take(taken) for k in self.keys],
-            [v.take(taken) for v in self.values],
-            self.micros[at],
-            self.entries[at] if len(self.entries) else self.entries,
-            self.matched[at] if len(self.matched) else self.matched,
+            group=self.group[at],
+            hashes=self.hashes[at],
+            keys=[k.take(taken) for k in self.keys],
+            values=[v.take(taken) for v in self.values],
+            micros=self.micros[at],
+            entries=self.entries[at] if len(self.entries) else self.entries,
+            matched=self.matched[at] if len(self.matched) else self.matched,
         )
 
 
@@ -437,7 +437,15 @@ class IntervalJoinOperator(WokenWhenDue):
         if side == LEFT and self._outer:
             matched = values.pop().to_numpy(zero_copy_only=False)
         micros, _ = micros_of(values[self._side_columns(side).get_field_index(time)])
-        return _Rows(group, hashes_of(batch), schema.keys_of(batch), values, micros, entries_of(batch), matched)
+        return _Rows(
+            group=group,
+            hashes=hashes_of(batch),
+            keys=schema.keys_of(batch),
+            values=values,
+            micros=micros,
+            entries=entries_of(batch),
+            matched=matched,
+        )
 
     # --- output --------------------------------------------------------------------------------------------------
 
@@ -551,13 +559,13 @@ def _together(parts: list[_Rows], columns: pa.Schema, keys: pa.Schema) -> _Rows:
         return [pa.concat_arrays([part[i] for part in arrays]) for i in range(len(schema))]
 
     return _Rows(
-        joined([p.group for p in parts], np.int64),
-        joined([p.hashes for p in parts], np.uint64),
-        stacked([p.keys for p in parts], keys),
-        stacked([p.values for p in parts], columns),
-        joined([p.micros for p in parts], np.int64),
-        joined([p.entries for p in parts], np.uint64),
-        joined([p.matched for p in parts], np.bool_),
+        group=joined([p.group for p in parts], np.int64),
+        hashes=joined([p.hashes for p in parts], np.uint64),
+        keys=stacked([p.keys for p in parts], keys),
+        values=stacked([p.values for p in parts], columns),
+        micros=joined([p.micros for p in parts], np.int64),
+        entries=joined([p.entries for p in parts], np.uint64),
+        matched=joined([p.matched for p in parts], np.bool_),
     )
 
 

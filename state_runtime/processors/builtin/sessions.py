@@ -172,12 +172,12 @@ class SessionOperator(WokenWhenDue):
     ) -> Part:
         at = pa.array(group)
         return Part(
-            rows.hashes[group],
-            [k.take(at) for k in rows.keys],
-            starts,
-            [pa.array(ends).cast(_TIME), *slots],
-            self._due_ms(ends),
-            np.zeros(len(starts), dtype=np.bool_),
+            hashes=rows.hashes[group],
+            keys=[k.take(at) for k in rows.keys],
+            at=starts,
+            slots=[pa.array(ends).cast(_TIME), *slots],
+            due=self._due_ms(ends),
+            stored=np.zeros(len(starts), dtype=np.bool_),
         )
 
     def _merge(
@@ -210,7 +210,9 @@ class SessionOperator(WokenWhenDue):
         # start.
         same_start = both.stored & (both.at == both.at[groups.starts][groups.group_of_row])
         overwritten = np.logical_or.reduceat(same_start, groups.starts)
-        merged = Part(merged.hashes, merged.keys, merged.at, merged.slots, merged.due, overwritten)
+        merged = Part(
+            hashes=merged.hashes, keys=merged.keys, at=merged.at, slots=merged.slots, due=merged.due, stored=overwritten
+        )
         used = np.flatnonzero(both.stored)
         return merged, both.take(used), both_group[used]
 

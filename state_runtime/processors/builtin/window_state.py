@@ -77,23 +77,23 @@ class Part:
     def of(batch: pa.RecordBatch, schema: StateSchema) -> Part:
         """Rows as the state has them."""
         return Part(
-            hashes_of(batch),
-            schema.keys_of(batch),
-            time_of_entry(entries_of(batch)),
-            schema.values_of(batch),
-            pc.fill_null(schema.times_of(batch), np.iinfo(np.int64).max).to_numpy(zero_copy_only=False),
-            np.ones(batch.num_rows, dtype=np.bool_),
+            hashes=hashes_of(batch),
+            keys=schema.keys_of(batch),
+            at=time_of_entry(entries_of(batch)),
+            slots=schema.values_of(batch),
+            due=pc.fill_null(schema.times_of(batch), np.iinfo(np.int64).max).to_numpy(zero_copy_only=False),
+            stored=np.ones(batch.num_rows, dtype=np.bool_),
         )
 
     def take(self, positions: Positions) -> Part:
         at = pa.array(positions)
         return Part(
-            self.hashes[positions],
-            [k.take(at) for k in self.keys],
-            self.at[positions],
-            [s.take(at) for s in self.slots],
-            self.due[positions],
-            self.stored[positions],
+            hashes=self.hashes[positions],
+            keys=[k.take(at) for k in self.keys],
+            at=self.at[positions],
+            slots=[s.take(at) for s in self.slots],
+            due=self.due[positions],
+            stored=self.stored[positions],
         )
 
     def only(self, keep: Mask) -> Part:
@@ -107,12 +107,12 @@ class Part:
         if len(self) == 0:
             return other
         return Part(
-            np.concatenate((self.hashes, other.hashes)),
-            [pa.concat_arrays([a, b]) for a, b in zip(self.keys, other.keys)],
-            np.concatenate((self.at, other.at)),
-            [pa.concat_arrays([a, b]) for a, b in zip(self.slots, other.slots)],
-            np.concatenate((self.due, other.due)),
-            np.concatenate((self.stored, other.stored)),
+            hashes=np.concatenate((self.hashes, other.hashes)),
+            keys=[pa.concat_arrays([a, b]) for a, b in zip(self.keys, other.keys)],
+            at=np.concatenate((self.at, other.at)),
+            slots=[pa.concat_arrays([a, b]) for a, b in zip(self.slots, other.slots)],
+            due=np.concatenate((self.due, other.due)),
+            stored=np.concatenate((self.stored, other.stored)),
         )
 
 
@@ -146,12 +146,12 @@ def assemble(schema: StateSchema, written: Part, removed: Part) -> pa.RecordBatc
     gone = np.zeros(len(written) + len(removed), dtype=np.bool_)
     gone[len(written) :] = True
     nothing = Part(
-        removed.hashes,
-        removed.keys,
-        removed.at,
-        [pa.nulls(len(removed), field.type) for field in schema.values],
-        removed.due,
-        removed.stored,
+        hashes=removed.hashes,
+        keys=removed.keys,
+        at=removed.at,
+        slots=[pa.nulls(len(removed), field.type) for field in schema.values],
+        due=removed.due,
+        stored=removed.stored,
     )
     both = written.and_(nothing)
     entries = entry_of_time(both.at)

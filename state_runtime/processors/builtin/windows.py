@@ -263,7 +263,14 @@ class WindowOperator:
         at = pa.array(group)
         keys = [k.take(at) for k in rows.keys]
         due = self._closes_ms(self._last_window(panes))
-        return Part(rows.hashes[group], keys, panes, slots, due, np.zeros(len(panes), dtype=np.bool_)), group
+        return Part(
+            hashes=rows.hashes[group],
+            keys=keys,
+            at=panes,
+            slots=slots,
+            due=due,
+            stored=np.zeros(len(panes), dtype=np.bool_),
+        ), group
 
     @property
     def _no_slots(self) -> list[pa.Array]:
@@ -291,11 +298,25 @@ class WindowOperator:
     def _part(self, batch: pa.RecordBatch) -> Part:
         """Stored rows; `at` is the number of the pane."""
         part = Part.of(batch, self._schema)
-        return Part(part.hashes, part.keys, self._pane_of(part.at), part.slots, part.due, part.stored)
+        return Part(
+            hashes=part.hashes,
+            keys=part.keys,
+            at=self._pane_of(part.at),
+            slots=part.slots,
+            due=part.due,
+            stored=part.stored,
+        )
 
     def _as_stored(self, part: Part) -> Part:
         """The inverse of `_part`."""
-        return Part(part.hashes, part.keys, self._start_of_pane(part.at), part.slots, part.due, part.stored)
+        return Part(
+            hashes=part.hashes,
+            keys=part.keys,
+            at=self._start_of_pane(part.at),
+            slots=part.slots,
+            due=part.due,
+            stored=part.stored,
+        )
 
     def _merge(self, new: Part, reader: StateReader) -> Part:
         """The touched panes, each looked up by itself."""
@@ -465,10 +486,10 @@ def plan_windows(
         )
     if isinstance(window, SessionWindow):
         return SessionOperator(
-            uid, tuple(key_columns), key_ddl, key_schema, plan, ddl(session_values(plan)), time_column, window, mode,
-            lateness_us, watermarked,
+            uid=uid, key_columns=tuple(key_columns), key_ddl=key_ddl, key_schema=key_schema, plan=plan, state_ddl=ddl(session_values(plan)), time_column=time_column, window=window, mode=mode,
+            lateness_us=lateness_us, watermarked=watermarked,
         )  # fmt: skip
     return WindowOperator(
-        uid, tuple(key_columns), key_ddl, key_schema, plan, ddl(pa.schema(plan.slots)), time_column, window, mode,
-        lateness_us, watermarked,
+        uid=uid, key_columns=tuple(key_columns), key_ddl=key_ddl, key_schema=key_schema, plan=plan, state_ddl=ddl(pa.schema(plan.slots)), time_column=time_column, window=window, mode=mode,
+        lateness_us=lateness_us, watermarked=watermarked,
     )  # fmt: skip

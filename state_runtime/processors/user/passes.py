@@ -39,12 +39,12 @@ def slices_of(rows: GroupedRows, keys_max: int, rows_max: int) -> Iterator[Group
 def _cut(rows: GroupedRows, first: int, end: int) -> GroupedRows:
     low, high = int(rows.starts[first]), int(rows.stops[end - 1])
     return GroupedRows(
-        rows.rows.slice(low, high - low),
-        rows.starts[first:end] - low,
-        rows.stops[first:end] - low,
-        rows.hashes[first:end],
-        [k.slice(first, end - first) for k in rows.keys],
-        rows.sequence[low:high],
+        rows=rows.rows.slice(low, high - low),
+        starts=rows.starts[first:end] - low,
+        stops=rows.stops[first:end] - low,
+        hashes=rows.hashes[first:end],
+        keys=[k.slice(first, end - first) for k in rows.keys],
+        sequence=rows.sequence[low:high],
     )
 
 

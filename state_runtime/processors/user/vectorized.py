@@ -581,7 +581,14 @@ class VectorizedOperator(WokenWhenDue):
         schema = self.state_schemas[name]
         due = due.take(pa.array(np.argsort(hashes_of(due), kind="stable")))
         none = np.zeros(due.num_rows, dtype=np.int64)
-        keys = GroupedRows(rows.rows.slice(0, 0), none, none, hashes_of(due), schema.keys_of(due), none[:0])
+        keys = GroupedRows(
+            rows=rows.rows.slice(0, 0),
+            starts=none,
+            stops=none,
+            hashes=hashes_of(due),
+            keys=schema.keys_of(due),
+            sequence=none[:0],
+        )
         batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, keys, now, clock, self.ttl_ms)
         batch.start_due(name, [*schema.values_of(due), schema.times_of(due)])
         handle = getattr(self.processor, "process_due", None)  # the built-in ones need none
