@@ -139,7 +139,7 @@ def query(
     """Look into a state: one key, or the first rows of the table, as of any snapshot. The job may run meanwhile.
 
     Binary values are hexadecimal, dates 2013-01-31, times 2013-01-31 12:00:00 in UTC, structs JSON. A key that is not
-    there is no error: the result is empty, and the exit code is 0. Lists show the position of each element, maps show
+    there is no error: the result is empty, with exit code 0. Lists show the position of each element, maps show
     their keys, and `$timers` shows when a timer is due. Values that had expired at the snapshot's batch time are left
     out.
     """

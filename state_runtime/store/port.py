@@ -12,18 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, TypeAlias
 
 from state_runtime.base.errors import StoreNotCapable
 from state_runtime.base.ids import SYSTEM_IDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # who only reads the configuration starts without it
 
 __all__ = ["Body", "Created", "Store", "StoredObject", "probe_name", "warn_single_writer"]
 
 _LOG = logging.getLogger(__name__)
 
-Body: TypeAlias = bytes | memoryview | pa.Buffer
+Body: TypeAlias = "bytes | memoryview | pa.Buffer"
 """Bytes that are written: as they lie in memory, so that a large object need not be copied for it."""
 
 

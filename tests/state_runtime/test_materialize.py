@@ -41,7 +41,7 @@ from state_runtime.changelog import segment as segment_format
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.materialize import FoldSizes, Mode, apply, due, fold, materialize
+from state_runtime.materialize import FoldSizes, Mode, apply, due, materialize, source_logs
 from state_runtime.materialize.fold import FoldContext, Folded
 from state_runtime.materialize.grid import grid, threshold
 from state_runtime.materialize.plan import FoldPlan
@@ -339,7 +339,7 @@ def test_source_logs_survive_folding(steps: list[tuple[list[str], str]]) -> None
 
 def test_a_log_of_any_length_is_written_in_objects_that_a_reader_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job must not end because its own fold wrote more into one object than its own reader takes."""
-    for module in (source_log, fold):
+    for module in (source_log, source_logs):
         monkeypatch.setattr(module, "SOURCE_LOG_PART_BYTES_MAX", 400)
     monkeypatch.setattr(source_log.cut_lines, "__defaults__", (400,))
     monkeypatch.setattr(source_log.joined_texts, "__defaults__", (400,))

@@ -16,7 +16,7 @@ from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, DictStore, F
 
 from state_runtime.base.errors import CorruptData, MissingSnapshot
 from state_runtime.base.settings import JobSettings
-from state_runtime.materialize import FoldSizes, Protected, Record, apply, fits, fold, materialize, protected
+from state_runtime.materialize import FoldSizes, Protected, Record, apply, fits, log, materialize, protected
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import holds, open_pins
 from state_runtime.snapshot.manifest import Manifest
@@ -32,7 +32,7 @@ SIZES = FoldSizes(table_bytes=1_500, small_bytes=0)
 @pytest.fixture
 def one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request at a time, so that a seed gives one schedule."""
-    monkeypatch.setattr(fold, "_READERS", 1)
+    monkeypatch.setattr(log, "_READERS", 1)
 
 
 class HookedStore(DictStore):

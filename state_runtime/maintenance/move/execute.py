@@ -50,7 +50,7 @@ from state_runtime.snapshot.handover import MoveOutcome, Moving, read_moving, re
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.savepoint import read_record
 from state_runtime.snapshot.term_files import write_status
-from state_runtime.store import Store
+from state_runtime.store import Created, Store
 
 __all__ = ["MoveProgress", "MoveResult", "abort_move", "execute_move"]
 
@@ -196,8 +196,7 @@ def _begin(target: Store, plan: MovePlan, actor: Actor) -> Moving:
         host=actor.host,
         pid=actor.pid,
     )
-    counts = create_agreed(target, Proposal(MOVING_FILE, moving.encode(), moving), lambda: read_moving(target))
-    mine = counts == moving
+    mine = target.create(MOVING_FILE, moving.encode()) is Created.MINE
     # Once more after the create: a job may have been started there since the plan.
     if not mine or target.exists(JOB_FILE):
         if mine:
