@@ -236,7 +236,10 @@ class Stream:
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
 
-        It must read its whole input: `limit` and the like are refused when the epoch ends.
+        It must read its whole input: `limit` and the like are refused when the epoch ends. And it must give the same
+        rows when it is run again: Spark repeats tasks, so with random numbers or the time of day state and output
+        could disagree. A warning names columns that Spark knows to be so when the job starts; what a Python function
+        does is not seen.
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
