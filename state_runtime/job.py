@@ -136,6 +136,7 @@ class StreamingJob:
         takeover: bool = False,
         allow_dropped_state: bool = False,
         allow_drained: bool = False,
+        take_output: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
         start_from: StartFrom | None = None,
@@ -153,6 +154,8 @@ class StreamingJob:
             allow_dropped_state: start although operators or states of the newest snapshot are no longer in the
                 pipeline; what they stored is not read again, also not if they come back.
             allow_drained: go on from a snapshot whose job was told that its input had ended; see docs/operations.md.
+            take_output: the output folders are this job root's from now on, although another root with the same job
+                uid, or one that cannot be looked at, has written there. Only if no run of that one ever starts again.
             on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that
                 epoch alone.
             stop: set it to stop after the current epoch and a checkpoint.
@@ -181,7 +184,7 @@ class StreamingJob:
             ids=self._ids,
             on_copy=on_copy,
         )
-        return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning)
+        return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning, take_output)
 
 
 class _Chain:
@@ -233,7 +236,10 @@ class Stream:
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
 
-        It must read its whole input: `limit` and the like are refused when the epoch ends.
+        It must read its whole input: `limit` and the like are refused when the epoch ends. And it must give the same
+        rows when it is run again: Spark repeats tasks, so with random numbers or the time of day state and output
+        could disagree. A warning names columns that Spark knows to be so when the job starts; what a Python function
+        does is not seen.
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")

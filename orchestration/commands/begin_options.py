@@ -29,6 +29,13 @@ DrainedOption = Annotated[
     bool,
     typer.Option("--allow-drained", help="Go on although the newest snapshot was drained: its windows have closed."),
 ]
+TakeOutputOption = Annotated[
+    bool,
+    typer.Option(
+        "--take-output",
+        help="Write to output folders that belong to another root of this job, which no run will ever use again.",
+    ),
+]
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
 ]
@@ -69,6 +76,7 @@ class BeginOptions:
     until_idle: IdleOption = False
     allow_dropped_state: DroppedOption = False
     allow_drained: DrainedOption = False
+    take_output: TakeOutputOption = False
     place: FromOption = ""
     claim: ClaimOption = False
     from_snapshot: FromSnapshotOption = None

@@ -54,6 +54,7 @@ def run(
             until_idle=options.until_idle,
             allow_dropped_state=options.allow_dropped_state,
             allow_drained=options.allow_drained,
+            take_output=options.take_output,
             begin=begin,
         )
     summary = {
@@ -88,6 +89,7 @@ def start(
         until_idle=options.until_idle,
         allow_dropped_state=options.allow_dropped_state,
         allow_drained=options.allow_drained,
+        take_output=options.take_output,
         begin=begin,
     )
     if as_json:

@@ -83,6 +83,7 @@ class LocalLauncher:
         until_idle: bool = False,
         allow_dropped_state: bool = False,
         allow_drained: bool = False,
+        take_output: bool = False,
         begin: BeginAt = NEWEST,
     ) -> Launched:
         before = self._catalog.status()
@@ -101,6 +102,7 @@ class LocalLauncher:
                     *(["--until-idle"] if until_idle else []),
                     *(["--allow-dropped-state"] if allow_dropped_state else []),
                     *(["--allow-drained"] if allow_drained else []),
+                    *(["--take-output"] if take_output else []),
                     *begin.arguments(),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -63,6 +63,7 @@ class Launcher(Protocol):
         until_idle: bool = False,
         allow_dropped_state: bool = False,
         allow_drained: bool = False,
+        take_output: bool = False,
         begin: BeginAt = NEWEST,
     ) -> Launched:
         """Start a driver and wait until it runs.

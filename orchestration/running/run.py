@@ -106,6 +106,7 @@ def run_job(
     until_idle: bool = False,
     allow_dropped_state: bool = False,
     allow_drained: bool = False,
+    take_output: bool = False,
     begin: BeginAt = NEWEST,
 ) -> RunResult:
     """Run one job until it is stopped, its input ends, or it fails. Blocks.
@@ -145,6 +146,7 @@ def run_job(
                 takeover=takeover,
                 allow_dropped_state=allow_dropped_state,
                 allow_drained=allow_drained,
+                take_output=take_output,
                 on_progress=show,
                 stop=stop,
                 start_from=begin.start_from(spec),

@@ -38,6 +38,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.maintenance.delete.claimed import ClaimEnding
+from state_runtime.pipeline.published import is_published
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
@@ -360,7 +361,8 @@ class Beginning:
         its own."""
         if not self._claims or newest_term(source.root) == 0:
             return ()
-        return pending_outputs(source.manifest, source.catalog.latest() or source.manifest)
+        pending = pending_outputs(source.manifest, source.catalog.latest() or source.manifest)
+        return () if is_published(source.root, pending) else pending
 
     def _take_over(self, source: OpenedSnapshot, actor: Actor) -> tuple[str, OpenedSnapshot]:
         """Claim the source, and fence whoever ran it: what is read of it after that is final.

@@ -31,10 +31,15 @@ from state_runtime.driver.numbers import checkpoint_ms, together, with_times
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
 from state_runtime.materialize.process import FoldProcess
+from state_runtime.pipeline.output_owner import Claimant
+from state_runtime.pipeline.published import is_published, record_published
+from state_runtime.pipeline.sinks import Sink
 from state_runtime.processors.operator import EpochClock
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
-from state_runtime.snapshot.manifest import LayerEntry, SegmentEntry, ShardFilesEntry, StagedOutput, TimeEntry
+from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, ShardFilesEntry, StagedOutput, TimeEntry
 from state_runtime.snapshot.shard_files import bottom_is_of_shape
+from state_runtime.store import open_store
 from state_runtime.task.acknowledgement import Acknowledgement
 
 __all__ = ["Checkpointer"]
@@ -58,6 +63,8 @@ class Checkpointer:
         self._uploader = uploader
         # Complete numbers of the newest checkpoint of this run; its manifest has them without the end.
         self._previous: Progress | None = None
+        # The newest checkpoint of this run, once its output is published.
+        self._published: Manifest | None = None
         self._folding = _fold_process(context)
         self.materializer = BackgroundMaterializer(
             context.root,
@@ -70,21 +77,43 @@ class Checkpointer:
         self.is_committing = False
 
     def publish_pending(self, spark: SparkSession) -> None:
-        """Publish what the newest snapshot names; idempotent. The first thing that a run does after fencing.
+        """Publish what the newest snapshot names, unless it is published; idempotent. The first thing that a run does
+        after fencing.
 
         Then what fenced runs staged and never committed is removed: no manifest can name it any more.
+
+        Raises:
+            SnapshotInUse: another job root stages under the same names; nothing was published or removed.
+            MissingFile: see the sinks.
         """
-        last = self._committer.last
-        for output in last.outputs:
-            self._publish(output, spark)
-        for name, spec in self._context.sinks.items():
+        context, last, term = self._context, self._committer.last, self._committer.term
+        claimant = Claimant(
+            job=context.job_name,
+            root=context.root,
+            newest=last,
+            host=term.host,
+            run_uid=term.run_uid,
+            open_root=lambda url: open_store(url, context.storage_options),
+            clock=context.clock,
+            take=context.take_output,
+        )
+        # Of all sinks, before one of them changes anything.
+        since_terms = {name: context.pipeline.sinks[name].own(spec, claimant) for name, spec in context.sinks.items()}
+        if not is_published(context.root, last.outputs):
+            for output in last.outputs:
+                self._sink_of(output).publish_again(context.sinks[output.sink], output, spark)
+            record_published(context.root, last.outputs)
+        self._published = None
+        for name, spec in context.sinks.items():
             named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
-            spec.remove_abandoned(self._committer.term.term, named)
+            spec.remove_abandoned(term.term, named, since_terms[name])
         if self._books.files is None:
             self.materializer.look(last)
 
     def close(self, fold_timeout_s: float) -> None:
-        """Wait so long for a fold, then end it."""
+        """Wait so long for a fold, then end it; and leave word of what is published, for a start that has another
+        output folder or none."""
+        self._leave_word()
         self.materializer.join(fold_timeout_s)
         self.retention.join(fold_timeout_s)
         if self._folding is not None:
@@ -195,10 +224,13 @@ class Checkpointer:
         self.materializer.settled(committed)
         faults.reach("before-publish")
         for output in interval.outputs:
-            self._publish(output, spark)
+            self._sink_of(output).publish(context.sinks[output.sink], output, spark)
             faults.reach("one-output-published")
+        self._published = committed
         for output in last.outputs:
-            context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
+            # A sink that the pipeline no longer has leaves its staged files to garbage collection.
+            if output.sink in context.sinks:
+                context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
         published_s = context.clock.monotonic_s()
         faults.reach("published")
         if books.files is None:
@@ -252,14 +284,28 @@ class Checkpointer:
         )
         return replace(with_times(numbers, (durable_s - done.started_s) * 1000, phases), checkpoint_ms=took_ms)
 
-    def _publish(self, output: StagedOutput, spark: SparkSession) -> None:
+    def _leave_word(self) -> None:
+        """Note that the newest output is published. Only while this run is the newest: a folder that was removed or
+        moved while it slept must not get a file again."""
+        published, root = self._published, self._context.root
+        if published is None:
+            return
+        try:
+            newest = Catalog.of_root(root, self._context.clock).latest()
+            if newest is not None and newest.commit_id == published.commit_id:
+                record_published(root, published.outputs)
+        except (StillstateError, OSError):
+            # The next start asks the sinks.
+            _LOG.warning("it could not be noted that the output of the newest snapshot is published", exc_info=True)
+
+    def _sink_of(self, output: StagedOutput) -> Sink:
         sink = self._context.pipeline.sinks.get(output.sink)
         if sink is None:
             raise InvalidPipeline(
                 f"the newest snapshot has unpublished output of sink {output.sink!r}, which the pipeline no longer "
                 "has. Start the job once with that sink, so that its output is published, then remove it"
             )
-        sink.publish(self._context.sinks[output.sink], output, spark)
+        return sink
 
 
 def _fold_process(context: DriverContext) -> FoldProcess | None:

@@ -90,6 +90,7 @@ class JobRun:
         allow_dropped_state: bool,
         allow_drained: bool,
         beginning: Beginning,
+        take_output: bool = False,
     ) -> RunResult:
         """See `StreamingJob.run`."""
         plan = self._plan
@@ -161,7 +162,7 @@ class JobRun:
         message = ""
         try:
             driver = self._driver(
-                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints
+                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints, take_output
             )
             heartbeat.watch(driver)
             with scratch.clear_when_full():
@@ -217,6 +218,7 @@ class JobRun:
         parallelism: int,
         local_dir: str,
         savepoints: Savepoints,
+        take_output: bool,
     ) -> EpochDriver:
         plan = self._plan
         root = (plan.root_url, plan.storage_options)
@@ -235,6 +237,7 @@ class JobRun:
             watermark_policy=self._watermark_policy(),
             clock=self._clock,
             ids=self._ids,
+            take_output=take_output,
         )
         return EpochDriver(context, committer, checkpoint, self._spark, self._on_progress, savepoints)
 

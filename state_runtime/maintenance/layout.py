@@ -32,6 +32,7 @@ ObjectKind = Literal[
     "moving",
     "conversion",
     "moved",
+    "published",
     "temporary",
 ]
 
@@ -69,6 +70,7 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
         ("moving", r"moving\.json"),
         ("conversion", r"conversion\.json"),
         ("moved", r"moved\.json"),
+        ("published", r"published\.json"),
         ("savepoint", r"savepoint(-[1-9][0-9]{0,8})?\.json"),
     )
 )

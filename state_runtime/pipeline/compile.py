@@ -14,6 +14,7 @@ from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCode
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.operators import OperatorStep, ProcessorStep, arrow_schema, build_operator, output_schema
+from state_runtime.pipeline.repeatable import warn_if_unrepeatable
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.spark_settings import session_settings
@@ -190,6 +191,7 @@ def _transformed(spark: SparkSession, schema: T.StructType, step: TransformStep)
         ) from error
     if not isinstance(result, DataFrame):
         raise InvalidPipeline(f"transform({getattr(step.function, '__name__', 'function')}) must return a DataFrame")
+    warn_if_unrepeatable(result, f"transform({getattr(step.function, '__name__', 'function')})")
     return result.schema
 
 

@@ -3,13 +3,15 @@
 Publishing may be repeated: it ends in the same state.
 
 A crash before the manifest leaves staged files that nobody names; a crash after it is repaired by the next run, which
-publishes what the newest manifest names before it does anything else. So output has no loss and no duplicate.
+publishes what the newest manifest names before it does anything else, unless it is published already. So output has no
+loss and no duplicate. What is published belongs to its readers: no start needs it (docs/design/0024-publishing.md).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,13 @@ import pyarrow.parquet as pq
 
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
+from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.staging import SinkSpec
-from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import OUTPUTS_DIR
-from state_runtime.store import Created, open_store
+from state_runtime.store import Created, Store, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "read_staged"]
 
 EPOCH_COLUMN = "epoch"
+
+# Files that get their final name at a time: on an object store each is three requests, one after the other.
+_MOVES = 16
 
 
 class Sink(ABC):
@@ -42,6 +49,21 @@ class Sink(ABC):
     @abstractmethod
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Make an epoch's output visible; repeated after a crash it ends in the same state."""
+
+    def publish_again(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
+        """The same for output that an earlier run may have published: what is published needs nothing any more."""
+        self.publish(spec, output, spark)
+
+    def own(self, spec: SinkSpec, claimant: Claimant) -> int:
+        """Called before a run removes, stages or publishes anything here.
+
+        Returns:
+            The first term whose staged files the run's job root may remove.
+
+        Raises:
+            SnapshotInUse: another job root stages under the same names; nothing was removed.
+        """
+        return 0
 
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:  # noqa: B027 - most sinks have nothing to settle
         """Called when a later manifest no longer names `output`: what only a repetition needed can go."""
@@ -96,30 +118,89 @@ class ParquetSink(Sink):
         )
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
-        """Give every staged file its final name, then note the epoch in the commit log."""
+        """Give every staged file its final name, several at a time, then note the epoch in the commit log.
+
+        Raises:
+            MissingFile: a file is gone that was not published, or the commit log has other files for the epoch.
+        """
         if not output.files:
             return
         store = spec.store()
-        for file in output.files:
-            try:
-                store.move(file.staged, file.final)
-            except FileNotFoundError as error:
-                raise MissingFile(
-                    f"sink {spec.name!r}: the snapshot names {file.staged} in {store.url}, but neither it nor "
-                    f"{file.final} exists; the output folder was changed by someone else. Restore the file, or start "
-                    "from an older snapshot"
-                ) from error
-            faults.reach("one-file-published")
-        # The entry belongs to the job that staged the output: after a claim or a rename another job publishes it, and
-        # the first one may have begun to.
-        owner = output.files[0].staged.rsplit("/", 3)[-3]
-        entry = encode_document("sink-commit", _SinkCommit(owner, spec.name, output.epoch, output.files))
-        path = f"_stillstate/commits/{owner}/{output.epoch:020d}.json"
-        if store.create(path, entry) is Created.LOST:
+        missing = _move_all(store, output.files)
+        if missing is not None:
+            # A newer run may have published it, and somebody may have taken the files away since.
+            if _is_logged(spec, output):
+                return
             raise MissingFile(
-                f"sink {spec.name!r}: {path} in {store.url} was written with other files for epoch {output.epoch}; "
-                "two jobs with one identity write here. Give each job an output folder of its own"
+                f"sink {spec.name!r}: the snapshot names {missing.staged} in {store.url}, but neither it nor "
+                f"{missing.final} exists, and the commit log does not say that epoch {output.epoch} was published. If "
+                "the job wrote to another output folder until now, start it once with that one. Restore the file if "
+                "it was removed. If it is lost, go back to the snapshot before (--from-snapshot): the input since "
+                "then is read again, and its output made anew under higher epoch numbers"
             )
+        entry = encode_document("sink-commit", _SinkCommit(_stager(output), spec.name, output.epoch, output.files))
+        if store.create(_entry_path(output), entry) is Created.LOST:
+            # Also an entry with the same files that another version of Stillstate wrote.
+            _is_logged(spec, output)
+
+    def publish_again(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
+        """The commit log is asked first: files of an epoch that it has may have been moved on, compacted or removed."""
+        if output.files and not _is_logged(spec, output):
+            self.publish(spec, output, spark)
+
+    def own(self, spec: SinkSpec, claimant: Claimant) -> int:
+        """See `Sink.own`: one job root stages below `staging_prefix`, see pipeline/output_owner.py."""
+        return own_output(spec.store(), spec.staging_prefix, claimant).since_term
+
+
+def _move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
+    """Give staged files their final names; when it returns or raises, none is being moved any more.
+
+    Returns:
+        A file that exists under neither name; None if all have their final names.
+    """
+    missing: StagedFile | None = None
+    with ThreadPoolExecutor(min(_MOVES, len(files)), thread_name_prefix="publish") as pool:
+        moves = [pool.submit(store.move, file.staged, file.final) for file in files]
+        try:
+            for file, move in zip(files, moves, strict=True):
+                try:
+                    move.result()
+                except FileNotFoundError:
+                    missing = missing or file
+                faults.reach("one-file-published")
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return missing
+
+
+def _stager(output: StagedOutput) -> str:
+    """Under which identity output was staged. Its entry in the commit log bears that name: after a claim or a rename
+    another job publishes it, and the first one may have begun to."""
+    return output.files[0].staged.rsplit("/", 3)[-3]
+
+
+def _entry_path(output: StagedOutput) -> str:
+    return f"_stillstate/commits/{_stager(output)}/{output.epoch:020d}.json"
+
+
+def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:
+    """Whether the commit log says that output was published, whatever has become of its files.
+
+    Raises:
+        MissingFile: it has other files for that epoch. CorruptManifest, UnsupportedFormat: it cannot be read.
+    """
+    store, path = spec.store(), _entry_path(output)
+    try:
+        data = store.read(path, MANIFEST_BYTES_MAX)
+    except FileNotFoundError:
+        return False
+    if decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}").files != output.files:
+        raise MissingFile(
+            f"sink {spec.name!r}: {path} in {store.url} was written with other files for epoch {output.epoch}; "
+            "two jobs with one identity write here. Give each job an output folder of its own"
+        )
+    return True
 
 
 class ForeachEpoch(Sink):

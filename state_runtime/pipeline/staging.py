@@ -43,15 +43,19 @@ class SinkSpec:
         """The store below which `staged` and `final` paths lie."""
         return shared_store(self.store_url, self.storage_options)
 
-    def remove_abandoned(self, term: int, named: Set[str]) -> None:
+    def remove_abandoned(self, term: int, named: Set[str], since_term: int = 0) -> None:
         """Remove what runs before `term` staged, except what the newest manifest names.
+
+        Args:
+            since_term: what runs before that one staged is not to be removed: it may be another root's
+                (pipeline/output_owner.py).
 
         Those runs are fenced: whatever they stage can never be named by a manifest. Names that no task of ours gives
         are somebody else's: they stay.
         """
         store = self.store()
         for folder in store.list_names(self.staging_prefix):
-            if not _TERM.match(folder) or int(folder) >= term:
+            if not _TERM.match(folder) or not since_term <= int(folder) < term:
                 continue
             for name in store.list_names(f"{self.staging_prefix}/{folder}"):
                 path = f"{self.staging_prefix}/{folder}/{name}"

@@ -18,6 +18,7 @@ __all__ = [
     "MOVING_FILE",
     "OUTPUTS_DIR",
     "PINS_DIR",
+    "PUBLISHED_FILE",
     "SAVEPOINTS_DIR",
     "SNAPSHOTS_DIR",
     "SNAPSHOT_ID_MAX",
@@ -48,6 +49,7 @@ CLAIM_FILE = "claim.json"
 MOVING_FILE = "moving.json"
 CONVERSION_FILE = "conversion.json"
 MOVED_FILE = "moved.json"
+PUBLISHED_FILE = "published.json"
 TERMS_DIR = "terms"
 SNAPSHOTS_DIR = "snapshots"
 CONTROL_DIR = "control"

@@ -189,6 +189,7 @@ class Run:
         on_progress: Callable[[Progress], None] | None = None,
         job: str = JOB,
         committer: Committer | None = None,
+        take_output: bool = False,
     ) -> None:
         """Args:
         committer: of a run that was opened already.
@@ -215,6 +216,7 @@ class Run:
             watermark_policy="min",
             clock=clock,
             ids=ids,
+            take_output=take_output,
         )
         self.driver = EpochDriver(context, self.committer, Position(), spark.session, on_progress)  # type: ignore[arg-type]
 

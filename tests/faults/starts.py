@@ -105,6 +105,7 @@ class World:
         from_snapshot: int | None = None,
         on_copy: Callable[[CopyProgress], None] | None = None,
         batches: Batches = BATCHES,
+        take_output: bool = False,
         **settings: Any,
     ) -> Run:
         """A whole run: it begins, works off the batches up to `until`, and ends well."""
@@ -125,6 +126,7 @@ class World:
                 on_progress=ending.watching(None, committer) if ending is not None else None,
                 job=job,
                 committer=committer,
+                take_output=take_output,
             )
             run.run(batches[:until])
         self.beat(committer, shop.root(job), "finished")

@@ -131,6 +131,8 @@ def test_a_driver_in_the_background_is_told_the_same(write_config: Callable[...,
         launcher.start(begin=BeginAt("/there/trips@7", claim=True))
     with pytest.raises(Exception, match=r"'--from-snapshot', '12'"):
         launcher.start(begin=BeginAt(snapshot_id=12))
+    with pytest.raises(Exception, match=r"'--take-output'"):
+        launcher.start(take_output=True)
 
 
 def test_a_claimed_root_is_refused_before_spark_starts(write_config: Callable[..., Path], flights: JobRoot) -> None:

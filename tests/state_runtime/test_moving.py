@@ -28,12 +28,14 @@ from state_runtime.maintenance.move.carry import MoveProgress
 from state_runtime.maintenance.move.execute import MoveResult, abort_move, execute_move
 from state_runtime.maintenance.move.plan import MoveMode, MovePlan, plan_move
 from state_runtime.maintenance.verify.roots import verify_root
+from state_runtime.pipeline.published import is_published, record_published
 from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.handover import read_moving, read_outcome
+from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.snapshot.savepoint import SavepointRecord, read_record, record_path, savepoint_names
@@ -150,6 +152,17 @@ def test_a_moved_job_is_all_there_and_its_source_is_gone(ends: Ends) -> None:
     committer = run_in(ends.target)
     assert (committer.term.term, committer.last.snapshot_id) == (2, newest + 2)
     assert states_of(ends.job, ends.target, committer.last) == expected[newest]
+
+
+@pytest.mark.parametrize("mode", ["copy", "move"])
+def test_the_word_on_published_output_goes_along(plain: Ends, mode: str) -> None:
+    """The output folder may stay behind: at the new place nothing of it is needed. A move leaves no such file."""
+    output = StagedOutput("out", 5, (StagedFile("staged", "final", 3, 1),))
+    record_published(plain.source, [output])
+    plain.go(mode)
+    assert is_published(plain.target, [output])
+    assert not is_published(plain.target, [replace(output, epoch=6)])
+    assert plain.source.exists("published.json") == (mode == "copy")
 
 
 def test_a_copied_job_leaves_its_source_as_it_was(ends: Ends) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from model import SECRET
 
-from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
+from state_runtime.base.errors import InvalidConfiguration, MissingFile, StoreUnavailable, UserCodeError
 from state_runtime.pipeline import sinks, staging
 from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
 from state_runtime.pipeline.staged import StagedFiles, staged_outputs
@@ -264,3 +265,112 @@ def test_names_of_files_are_made_of_snapshot_shard_and_attempt(spec: SinkSpec) -
     assert [f.final for f in output.files] == [
         f"part-job-01234567-legs-{12:020d}-{shard:05d}-{shard:016x}-000.parquet" for shard in (0, 1)
     ]
+
+
+# --- published is published --------------------------------------------------------------------------------------------
+
+
+def refused(*_: Any) -> None:
+    raise AssertionError("a file is moved that was published")
+
+
+def test_what_the_commit_log_has_is_not_published_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """Readers have compacted or archived the files since: nothing is moved, and nothing is missing."""
+    output = stage(spec, 7, [("a", 1)], [("b", 2)])
+    sink.publish_again(spec, output, None)
+    for file in output.files:
+        (tmp_path / "out" / file.final).unlink()
+    monkeypatch.setattr(LocalStore, "move", refused)
+    sink.publish_again(spec, output, None)
+    assert visible(tmp_path) == []
+
+
+def test_a_slow_run_whose_output_was_published_and_taken_away_loses_nothing(
+    tmp_path: Path, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """It slept between manifest and publication; the run that took over has published, and a reader took the files."""
+    output = stage(spec, 7, [("a", 1)])
+    sink.publish(spec, output, None)
+    (tmp_path / "out" / output.files[0].final).unlink()
+    sink.publish(spec, output, None)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_entry_that_another_version_wrote_is_the_same_entry(
+    tmp_path: Path, sink: ParquetSink, spec: SinkSpec, again: bool
+) -> None:
+    """Its header has another format number: what counts is which files it names."""
+    output = stage(spec, 7, [("a", 1)])
+    sink.publish(spec, output, None)
+    (path,) = (tmp_path / "out/_stillstate/commits").glob("*/*.json")
+    entry = sinks.decode_document("sink-commit", sinks._SinkCommit, path.read_bytes(), "here")
+    path.write_bytes(sinks.encode_document("sink-commit", entry, 3))
+    (sink.publish_again if again else sink.publish)(spec, output, None)
+    assert visible(tmp_path) == [("a", 1, 7)]
+
+
+def test_files_are_published_several_at_a_time_and_never_more_than_sixteen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """On an object store a file is three requests; 200 of them one after the other hold the next epoch up."""
+    output = stage(spec, 1, *[[(f"row {n}", n)] for n in range(40)])
+    together, lock = threading.Barrier(16), threading.Lock()
+    under_way, most, begun = 0, 0, 0
+    move = LocalStore.move
+
+    def watched(self: LocalStore, source: str, target: str) -> None:
+        nonlocal under_way, most, begun
+        with lock:
+            under_way, begun = under_way + 1, begun + 1
+            most, is_first = max(most, under_way), begun <= 16
+        if is_first:
+            together.wait(timeout=30)
+        move(self, source, target)
+        with lock:
+            under_way -= 1
+
+    monkeypatch.setattr(LocalStore, "move", watched)
+    sink.publish(spec, output, None)
+    assert most == 16
+    assert len(visible(tmp_path)) == 40
+
+
+def test_nothing_is_moved_any_more_once_publishing_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """The run ends with that error, and the next one publishes: none of the moves may come after that. No entry is written."""
+    output = stage(spec, 1, *[[(f"row {n}", n)] for n in range(40)])
+    lock, moving = threading.Lock(), 0
+    move = LocalStore.move
+
+    def failing(self: LocalStore, source: str, target: str) -> None:
+        nonlocal moving
+        with lock:
+            moving += 1
+        try:
+            if source == output.files[3].staged:
+                raise StoreUnavailable("no answer")
+            move(self, source, target)
+        finally:
+            with lock:
+                moving -= 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "move", failing)
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            sink.publish(spec, output, None)
+        assert moving == 0
+    before = everything(tmp_path)
+    assert not list((tmp_path / "out/_stillstate").glob("commits/*/*"))
+    assert everything(tmp_path) == before
+    sink.publish_again(spec, output, None)
+    assert len(visible(tmp_path)) == 40
+
+
+def test_staged_files_of_terms_before_the_owners_are_not_removed(tmp_path: Path, spec: SinkSpec) -> None:
+    """They may be those of the root that this one is a copy of."""
+    staged = {term: stage(spec, 10 + term, [("a", term)], term=term).files for term in (1, 2, 3)}
+    spec.remove_abandoned(3, set(), since_term=2)
+    assert {path[len("out/") :] for path in everything(tmp_path)} == {f.staged for f in (*staged[1], *staged[3])}

@@ -34,6 +34,7 @@ from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
     JOB_FILE,
+    PUBLISHED_FILE,
     SAVEPOINTS_DIR,
     boundary_path,
     heartbeat_path,
@@ -184,8 +185,10 @@ class Carrier:
         record = read_record(source) if only is None else None
         if record is not None:
             target.put(record_path(record.number), encode_document("savepoint", record))
-        elif newest is not None and newest.term:
-            self._carry_term(source, target, newest)
+        elif newest is not None:
+            self._carry_published(source, target)
+            if newest.term:
+                self._carry_term(source, target, newest)
 
     @staticmethod
     def _carry_boundary(source: Store, target: Store) -> Collection[int]:
@@ -235,6 +238,14 @@ class Carrier:
             term = Term(number, newest.commit_id, "", 0, newest.created_at_ms)
             status = stopped(term, newest, f"{verb} from {source.url}", self._clock)
             target.put(heartbeat_path(number), encode_document("heartbeat", status))
+
+    @staticmethod
+    def _carry_published(source: Store, target: Store) -> None:
+        """What says that the newest output is published: the output folder may stay behind."""
+        try:
+            target.put(PUBLISHED_FILE, source.read(PUBLISHED_FILE, SMALL_JSON_BYTES_MAX))
+        except FileNotFoundError:
+            return  # the job has no output, or its run was killed: the sinks decide
 
     # --- along the way -----------------------------------------------------------------------------------------------
 
