@@ -73,7 +73,9 @@ class Checkpointer:
             context.clock,
             self._folding.fold if self._folding is not None else None,
         )
-        self.retention = BackgroundRetention(context.root, context.settings, context.ids, context.clock)
+        self.retention = BackgroundRetention(
+            context.root, context.settings, context.ids, context.clock, committer.ownership
+        )
         self.is_committing = False
 
     def publish_pending(self, spark: SparkSession) -> None:

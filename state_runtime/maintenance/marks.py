@@ -194,9 +194,15 @@ class Marker:
 
     Attributes:
         memo, records: what was read of segments and of materializations.
+
+    Args:
+        is_proven: whoever asks proves, after what it is told and before it acts on it, that the root is still its own
+            (snapshot/ownership.py). Then an id is one snapshot for ever, and is not read again. Anybody else may have
+            slept, and the same id be another snapshot by now: its manifest is read again each time.
     """
 
-    def __init__(self, root: Store, clock: Clock) -> None:
+    def __init__(self, root: Store, clock: Clock, *, is_proven: bool = False) -> None:
+        self._is_proven = is_proven
         self._root = root
         self._catalog = Catalog.of_root(root, clock)
         self.memo: Memo = {}
@@ -237,13 +243,16 @@ class Marker:
             check_belongs(manifest, self._info, self._root.url, own=False)
 
     def of(self, snapshot_id: int) -> tuple[Mapping[str, int], frozenset[str]]:
-        """The same by id. A snapshot that is known is not read again: an id is never used twice as long as it is kept.
+        """The same by id.
 
         Raises:
             MissingSnapshot, SnapshotExpired: it is not there. And what `add` raises.
         """
         known = self._known.get(snapshot_id)
-        return (known[1], known[2]) if known is not None else self.add(self._catalog.manifest(snapshot_id))
+        if known is not None and self._is_proven:
+            return known[1], known[2]
+        # What is known is told by the commit, and not by the id.
+        return self.add(self._catalog.manifest(snapshot_id))
 
     def rest_of(self, snapshot_id: int) -> Mapping[str, int]:
         """What a snapshot that is gone needed, as far as it can be found out: pieces of it may be removed already.

@@ -54,6 +54,7 @@ __all__ = [
     "read_boundary",
     "read_boundary_document",
     "remove_older_marks",
+    "take_back_boundary",
 ]
 
 
@@ -187,12 +188,22 @@ def read_boundary_document(root: Store) -> tuple[Boundary, bytes]:
     return found or (NO_BOUNDARY, b"")
 
 
-def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None], *, clock: Clock, ids: Ids) -> Boundary:
+def advance_boundary(
+    root: Store,
+    decide: Callable[[Boundary], Boundary | None],
+    *,
+    clock: Clock,
+    ids: Ids,
+    before: Callable[[], None] | None = None,
+    after: Callable[[Boundary], None] | None = None,
+) -> Boundary:
     """Write the next boundary.
 
     Args:
         decide: from the newest boundary the next one (its sequence, time and uid are filled in here); None if nothing
             is to change. Called again when another collector was quicker.
+        before, after: called right before a create and right after one that succeeded; what they raise ends it
+            (snapshot/ownership.py).
 
     Returns:
         The boundary that counts now.
@@ -215,7 +226,16 @@ def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None],
             at_ms=clock.now_ms(),
             uid=ids.uid(),
         )
+        if before is not None:
+            before()
         return Proposal(boundary_path(following.sequence), encode_document("boundary", following), following)
+
+    def counts(following: Boundary) -> bool:
+        if after is not None:
+            after(following)
+        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It is told from
+        # one that counts by what is the newest after the create.
+        return newest_boundary_sequence(root) == following.sequence
 
     written = create_next(
         root,
@@ -223,8 +243,17 @@ def advance_boundary(root: Store, decide: Callable[[Boundary], Boundary | None],
         contended=lambda: Unavailable(
             f"{CLAIM_ATTEMPTS_MAX} others changed the boundary in {root.url} at the same time; try again later"
         ),
-        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It is told from
-        # one that counts by what is the newest after the create.
-        counts=lambda following: newest_boundary_sequence(root) == following.sequence,
+        counts=counts,
     )
     return now if written is None else written
+
+
+def take_back_boundary(root: Store, written: Boundary) -> None:
+    """Remove a boundary that its writer has just created where the root was not his any more; nobody else's."""
+    path = boundary_path(written.sequence)
+    try:
+        body = root.read(path, BOUNDARY_BYTES_MAX)
+    except FileNotFoundError:
+        return
+    if decode_document("boundary", Boundary, body, f"{root.url}/{path}").uid == written.uid:
+        root.delete(path)

@@ -1,5 +1,9 @@
 """A manifest made durable: create-if-absent of the next id, and then the look whether it counts.
 
+0. `commit` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
+   commit id, the run's term as it was written, and the segment that the new manifest names. A run that slept while an
+   older backup was put in the root's place, or while the job was deleted and began anew, ends here, and the run that
+   goes on there notices nothing.
 1. `commit` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
    done. It exists and is not mine: this run is fenced.
 2. `commit` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was
@@ -12,19 +16,24 @@ snapshot/fencing.py.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from state_runtime.base.actor import Actor
-from state_runtime.base.errors import Fenced
+from state_runtime.base.errors import CorruptData, Fenced
 from state_runtime.snapshot.boundary import Boundary, boundary_for_run, read_boundary
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.manifest import Manifest, SegmentEntry
+from state_runtime.snapshot.ownership import Ownership
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import Term, newest_term
 from state_runtime.store import Created, Store
 
 __all__ = ["Committer", "check_not_given_up", "next_manifest"]
+
+
+_LOOKS = 3
 
 
 class Committer:
@@ -47,6 +56,8 @@ class Committer:
         self._actor = actor
         self._fenced: str | None = None
         self._boundary = boundary
+        self._last_header = _header(last.encode())
+        self.ownership = Ownership(root, info.uid, term)
         self.info = info
         self.term = term
         self.last = last
@@ -57,13 +68,19 @@ class Committer:
         Identity fields (id, term, commit id, time) are filled in here.
 
         Raises:
-            Fenced: another run owns the job; publish nothing, stop.
+            Fenced: another run owns the job, or the root was replaced; publish nothing, stop.
             OutcomeUnknown, StoreUnavailable: not confirmed; the run must end without cleaning up.
         """
         if self._fenced:
             raise Fenced(self._fenced)
         manifest = next_manifest(draft, self.last, self.info, self.term, self._actor)
-        if not _create(self._root, manifest):
+        body = manifest.encode()
+        try:
+            self._check_root(manifest)
+        except Fenced as error:
+            self._fenced = str(error)
+            raise
+        if not _create(self._root, manifest, body):
             self._fenced = (
                 f"snapshot {manifest.snapshot_id} was committed by another run "
                 f"(newest term {newest_term(self._root)}, this is term {self.term.term}); this run stops and publishes "
@@ -75,8 +92,53 @@ class Committer:
         except Fenced as error:
             self._fenced = str(error)
             raise
-        self.last = manifest
+        self.last, self._last_header = manifest, _header(body)
         return manifest
+
+    def _check_root(self, manifest: Manifest) -> None:
+        """Look at what the commit stands on; at the same time, because each look is one small request.
+
+        Raises:
+            Fenced: the root is not the one that this run knows.
+            StoreUnavailable: it is not known; nothing was committed.
+        """
+        known = {s.path for s in self.last.segments}
+        new = [s for s in manifest.segments if s.path not in known]
+        with ThreadPoolExecutor(_LOOKS, thread_name_prefix="commit") as pool:
+            looks = [
+                pool.submit(self.ownership.check_term),
+                pool.submit(self._check_last),
+                *(pool.submit(self._check_segment, segment) for segment in new[-1:]),
+            ]
+        for look in looks:
+            look.result()
+
+    def _check_last(self) -> None:
+        # The first line of the manifest has the digest of the rest, and the commit id is in that.
+        if self.last.snapshot_id == 0:
+            return  # nothing was ever committed
+        path = manifest_path(self.last.snapshot_id)
+        try:
+            found = self._root.read_range(path, 0, len(self._last_header))
+        except (FileNotFoundError, CorruptData):
+            found = b""
+        if found != self._last_header:
+            raise self._replaced(f"snapshot {self.last.snapshot_id} is not the one that this run has committed")
+
+    def _check_segment(self, segment: SegmentEntry) -> None:
+        try:
+            found = self._root.size(segment.path)
+        except FileNotFoundError:
+            found = -1
+        if found != segment.bytes:
+            raise self._replaced(f"{segment.path}, which this run has just written, is not there")
+
+    def _replaced(self, why: str) -> Fenced:
+        return Fenced(
+            f"{self._root.url} was replaced while this run (term {self.term.term}) slept, for instance by an older "
+            f"backup: {why}. This run stops and publishes nothing; start the job again, which goes on from the newest "
+            "snapshot that is there now"
+        )
 
 
 def next_manifest(draft: Manifest, last: Manifest, info: JobInfo, term: Term, actor: Actor) -> Manifest:
@@ -92,8 +154,12 @@ def next_manifest(draft: Manifest, last: Manifest, info: JobInfo, term: Term, ac
     )
 
 
-def _create(root: Store, manifest: Manifest) -> bool:
-    return root.create(manifest_path(manifest.snapshot_id), manifest.encode()) is Created.MINE
+def _create(root: Store, manifest: Manifest, body: bytes) -> bool:
+    return root.create(manifest_path(manifest.snapshot_id), body) is Created.MINE
+
+
+def _header(encoded: bytes) -> bytes:
+    return encoded.partition(b"\n")[0]
 
 
 def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: Boundary | None) -> Boundary:

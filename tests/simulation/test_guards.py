@@ -120,7 +120,9 @@ def forgetting(*fields: str) -> Any:
     return partly
 
 
-def settle_blindly(root: Store, announced: Collection[int], *, clock: Clock, ids: Ids) -> Mapping[int, tuple[str, ...]]:
+def settle_blindly(
+    root: Store, announced: Collection[int], proof: Any, *, clock: Clock, ids: Ids
+) -> Mapping[int, tuple[str, ...]]:
     advance_boundary(root, lambda now: now.settling(announced, ()), clock=clock, ids=ids)
     return {}
 
@@ -145,10 +147,10 @@ def test_without_the_announcement_a_pin_comes_too_late(monkeypatch: pytest.Monke
     """Pins looked at only before the boundary is written: one that is placed in between is not seen."""
 
     def give_up_at_once(
-        root: Store, doomed: Collection[int], existing: Collection[int], *, clock: Clock, ids: Ids
+        root: Store, doomed: Collection[int], existing: Collection[int], proof: Any, *, clock: Clock, ids: Ids
     ) -> Any:
         advance_boundary(root, lambda now: now.announcing(doomed, existing), clock=clock, ids=ids)
-        return settle_blindly(root, doomed, clock=clock, ids=ids)
+        return settle_blindly(root, doomed, proof, clock=clock, ids=ids)
 
     monkeypatch.setattr(delete, "give_up", give_up_at_once)
     monkeypatch.setattr(delete, "read_holders", lambda root, clock, *more: ({}, Protected()))

@@ -302,6 +302,7 @@ class _Scratch:
 
 
 POOLS = (
+    "state_runtime.snapshot.commit",
     "state_runtime.materialize.log",
     "state_runtime.maintenance.copy.objects",
     "state_runtime.maintenance.delete.snapshots",

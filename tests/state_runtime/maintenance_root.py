@@ -91,10 +91,12 @@ class FakeWorld:
 class Job:
     """A job that commits real segments: every checkpoint changes something, and its rows are remembered."""
 
-    def __init__(self, store: Store, clock: FakeClock | None = None, *, inline_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self, store: Store, clock: FakeClock | None = None, *, inline_bytes_max: int = 1 << 20, prefix: int = 5
+    ) -> None:
         self.store = store
         self.clock = clock or FakeClock()
-        self.ids = CountingIds(prefix=5)
+        self.ids = CountingIds(prefix=prefix)
         self.inline_bytes_max = inline_bytes_max
         self.rows: dict[int, dict[Any, Any]] = {}
         self.count = 0

@@ -12,6 +12,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -192,6 +193,7 @@ class Scheduler:
                 for _ in range(self.plan.commits):
                     last = committer.last
                     segment = SegmentEntry(f"changelog/{number}/{ids.uid()}", 1, "", 1, last.snapshot_id + 1, 1)
+                    catalog.root.put(segment.path, b"s")
                     draft = replace(last, kind="checkpoint", segments=(*last.segments, segment))
                     self.acknowledged.append(committer.commit(draft))
             except Fenced as error:
@@ -273,15 +275,38 @@ class _NoLock(contextlib.nullcontext[None]):
     """FsspecStore's lock makes fsspec's memory file system atomic; the scheduler lets one call run at a time anyway."""
 
 
+class InPlace:
+    """In place of a pool of threads."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        return
+
+    def __enter__(self) -> InPlace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Replace the lock that would be held while an actor waits for its turn."""
-    kept = fsspec_store._MEMORY_LOCK
+    """Replace the lock that would be held while an actor waits for its turn, and the threads that have no turn."""
+    kept, pool = fsspec_store._MEMORY_LOCK, commit.ThreadPoolExecutor
+    commit.ThreadPoolExecutor = InPlace  # type: ignore[misc,assignment]
     fsspec_store._MEMORY_LOCK = _NoLock()  # type: ignore[assignment]
     try:
         yield
     finally:
         fsspec_store._MEMORY_LOCK = kept
+        commit.ThreadPoolExecutor = pool  # type: ignore[misc]
 
 
 def run_seed(seed: int, plan: Plan | None = None) -> Scheduler:

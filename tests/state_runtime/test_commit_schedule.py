@@ -108,9 +108,9 @@ def test_with_the_boundary_read_before_the_create_a_sleeper_is_acknowledged(monk
         runs[run.term] = run
         leave_mark(root, run)
 
-    def check_then_create(root: Any, manifest: Any) -> bool:
+    def check_then_create(root: Any, manifest: Any, body: bytes) -> bool:
         check(root, manifest, runs[manifest.term], None)
-        return create(root, manifest)
+        return create(root, manifest, body)
 
     monkeypatch.setattr(fencing, "leave_mark", leave_and_remember)
     monkeypatch.setattr(commit, "_create", check_then_create)

@@ -22,6 +22,7 @@ from state_runtime.maintenance.copy.objects import CopyProgress, CopyResult, cop
 from state_runtime.maintenance.delete.snapshots import give_up
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
+from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
 from state_runtime.store import Store, open_store
 
@@ -173,7 +174,7 @@ def test_a_file_that_is_gone_with_its_snapshot_is_no_damage(ends: tuple[Store, S
     source.put(path, body)
     source.put(JOB_FILE, encode_document("job", INFO))
     clock, ids = FakeClock(), CountingIds(prefix=8)
-    give_up(source, [4], range(1, 7), clock=clock, ids=ids)
+    give_up(source, [4], range(1, 7), JobProof(source, INFO.uid), clock=clock, ids=ids)
     source.delete(path)
     with pytest.raises(SnapshotExpired):
         copied(source, manifest, target)
@@ -192,7 +193,9 @@ def test_another_snapshot_of_that_id_is_not_overwritten(ends: tuple[Store, Store
 def test_an_id_that_the_target_has_given_up_is_refused(job: LocalJob) -> None:
     """Nobody would ever read it."""
     target = DictStore()
-    give_up(target, [job.manifest.snapshot_id], [job.manifest.snapshot_id, 99], clock=FakeClock(), ids=CountingIds())
+    target.put(JOB_FILE, encode_document("job", INFO))
+    ids, proof = [job.manifest.snapshot_id, 99], JobProof(target, INFO.uid)
+    give_up(target, ids[:1], ids, proof, clock=FakeClock(), ids=CountingIds())
     with pytest.raises(InvalidConfiguration, match="given snapshot"):
         copied(job.root, job.manifest, target)
 

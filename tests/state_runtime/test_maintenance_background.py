@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def settings(**changes: Any) -> JobSettings:
 
 
 def background(job: Job, root: Store | None = None, **changes: Any) -> BackgroundRetention:
-    return BackgroundRetention(root or job.root, settings(**changes), CountingIds(8), job.clock)
+    root = root or job.root
+    proof = replace(job.committer.ownership, root=root)
+    return BackgroundRetention(root, settings(**changes), CountingIds(8), job.clock, proof)
 
 
 def run(job: Job, retention: BackgroundRetention, count: int) -> int:
@@ -67,8 +70,8 @@ def test_segments_that_no_kept_checkpoint_needs_are_removed() -> None:
     assert {n for n in world.names() if n.startswith("changelog/")} == needed
 
 
-ROUND_REQUESTS = {"list": 18, "create": 2, "info": 2, "put": 0}
-ROUND_READS = 5  # boundaries
+ROUND_REQUESTS = {"list": 24, "create": 2, "info": 2, "put": 0}
+ROUND_READS = 13  # boundaries, and job.json for each proof that the root is still this run's
 
 
 @pytest.mark.parametrize("retained", [5, 20])
@@ -177,7 +180,9 @@ def test_a_new_run_ends_what_a_killed_one_began() -> None:
     job = Job(world.connect(), world.clock).checkpoints(20)
     from state_runtime.maintenance.delete.snapshots import give_up
 
-    give_up(job.root, [1, 2, 3], job.catalog.snapshot_ids(), clock=job.clock, ids=CountingIds(2))
+    give_up(
+        job.root, [1, 2, 3], job.catalog.snapshot_ids(), job.committer.ownership, clock=job.clock, ids=CountingIds(2)
+    )
     job.start()
     retention = background(job)
     run(job, retention, 1)

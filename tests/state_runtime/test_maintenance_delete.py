@@ -436,11 +436,18 @@ def test_one_that_is_going_is_not_touched_and_the_next_collector_settles_it(five
     assert five.catalog.snapshot_ids() == [3, 4, 5]
     before = world.names()
     assert (
-        delete.remove_given_up(five.root, [1, 2], marker=marks.Marker(five.root, five.clock), clock=five.clock)
+        delete.remove_given_up(
+            five.root,
+            [1, 2],
+            five.committer.ownership,
+            marker=marks.Marker(five.root, five.clock),
+            clock=five.clock,
+        )
         == Deleted()
     )
     assert world.names() == before
-    assert delete.settle(five.root, [1, 2], clock=five.clock, ids=CountingIds(8)) == {2: ("a pin of somebody",)}
+    proof = five.committer.ownership
+    assert delete.settle(five.root, [1, 2], proof, clock=five.clock, ids=CountingIds(8)) == {2: ("a pin of somebody",)}
     assert five.check() == [2, 3, 4, 5]
     unpin(five.root, pin)
     assert deleted(five.root, 1, 2).snapshot_ids == (1, 2)
@@ -459,7 +466,8 @@ def test_the_files_of_one_that_is_going_stay_for_whoever_takes_it_back() -> None
     ahead = FakeClock()
     ahead.advance_s(4 * 3600)
     assert deleted(job.root, 1, 3, 4, clock=ahead).snapshot_ids == (1, 3, 4)
-    assert delete.settle(job.root, [2], clock=FakeClock(), ids=CountingIds(8)) == {2: ("a pin of somebody",)}
+    proof = job.committer.ownership
+    assert delete.settle(job.root, [2], proof, clock=FakeClock(), ids=CountingIds(8)) == {2: ("a pin of somebody",)}
     assert job.check() == [2, 5]
 
 

@@ -766,10 +766,20 @@ def test_local_times_are_when_a_name_came_to_be(tmp_path: Path) -> None:
     assert all(o.modified_ms > 1_000_000_000_000 for o in store.list_objects(""))
 
 
+def test_marks_are_of_a_commit_and_not_of_an_id(job: Job, world: FakeWorld) -> None:
+    """The same id may be another snapshot by now, for whoever has not proven that the root is still his own."""
+    marker = marks.Marker(job.root, job.clock)
+    known = marker.of(5)[0]
+    other = replace(job.catalog.manifest(5), commit_id="another-commit", segments=())
+    world.objects[f"/store/{JOB}/{manifest_path(5)}"] = other.encode()
+    assert marker.of(5)[0] != known
+    assert not [path for path in marker.of(5)[0] if path.endswith(".seg")]
+
+
 def test_marks_of_a_snapshot_are_read_once(job: Job, world: FakeWorld) -> None:
     reads: list[str] = []
     root = world.root(before=lambda operation, path: reads.append(path) if operation == "read" else None)
-    marker = marks.Marker(root, job.clock)
+    marker = marks.Marker(root, job.clock, is_proven=True)
     marks.mark(root, marker, job.clock)
     first = [p for p in reads if p.endswith("manifest.json")]
     marks.mark(root, marker, job.clock)

@@ -21,6 +21,7 @@ from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import Failure, delete_snapshots
 from state_runtime.maintenance.marks import read_existing, read_holders
 from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import read_job_info
 from state_runtime.snapshot.claim import read_claim
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.pins import start_pins, unpin
@@ -46,18 +47,30 @@ class Remains:
     failures: tuple[Failure, ...] = ()
 
 
-def end_claim(root: Store, claimer_uid: str, *, owner: str, clock: Clock, ids: Ids) -> Remains:
+def end_claim(
+    root: Store,
+    claimer_uid: str,
+    *,
+    owner: str,
+    clock: Clock,
+    ids: Ids,
+    prove: Callable[[], None] = lambda: None,
+) -> Remains:
     """Delete a root that a job has claimed, as far as nobody else needs it. Repeat it after a crash, or when who held
     it is done.
 
     Args:
         claimer_uid: the job; it has a checkpoint of its own.
         owner: who deletes, `host:pid`.
+        prove: raises if the run that claimed it has lost its own job: then what it began with may still be needed.
 
     Raises:
+        Fenced: it has; or the claimed root is another job's by now. Nothing more was changed.
         CorruptManifest, UnsupportedFormat: somebody's need cannot be read; nothing was removed.
         StoreUnavailable, OutcomeUnknown: it may be given up; repeat it.
     """
+    # Before the claim: as long as that is there, the root is the one that was claimed.
+    info = read_job_info(root)
     claim = read_claim(root)
     if claim is not None and claim.job_uid != claimer_uid:
         return Remains(False, f"{claim}, which has claimed it")
@@ -66,10 +79,19 @@ def end_claim(root: Store, claimer_uid: str, *, owner: str, clock: Clock, ids: I
         if not any(True for _ in root.list_objects("")):
             root.remove_empty_folders("")  # a crash left them
         return Remains(True)
+    prove()
     for pin in start_pins(root, claimer_uid):
         unpin(root, pin)
     try:
-        deleted = delete_root(root, clock=clock, ids=ids, owner=owner, claimed_by=claimer_uid)
+        deleted = delete_root(
+            root,
+            clock=clock,
+            ids=ids,
+            owner=owner,
+            claimed_by=claimer_uid,
+            job_uid=info.uid if info is not None else "",
+            prove=prove,
+        )
     except SnapshotInUse as error:
         if not read_boundary(root).is_tombstone:
             _delete_unneeded(root, clock, ids)
@@ -103,11 +125,13 @@ class ClaimEnding:
         self._owner = owner
         self._actor = actor
         self._thread: threading.Thread | None = None
+        self._prove: Callable[[], None] = lambda: None
 
     def watching(
         self, on_progress: Callable[[Progress], None] | None, committer: Committer
     ) -> Callable[[Progress], None]:
         """What is called after each epoch instead of `on_progress`."""
+        self._prove = committer.ownership.check
 
         def watch(progress: Progress) -> None:
             if self._thread is None and committer.last.kind == "checkpoint":
@@ -128,7 +152,14 @@ class ClaimEnding:
         try:
             root = self._source()
             url = root.url
-            left = end_claim(root, self._uid, owner=self._owner, clock=self._actor.clock, ids=self._actor.ids)
+            left = end_claim(
+                root,
+                self._uid,
+                owner=self._owner,
+                clock=self._actor.clock,
+                ids=self._actor.ids,
+                prove=self._prove,
+            )
         except Exception:
             _LOG.warning("the claimed root %s could not be removed; the next run tries again", url, exc_info=True)
             return

@@ -8,25 +8,30 @@ deleted for everybody; the same call again ends it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import InvalidConfiguration, JobNotFound, MissingSnapshot, SnapshotInUse
+from state_runtime.base.errors import Fenced, InvalidConfiguration, JobNotFound, MissingSnapshot, SnapshotInUse
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance.delete.snapshots import THREADS, Deleted, Failure, OnProgress, delete_objects, run_of
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of, number_in
 from state_runtime.maintenance.marks import read_holders
-from state_runtime.snapshot.boundary import advance_boundary, read_boundary
+from state_runtime.snapshot.boundary import Boundary, advance_boundary, read_boundary, take_back_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
 from state_runtime.snapshot.handover import Moving, read_moving
+from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR, check_job_name, savepoint_path
 from state_runtime.snapshot.savepoint import owner_number_of, read_record, savepoint_names, take_over
 from state_runtime.store import Store, StoredObject
 
 __all__ = ["delete_root", "delete_savepoint", "remove_debris"]
+
+
+def _nothing_to_prove() -> None:
+    """Of whoever deletes what can only be his own."""
 
 
 def delete_root(
@@ -38,6 +43,8 @@ def delete_root(
     with_savepoints: bool = False,
     claimed_by: str = "",
     moved_by: str = "",
+    job_uid: str = "",
+    prove: Callable[[], None] = _nothing_to_prove,
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> Deleted:
@@ -48,8 +55,11 @@ def delete_root(
         with_savepoints: its savepoints too; else they are in the way.
         claimed_by: uid of the job that has claimed it, if that is who deletes.
         moved_by: uid of the move that has carried it elsewhere, if that is who deletes.
+        job_uid: of the job that is meant, if the caller knows it; else whichever is there now.
+        prove: raises if the caller may not delete (any more); called before each step, and between deletions.
 
     Raises:
+        Fenced: the root became another job's while this process slept; nothing of that job was changed.
         JobNotFound: there is nothing. SnapshotInUse: a run, a pin, a materialization, a savepoint or another job needs
             it; the message names it.
         CorruptManifest, UnsupportedFormat: somebody's need cannot be read; nothing was removed.
@@ -68,19 +78,34 @@ def delete_root(
         _refuse(root, _moved_away(moving, moved_by))
         if not is_debris:
             _refuse(root, _in_the_way(root, clock, claimed_by, with_savepoints=with_savepoints))
+    proof = JobProof(root, job_uid or (info.uid if info is not None else ""), may_be_gone=True)
+
+    def check() -> None:
+        proof.check()
+        prove()
+
     parts: list[Deleted] = []
     if is_debris:
         # With folders of savepoints that have no record yet.
         folders = [root.child(f"{SAVEPOINTS_DIR}/{name}") for name in savepoint_names(root)]
-        parts += [_remove(folder, last="savepoint", on_progress=None, threads=threads) for folder in folders]
+        parts += [_remove(folder, last="savepoint", prove=check, threads=threads) for folder in folders]
     elif with_savepoints:
         for name in _names(root):
             parts.append(delete_savepoint(root, name, clock=clock, ids=ids, owner=owner, claimed_by=claimed_by))
-    advance_boundary(root, lambda now: now.tombstone(), clock=clock, ids=ids)
+
+    def look_again(written: Boundary) -> None:
+        try:
+            check()
+        except Fenced:
+            # Asleep before the create: a tombstone in the root of a new job would be its end.
+            take_back_boundary(root, written)
+            raise
+
+    advance_boundary(root, lambda now: now.tombstone(), clock=clock, ids=ids, before=check, after=look_again)
     # Whoever came before the tombstone is seen now; whoever came after it has seen it.
     if not is_debris:
         _refuse(root, _in_the_way(root, clock, claimed_by, with_savepoints=False), given_up=True)
-    removed = _remove(root, last="boundary", on_progress=on_progress, threads=threads)
+    removed = _remove(root, last="boundary", prove=check, on_progress=on_progress, threads=threads)
     return replace(
         removed,
         objects=removed.objects + sum(part.objects for part in parts),
@@ -117,10 +142,20 @@ def delete_savepoint(
         if record.is_open and not record.is_stale(clock.now_ms()):
             _refuse(folder, [f"{record.owner}, which is making it ({record.state}); let it end or fail first"])
         _refuse(folder, _in_the_way(folder, clock, claimed_by))
-    take_over(root, record, "DELETING", owner=owner, clock=clock)
-    advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids)
+    mine = take_over(root, record, "DELETING", owner=owner, clock=clock)
+
+    def check() -> None:
+        # A name can be used again once its record is gone, so a sleeper may wake in another savepoint.
+        now = read_record(folder)
+        if now is None or (now.uid, now.number) != (mine.uid, mine.number):
+            raise SnapshotInUse(
+                f"savepoint {name!r} in {root.url} was deleted or taken over by somebody else while this process slept "
+                "or worked on it; it changes nothing more there"
+            )
+
+    advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids, before=check)
     _refuse(folder, _in_the_way(folder, clock, claimed_by), given_up=True)
-    return _remove(folder, last="savepoint", on_progress=on_progress, threads=threads)
+    return _remove(folder, last="savepoint", prove=check, on_progress=on_progress, threads=threads)
 
 
 def remove_debris(folder: Store, *, clock: Clock, ids: Ids, threads: int = THREADS) -> Deleted:
@@ -130,7 +165,7 @@ def remove_debris(folder: Store, *, clock: Clock, ids: Ids, threads: int = THREA
         StoreUnavailable, OutcomeUnknown: repeat it.
     """
     advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids)
-    return _remove(folder, last="boundary", on_progress=None, threads=threads)
+    return _remove(folder, last="boundary", prove=_nothing_to_prove, threads=threads)
 
 
 def _in_the_way(root: Store, clock: Clock, claimed_by: str, *, with_savepoints: bool = True) -> list[str]:
@@ -182,7 +217,9 @@ def _refuse(root: Store, holders: Iterable[str], *, given_up: bool = False) -> N
         raise SnapshotInUse(f"{root.url} is needed by {names}. {left}")
 
 
-def _remove(root: Store, *, last: str, on_progress: OnProgress | None, threads: int) -> Deleted:
+def _remove(
+    root: Store, *, last: str, prove: Callable[[], None], on_progress: OnProgress | None = None, threads: int
+) -> Deleted:
     """Remove all that is ours below a folder that is given up: data, then manifests, then what says so."""
     found = [*root.list_objects(""), *root.list_debris()]
     foreign = [o for o in found if kind_of(o.path) is None]
@@ -197,6 +234,7 @@ def _remove(root: Store, *, last: str, on_progress: OnProgress | None, threads: 
         failures += delete_objects(
             root,
             [o.path for o in step],
+            prove=prove,
             on_progress=None if on_progress is None else partial(_within, on_progress, before, total),
             threads=1 if step is steps[-1] else threads,
         )

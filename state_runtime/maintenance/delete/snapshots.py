@@ -22,11 +22,12 @@ from state_runtime.base.errors import MissingSnapshot, SnapshotExpired, Snapshot
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of
 from state_runtime.maintenance.marks import Existing, Holders, Marker, mark, read_existing, read_holders
-from state_runtime.snapshot.boundary import advance_boundary, read_boundary
+from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.lineage import check_belongs
+from state_runtime.snapshot.ownership import JobProof, Proof, advance_own_boundary
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import Store
 
@@ -219,49 +220,57 @@ def delete_snapshots(
         StoreUnavailable, OutcomeUnknown: they may be given up; repeat it.
     """
     marker = marker or Marker(root, clock)
+    proof = JobProof(root, marker.catalog.job_info().uid)
     refuse_if_handed_over(root)
     _check(marker.catalog, snapshot_ids, clock, damaged=damaged)
     existing = read_existing(root, without=snapshot_ids if damaged else ())
     if not existing.snapshot_ids:
         raise MissingSnapshot(f"{root.url} was moved or deleted meanwhile; there is nothing to delete")
-    back = give_up(root, snapshot_ids, existing.snapshot_ids, clock=clock, ids=ids)
+    back = give_up(root, snapshot_ids, existing.snapshot_ids, proof, clock=clock, ids=ids)
     doomed = [i for i in snapshot_ids if i not in back]
-    removed = remove_given_up(root, doomed, marker=marker, clock=clock, on_progress=on_progress, threads=threads)
+    removed = remove_given_up(root, doomed, proof, marker=marker, clock=clock, on_progress=on_progress, threads=threads)
     return replace(removed, kept={**removed.kept, **back})
 
 
 def give_up(
-    root: Store, doomed: Collection[int], existing: Collection[int], *, clock: Clock, ids: Ids
+    root: Store, doomed: Collection[int], existing: Collection[int], proof: Proof, *, clock: Clock, ids: Ids
 ) -> dict[int, tuple[str, ...]]:
     """Announce and settle. Atomic in each step; a crash in between leaves snapshots `going`, which the next collector
     settles.
 
     Args:
         existing: all snapshots that there are.
+        proof: made before each boundary, so that a sleeper gives nothing up in a root that is another's by now.
 
     Returns:
         Who came meanwhile, by snapshots that are back for them.
 
     Raises:
+        Fenced: the root is another's by now; nothing was changed.
         CorruptManifest, UnsupportedFormat, StoreUnavailable, OutcomeUnknown: as above; nothing may be removed.
     """
-    announced = advance_boundary(root, lambda now: now.announcing(doomed, existing), clock=clock, ids=ids)
-    return settle(root, set(doomed) & set(announced.going), clock=clock, ids=ids)
+    announced = advance_own_boundary(root, lambda now: now.announcing(doomed, existing), proof, clock=clock, ids=ids)
+    return settle(root, set(doomed) & set(announced.going), proof, clock=clock, ids=ids)
 
 
-def settle(root: Store, announced: Collection[int], *, clock: Clock, ids: Ids) -> dict[int, tuple[str, ...]]:
+def settle(
+    root: Store, announced: Collection[int], proof: Proof, *, clock: Clock, ids: Ids
+) -> dict[int, tuple[str, ...]]:
     """Take those back that somebody pinned before they were announced; the others are gone. See `give_up`."""
     if not announced:
         return {}
     # After the announcement: a pin that counts was there before it.
     holders, _ = read_holders(root, clock)
-    settled = advance_boundary(root, lambda now: now.settling(announced, holders.keys()), clock=clock, ids=ids)
+    settled = advance_own_boundary(
+        root, lambda now: now.settling(announced, holders.keys()), proof, clock=clock, ids=ids
+    )
     return {i: holders[i] for i in announced if i in holders and settled.keeps(i)}
 
 
 def remove_given_up(
     root: Store,
     doomed: Collection[int],
+    proof: Proof,
     *,
     marker: Marker,
     clock: Clock,
@@ -273,7 +282,12 @@ def remove_given_up(
 
     No age counts here: a manifest named these objects, so nobody is about to name them for the first time.
 
+    Args:
+        proof: made before each few deletions, and after what is deleted was read: manifests are deleted by their
+            number, which the root of another job has too.
+
     Raises:
+        Fenced: the root is another's by now; nothing was removed since the last proof.
         CorruptData, UnsupportedFormat, StoreUnavailable: what others need cannot be known; nothing was removed.
     """
     boundary = read_boundary(root)
@@ -295,19 +309,25 @@ def remove_given_up(
     }
     # What leads to other objects after them, or a crash in between would lose where they are.
     leaves = sorted(p for p in removable if kind_of(p) not in ("segment", "listing"))
-    failures = delete_objects(root, leaves, on_progress=_part(on_progress, 0, len(removable)), threads=threads)
+    failures = delete_objects(
+        root, leaves, prove=proof.check, on_progress=_part(on_progress, 0, len(removable)), threads=threads
+    )
     faults.reach("retention-data-removed")
     failed = {f.path for f in failures}
     blocked = {path for i in gone if failed & theirs[i].keys() for path in theirs[i]}
     leading = sorted(removable.keys() - set(leaves) - blocked)
     failures += delete_objects(
-        root, leading, on_progress=_part(on_progress, len(leaves), len(removable)), threads=threads
+        root,
+        leading,
+        prove=proof.check,
+        on_progress=_part(on_progress, len(leaves), len(removable)),
+        threads=threads,
     )
     failed = {f.path for f in failures}
     left = failed | (removable.keys() - set(leaves) - set(leading))
     finished = [i for i in gone if i not in waiting and not left & theirs[i].keys()]
     # The record last: as long as it lies there, the next collector knows what it led to.
-    failures += delete_objects(root, [manifest_path(i) for i in finished], threads=threads)
+    failures += delete_objects(root, [manifest_path(i) for i in finished], prove=proof.check, threads=threads)
     for snapshot_id in finished:
         root.remove_empty_folders(manifest_path(snapshot_id).rpartition("/")[0])
     manifests = {f.path for f in failures}
@@ -326,9 +346,18 @@ def _part(on_progress: OnProgress | None, before: int, total: int) -> OnProgress
 
 
 def delete_objects(
-    root: Store, paths: Sequence[str], *, on_progress: OnProgress | None = None, threads: int = THREADS
+    root: Store,
+    paths: Sequence[str],
+    *,
+    prove: Callable[[], None],
+    on_progress: OnProgress | None = None,
+    threads: int = THREADS,
 ) -> list[Failure]:
     """Delete objects one by one, several at a time: bulk requests of object stores hide which ones failed.
+
+    Args:
+        prove: called before each `threads` deletions, so that somebody who wakes in a root that is another's by now
+            deletes no more than those that he was at. What it raises ends the deletion.
 
     Returns:
         Those that could not be deleted. The others are gone, also those that were not there.
@@ -345,9 +374,11 @@ def delete_objects(
     if not paths:
         return failures
     with ThreadPoolExecutor(min(threads, len(paths)), thread_name_prefix="delete") as pool:
-        for done, failure in enumerate(pool.map(delete, paths), 1):
-            if failure is not None:
-                failures.append(failure)
-            if on_progress is not None:
-                on_progress(done, len(paths))
+        for first in range(0, len(paths), threads):
+            prove()
+            for done, failure in enumerate(pool.map(delete, paths[first : first + threads]), first + 1):
+                if failure is not None:
+                    failures.append(failure)
+                if on_progress is not None:
+                    on_progress(done, len(paths))
     return failures

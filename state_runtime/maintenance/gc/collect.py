@@ -45,6 +45,7 @@ from state_runtime.maintenance.marks import read_holders
 from state_runtime.maintenance.plans import check_fresh
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.ownership import JobProof, Proof
 from state_runtime.snapshot.paths import SNAPSHOTS_DIR, snapshot_id_of
 from state_runtime.store import Store
 
@@ -138,20 +139,23 @@ def apply_gc(
     Raises:
         InvalidConfiguration: the plan is of another job, or old. And what `plan_gc` raises; nothing was deleted then.
         OutcomeUnknown: a boundary may have been written; repeat it.
+        Fenced: the root became another's while this process slept; nothing of that one was deleted.
     """
     catalog = Catalog.of_root(root, clock)
-    check_fresh(plan.made, catalog.job_info(), root.url, clock.now_ms())
+    info = catalog.job_info()
+    check_fresh(plan.made, info, root.url, clock.now_ms())
+    proof = JobProof(root, info.uid)
     _check_age(plan.min_age_s, unsafe=True)
     # Those that a collector announced and did not settle are looked at once more; then they are gone, or back.
-    settle(root, read_boundary(root).going, clock=clock, ids=ids)
+    settle(root, read_boundary(root).going, proof, clock=clock, ids=ids)
     survey = Survey.of(root, clock, min_age_s=plan.min_age_s, failed_ttl_s=plan.failed_ttl_s)
     wanted = {(c.path, c.bytes, c.modified_ms) for c in plan.candidates}
     chosen = [c for c in survey.candidates() if (c.path, c.bytes, c.modified_ms) in wanted]
     # Once more, now that it is chosen: a materialization pins, and then looks whether its snapshot is there.
     _, needed = read_holders(root, clock)
     chosen = [c for c in chosen if not needed.keeps(c.path)]
-    done, failures = _delete(root, chosen, on_progress, threads)
-    given_up = remove_given_up(root, plan.given_up, marker=survey.marker, clock=clock, threads=threads)
+    done, failures = _delete(root, chosen, proof, on_progress, threads)
+    given_up = remove_given_up(root, plan.given_up, proof, marker=survey.marker, clock=clock, threads=threads)
     failures += given_up.failures
     removed_bytes, due, savepoints = sum(c.bytes for c in done) + given_up.bytes, dict(survey.savepoints()), []
     for name, _ in plan.savepoints:
@@ -172,7 +176,7 @@ def apply_gc(
 
 
 def _delete(
-    root: Store, chosen: Sequence[Candidate], on_progress: OnProgress | None, threads: int
+    root: Store, chosen: Sequence[Candidate], proof: Proof, on_progress: OnProgress | None, threads: int
 ) -> tuple[list[Candidate], list[Failure]]:
     """Those that are gone, and what failed."""
     gone: list[Candidate] = []
@@ -180,7 +184,9 @@ def _delete(
     for step in _steps(chosen):
         if failures:
             break  # what comes later leads to what could not be deleted
-        failures = delete_objects(root, [c.path for c in step], on_progress=on_progress, threads=threads)
+        failures = delete_objects(
+            root, [c.path for c in step], prove=proof.check, on_progress=on_progress, threads=threads
+        )
         left = {f.path for f in failures}
         gone += [c for c in step if c.path not in left]
     return gone, failures

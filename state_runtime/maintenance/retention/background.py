@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from state_runtime.base import faults
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import CorruptData, MissingSnapshot
+from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings, RetentionPolicy
 from state_runtime.maintenance.delete.snapshots import delete_objects, give_up, remove_given_up, settle
 from state_runtime.maintenance.marks import CLOCK_SKEW_MS, Existing, Marker, read_existing, read_holders
 from state_runtime.maintenance.retention.policy import Item, plan_retention
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.ownership import Proof
 from state_runtime.snapshot.paths import BOUNDARY_DIR, boundary_path, sequence_of
 from state_runtime.store import Store
 
@@ -49,13 +50,21 @@ class BackgroundRetention:
     What snapshots need is kept in mind, so a round reads no manifest of this run again. The requests of a round are in
     docs/design/0017-deletion.md.
 
+    A round may sleep at any point and wake in a root that is another's by now. So each boundary and each few deletions
+    follow a proof that the root is still this run's; without it the round ends, and no other begins.
+
+    Args:
+        proof: of the run.
+
     Attributes:
         failures_in_a_row: rounds that failed since the last that succeeded.
         given_up: checkpoints that were given up and removed.
     """
 
-    def __init__(self, root: Store, settings: JobSettings, ids: Ids, clock: Clock) -> None:
+    def __init__(self, root: Store, settings: JobSettings, ids: Ids, clock: Clock, proof: Proof) -> None:
         self._root = root
+        self._proof = proof
+        self._fenced = False
         self._settings = settings
         self._ids = ids
         self._clock = clock
@@ -72,7 +81,7 @@ class BackgroundRetention:
     def committed(self, manifest: Manifest) -> None:
         """A checkpoint is durable and its output published; begin a round if it is time for one."""
         retained = self._settings.retained_checkpoints
-        if not retained:
+        if not retained or self._fenced:
             return
         with self._lock:
             self._new.append(manifest)
@@ -107,6 +116,12 @@ class BackgroundRetention:
     def _run(self, new: list[Manifest]) -> None:
         try:
             self._round(new)
+        except Fenced as error:
+            _LOG.warning("old checkpoints are not given up any more: %s", error)
+            with self._lock:
+                self._fenced = True
+                self._thread = None
+            return
         except Exception:
             # The job must go on, whatever happened here.
             _LOG.exception("old checkpoints in %s could not be given up", self._root.url)
@@ -126,7 +141,7 @@ class BackgroundRetention:
 
     def _round(self, new: list[Manifest]) -> None:
         root, clock, ids = self._root, self._clock, self._ids
-        marker = self._marker = self._marker or Marker(root, clock)
+        marker = self._marker = self._marker or Marker(root, clock, is_proven=True)
         for manifest in new:
             self._know(marker, manifest)
         existing = read_existing(root)
@@ -137,12 +152,14 @@ class BackgroundRetention:
                 except MissingSnapshot:
                     continue  # on its way
         # Of a round that was cut short, this run's or another's.
-        settle(root, existing.boundary.going, clock=clock, ids=ids)
+        settle(root, existing.boundary.going, self._proof, clock=clock, ids=ids)
         doomed = self._doomed(existing, marker)
         if doomed:
-            give_up(root, doomed, existing.snapshot_ids, clock=clock, ids=ids)
+            give_up(root, doomed, existing.snapshot_ids, self._proof, clock=clock, ids=ids)
             faults.reach("retention-given-up")
-        removed = remove_given_up(root, {*doomed, *existing.given_up}, marker=marker, clock=clock, threads=_THREADS)
+        removed = remove_given_up(
+            root, {*doomed, *existing.given_up}, self._proof, marker=marker, clock=clock, threads=_THREADS
+        )
         if removed.snapshot_ids:
             faults.reach("retention-removed")
         self.given_up += len(removed.snapshot_ids)
@@ -183,5 +200,8 @@ class BackgroundRetention:
         sequences = [s for s in map(sequence_of, self._root.list_names(BOUNDARY_DIR)) if s is not None]
         newest = max(sequences, default=0)
         delete_objects(
-            self._root, [boundary_path(s) for s in sequences if s <= newest - _BOUNDARIES_KEPT], threads=_THREADS
+            self._root,
+            [boundary_path(s) for s in sequences if s <= newest - _BOUNDARIES_KEPT],
+            prove=self._proof.check,
+            threads=_THREADS,
         )
