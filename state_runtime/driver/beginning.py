@@ -1,9 +1,11 @@
 """Where a run begins: at its own newest snapshot, at an older one of its own, or at a snapshot of any other root.
 
-    look    reads only: finds the snapshot and refuses what cannot be, before anything is written anywhere
+    look    reads only: finds the snapshot and refuses what cannot be, before anything is written anywhere; also asks
+            the caller whether the run may go on from it (`Decide`)
     open    writes: CLAIM takes the source over and fences it; job.json says what the job begins with; everything that
             the snapshot needs is copied, and its manifest last: the job's first snapshot, with the id that it has in
-            the source. Then a run is opened as always: term, fencing snapshot (source id + 1)
+            the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is
+            asked again, about exactly what is gone on from: another run may have committed since the look
 
 From its first snapshot on a job needs nothing of the source, and a restart does not look at `start_from` any more. A
 crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot of the
@@ -53,9 +55,13 @@ from state_runtime.snapshot.savepoint import read_record
 from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
 from state_runtime.store import Store, open_store
 
-__all__ = ["Beginning", "StartFrom"]
+__all__ = ["Beginning", "Decide", "StartFrom"]
 
 _LOG = logging.getLogger(__name__)
+
+Decide = Callable[[Manifest | None, JobInfo | None], None]
+"""Refuses, by raising, what a run must not go on from. Called with the content, under the newest snapshot's id and with
+the output that the run would publish first (None: the job begins empty), and with the job's identity if it has one."""
 
 
 @dataclass(frozen=True)
@@ -109,22 +115,21 @@ class Beginning:
         self._clock = clock
         self._ids = ids
         self._on_copy = on_copy
+        self._decide: Decide | None = None
         self._own: Manifest | None = None
         self._source: OpenedSnapshot | None = None
         self.info: JobInfo | None = None
 
-    @property
-    def to_publish(self) -> tuple[StagedOutput, ...]:
-        """Output of the source that the job will publish in its place."""
-        source = self._source
-        return self._outputs(source) if source is not None else ()
-
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def look(self) -> Manifest | None:
+    def look(self, decide: Decide | None = None) -> Manifest | None:
         """The content that the run will go on from; None if the job begins empty. Nothing is written.
 
+        Args:
+            decide: asked about that content now, and in `open` about what is then really gone on from.
+
         Raises:
+            what `decide` raises.
             SnapshotInUse: the job's root, or the source, was claimed; or the source cannot be claimed now: who holds it
                 is named.
             JobRootMismatch: files of two roots were mixed.
@@ -132,6 +137,13 @@ class Beginning:
                 another.
             CorruptManifest, UnsupportedFormat, StoreUnavailable: see `Catalog.latest`.
         """
+        self._decide = decide
+        found = self._look()
+        if decide is not None:
+            decide(found, self.info)
+        return found
+
+    def _look(self) -> Manifest | None:
         refuse_if_claimed(self._root)
         info = self.info = read_job_info(self._root)
         own = self._own = self._catalog.latest()
@@ -152,8 +164,8 @@ class Beginning:
             if info is not None and info.started_from is not None:
                 raise self._unfinished(info.started_from)
             return None
-        self._source = self._find(self._start, info)
-        return self._source.manifest
+        source = self._source = self._find(self._start, info)
+        return replace(source.manifest, outputs=self._outputs(source))
 
     def _looked_back(self, own: Manifest) -> Manifest:
         wanted = self._from_snapshot
@@ -242,6 +254,8 @@ class Beginning:
             empty: the content of a job that begins with nothing.
 
         Raises:
+            what `decide` of `look` raises: the run may not go on from what others have committed since. No older run of
+                the job was fenced. With CLAIM the source is claimed by then, for this job's next attempt.
             SnapshotInUse: another job has claimed the source meanwhile.
             SnapshotExpired, MissingFile, CorruptData: the source was given up meanwhile, or is damaged; the job has no
                 snapshot.
@@ -262,6 +276,10 @@ class Beginning:
         if self._claims:
             uid, source = self._take_over(source, actor)
             faults.reach("start-claimed")
+            if self._decide is not None:
+                # Before job.json says what the job begins with: the source may have ended meanwhile with a snapshot
+                # that the caller does not go on from.
+                self._decide(replace(source.manifest, outputs=self._outputs(source)), self.info)
         started = self._started_from(source)
         info = open_job_root(
             self._root, self._catalog.job, clock=self._clock, ids=self._ids, uid=uid, started_from=started
@@ -328,6 +346,7 @@ class Beginning:
         )
 
     def _open_run(self, info: JobInfo, empty: Callable[[JobInfo], Manifest], actor: Actor) -> Committer:
+        decide = self._decide
         return open_run(
             self._catalog,
             info,
@@ -337,6 +356,7 @@ class Beginning:
             host=actor.host,
             pid=actor.pid,
             back_to=self._from_snapshot,
+            decide=(lambda content: decide(content, info)) if decide is not None else None,
         )
 
     @property

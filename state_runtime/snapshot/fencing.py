@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
@@ -143,6 +144,7 @@ def open_run(
     back_to: int | None = None,
     claimed_by: str = "",
     mover: str = "",
+    decide: Callable[[Manifest | None], None] | None = None,
 ) -> Committer:
     """Claim the next term and take the job over from every older run.
 
@@ -151,6 +153,8 @@ def open_run(
         mover: uid of the move that takes the job over to carry it elsewhere; empty of a run.
         back_to: an older snapshot to go on from instead of the newest; the caller has pinned it.
         claimed_by: uid of a job that may open a root which it has claimed.
+        decide: called with exactly the content that the run would go on from, under the newest id (None: the job is
+            empty), before the fencing snapshot is proposed. What it raises ends the start, and no older run is fenced.
 
     Returns:
         A committer whose `last` is the fencing snapshot: the newest content, output still to be published included.
@@ -191,6 +195,10 @@ def open_run(
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
         content = gone_back(target, last) if target is not None else last
+        if decide is not None:
+            # Here and not before: an older run may have committed since the caller looked, and what the caller would
+            # refuse is refused only if it is asked about the content of this very proposal.
+            decide(replace(content, snapshot_id=last.snapshot_id) if latest is not None else None)
         manifest = next_manifest(replace(content, kind="fencing", previous=None), last, info, term, actor)
         return Proposal(manifest_path(manifest.snapshot_id), manifest.encode(), manifest)
 

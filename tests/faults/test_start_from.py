@@ -29,11 +29,13 @@ from state_runtime.driver.beginning import StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.maintenance.delete.roots import delete_root
+from state_runtime.pipeline.compatibility import refuse_drained
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
-from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, manifest_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
@@ -674,6 +676,76 @@ def test_a_claim_that_was_taken_back_meanwhile_is_not_simply_made_again(world: W
         world.open(world.beginning("new", local, local.start("old", "CLAIM")))
     world.run("old", local, 8)
     world.check_output("old", 0, 8)
+
+
+# --- decided on what is really gone on from ---------------------------------------------------------------------------
+
+
+def not_drained(content: Manifest | None, info: JobInfo | None) -> None:
+    refuse_drained(content, "job 'job'", allow_drained=False)
+
+
+def test_a_snapshot_that_was_drained_between_the_look_and_the_open_is_not_gone_on_from(
+    world: World, local: Shop
+) -> None:
+    """A takeover while the old run drains: its last snapshot lands after the look. The start is refused, and fences
+    nobody: the old run, which still lives, may end well."""
+    world.run("job", local, 3)
+    old = world.open(world.beginning("job", local))
+    late = world.beginning("job", local)
+    late.look(not_drained)
+    drained = old.commit(replace(old.last, kind="checkpoint", drained=True))
+    with pytest.raises(InvalidConfiguration, match=f"snapshot {drained.snapshot_id} .* was drained"):
+        late.open(lambda info: empty_manifest(info.uid, 2), host="h", pid=2)
+    assert world.newest("job", local) == drained
+    old.commit(replace(old.last, kind="checkpoint"))
+
+
+def test_what_is_committed_while_a_start_fences_is_decided_on_too(
+    world: World, local: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last moment: the fencing snapshot is proposed, and its id is lost to a drained snapshot of the old run."""
+    world.run("job", local, 3)
+    old = world.open(world.beginning("job", local))
+    real = fencing.leave_mark
+
+    def commit_meanwhile(root: Store, term: Any) -> None:
+        real(root, term)
+        old.commit(replace(old.last, kind="checkpoint", drained=True))
+
+    monkeypatch.setattr(fencing, "leave_mark", commit_meanwhile)
+    with pytest.raises(InvalidConfiguration, match="was drained"):
+        world.open(world.beginning("job", local), not_drained)
+    assert world.newest("job", local).drained
+    assert world.newest("job", local).kind == "checkpoint"
+
+
+def test_a_claimed_source_that_was_drained_meanwhile_is_decided_on_before_the_job_begins(
+    world: World, local: Shop
+) -> None:
+    """The claim waits for the next attempt, which says --allow-drained; no job.json, and nothing was copied."""
+    grown(world, local)
+    zombie = world.open(world.beginning("old", local))
+    world.clock.advance_s(3600)
+    claiming = world.beginning("new", local, local.start("old", "CLAIM"))
+    claiming.look(not_drained)
+    last = zombie.commit(replace(zombie.last, kind="checkpoint", drained=True, epoch=77))
+    with pytest.raises(InvalidConfiguration, match="was drained"):
+        claiming.open(lambda info: last, host="h", pid=1)
+    assert not local.root("new").list_names("")
+    assert world.open(world.beginning("new", local, local.start("old", "CLAIM"))).last.epoch == 77
+
+
+def test_an_older_snapshot_that_was_drained_is_decided_on_and_not_the_newest(world: World, local: Shop) -> None:
+    """Going back behind the drained snapshot is a way out of it; going back to it is going on from it."""
+    world.run("job", local, 3)
+    good = world.newest("job", local).snapshot_id
+    old = world.open(world.beginning("job", local))
+    drained = old.commit(replace(old.last, kind="checkpoint", drained=True)).snapshot_id
+    old.commit(replace(old.last, kind="checkpoint", drained=False))
+    with pytest.raises(InvalidConfiguration, match="was drained"):
+        world.open(world.beginning("job", local, from_snapshot=drained), not_drained)
+    assert not world.open(world.beginning("job", local, from_snapshot=good), not_drained).last.drained
 
 
 # --- relocation --------------------------------------------------------------------------------------------------------
