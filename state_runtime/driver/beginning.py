@@ -7,8 +7,9 @@
             the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is
             asked again, about exactly what is gone on from: another run may have committed since the look
 
-From its first snapshot on a job needs nothing of the source, and a restart does not look at `start_from` any more. A
-crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot of the
+From its first snapshot on a job needs nothing of the source, and a restart that names the same source again goes on
+from the job's own newest snapshot. One that names another source is refused: it would go on from a state that was not
+asked for. A crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot of the
 source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
 
 NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
@@ -87,7 +88,7 @@ class Beginning:
 
     Args:
         catalog: of the job that begins.
-        start_from: counts only as long as the job has no snapshot.
+        start_from: where a job without a snapshot begins; of a job with snapshots it must be what the job began with.
         from_snapshot: an older snapshot of the job's own to go back to.
         storage_options: of the job's own store.
         on_copy: called while the source is copied, after each object.
@@ -156,7 +157,12 @@ class Beginning:
                 )
             check_belongs(own, info, self._root.url, own=True)
             if self._start is not None:
-                _LOG.info("job %r has snapshots of its own; it does not start from %s", info.name, self._start.place)
+                self._refuse_another_beginning(self._start, info)
+                _LOG.info(
+                    "job %r has snapshots of its own and goes on from the newest; it does not start from %s again",
+                    info.name,
+                    self._start.place,
+                )
             return self._looked_back(own)
         if self._from_snapshot is not None:
             raise MissingSnapshot(f"job {self._catalog.job!r} in {self._root.url} has no snapshot yet to go back to")
@@ -166,6 +172,25 @@ class Beginning:
             return None
         source = self._source = self._find(self._start, info)
         return replace(source.manifest, outputs=self._outputs(source))
+
+    def _refuse_another_beginning(self, start: StartFrom, info: JobInfo) -> None:
+        """A job with snapshots may be told the place that it began with, as a file or a script tells it at each start.
+
+        The place is compared by its name alone: the source may be gone by now, or have gone on.
+        """
+        began = info.started_from
+        place = Place.parse(start.place)
+        if began is not None:
+            same_place = open_store(place.root_url, self._source_options()).url == began.place
+            if same_place and place.snapshot_id in (None, began.snapshot_id) and start.mode == began.mode:
+                return
+        raise InvalidConfiguration(
+            f"job {info.name!r} in {self._root.url} has snapshots of its own, so it cannot begin with {start.place} "
+            f"({start.mode}); it began {f'with {began}' if began is not None else 'without one'}. Nothing was changed. "
+            "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back to an older "
+            "snapshot of its own, name its id with --from-snapshot. To begin a new job from that place, give it a name "
+            "of its own, or first remove this one with `stillstate delete --root`"
+        )
 
     def _looked_back(self, own: Manifest) -> Manifest:
         wanted = self._from_snapshot

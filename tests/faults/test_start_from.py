@@ -219,7 +219,7 @@ def test_a_pin_of_a_long_copy_is_renewed(world: World, local: Shop) -> None:
 
 
 def test_a_restart_goes_on_from_its_own_snapshot(world: World, local: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """And says so. The source may have gone on, or be gone."""
+    """And says so, where it is told the very place that it began with. The source may have gone on, or be gone."""
     grown(world, local)
     world.run("new", local, 5, local.start("old"))
     world.run("old", local, 8)
@@ -228,6 +228,33 @@ def test_a_restart_goes_on_from_its_own_snapshot(world: World, local: Shop, capl
     assert "it does not start from" in caplog.text
     world.check("new", local, 8)
     world.check_output("new", 4, 8)
+
+
+def test_a_job_with_snapshots_does_not_silently_ignore_another_beginning(world: World, local: Shop) -> None:
+    """Whoever says `--from …/before-upgrade` after a bad upgrade means to be back there. Going on from the bad state
+    with exit code 0 would be taken for it."""
+    grown(world, local)
+    world.run("new", local, 5, local.start("old"))
+    began_with = world.newest("new", local).origins[-1].snapshot_id
+    savepoint = world.savepoint("new", local, "before-upgrade")
+    world.run("new", local, 6)
+    before = listing(local.root("new"))
+    for start in (
+        StartFrom(savepoint),
+        local.start("other"),
+        local.start("old", "CLAIM"),
+        local.start("old", snapshot_id=began_with + 1),
+    ):
+        with pytest.raises(InvalidConfiguration, match=r"has snapshots of its own.*start_from.*--from-snapshot") as said:
+            world.beginning("new", local, start).look()
+        assert start.place in str(said.value)
+        assert f"{local.place('old')}@{began_with}" in str(said.value)
+    with pytest.raises(InvalidConfiguration, match="has snapshots of its own"):
+        world.beginning("old", local, local.start("new")).look()
+    assert listing(local.root("new")) == before
+    local.root("old").delete(JOB_FILE)  # the source need not exist any more
+    for again in (local.start("old"), local.start("old", snapshot_id=began_with)):
+        assert world.beginning("new", local, again).look() == world.newest("new", local)
 
 
 def test_a_source_that_loses_a_file_gives_a_typed_error_and_no_snapshot(world: World, local: Shop) -> None:
