@@ -46,6 +46,7 @@ from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import ClaimMode, JobInfo, StartedFrom
 from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
@@ -134,6 +135,7 @@ class Beginning:
             SnapshotInUse: the job's root, or the source, was claimed; or the source cannot be claimed now: who holds it
                 is named.
             JobRootMismatch: files of two roots were mixed.
+            SnapshotInUse: an import, a move or a conversion fills the root, or was cut while it did.
             InvalidConfiguration, MissingSnapshot, JobNotFound: there is no such snapshot, or the job was begun with
                 another.
             CorruptManifest, UnsupportedFormat, StoreUnavailable: see `Catalog.latest`.
@@ -147,6 +149,7 @@ class Beginning:
     def _look(self) -> Manifest | None:
         refuse_if_claimed(self._root)
         info = self.info = read_job_info(self._root)
+        refuse_if_handed_over(self._root)
         own = self._own = self._catalog.latest()
         if own is not None:
             if info is None:
@@ -169,6 +172,7 @@ class Beginning:
         if self._start is None:
             if info is not None and info.started_from is not None:
                 raise self._unfinished(info.started_from)
+            self._refuse_remains()
             return None
         source = self._source = self._find(self._start, info)
         return replace(source.manifest, outputs=self._outputs(source))
@@ -191,6 +195,23 @@ class Beginning:
             "snapshot of its own, name its id with --from-snapshot. To begin a new job from that place, give it a name "
             "of its own, or first remove this one with `stillstate delete --root`"
         )
+
+    def _refuse_remains(self) -> None:
+        """A root that has data and no snapshot did not begin empty: every run commits a snapshot before it writes data.
+
+        It is a copy without its `snapshots/`, or what an import of an earlier version left. To begin empty here would
+        read as if the job had no state.
+        """
+        folders = sorted({"changelog", "files", "tables"} & set(self._root.list_names("")))
+        if not folders or read_boundary(self._root).is_tombstone:
+            return
+        found = next((o.path for folder in folders for o in self._root.list_objects(folder)), None)
+        if found is not None:
+            raise MissingSnapshot(
+                f"{self._root.url} holds data ({found}) and no snapshot that names it, so this job would begin empty "
+                "and its state would be lost to it. If the folder was copied or restored, copy its snapshots/ too; if "
+                "an import was cut here, repeat the import; else remove the folder to begin anew"
+            )
 
     def _looked_back(self, own: Manifest) -> Manifest:
         wanted = self._from_snapshot

@@ -31,6 +31,7 @@ ObjectKind = Literal[
     "savepoint",
     "moving",
     "conversion",
+    "building",
     "moved",
     "temporary",
 ]
@@ -68,6 +69,7 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
         ("claim", r"claim\.json"),
         ("moving", r"moving\.json"),
         ("conversion", r"conversion\.json"),
+        ("building", r"building\.json"),
         ("moved", r"moved\.json"),
         ("savepoint", r"savepoint(-[1-9][0-9]{0,8})?\.json"),
     )

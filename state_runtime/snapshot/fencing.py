@@ -58,7 +58,14 @@ STARTING_GRACE_S = 30.0
 
 
 def open_job_root(
-    root: Store, name: str, *, clock: Clock, ids: Ids, uid: str = "", started_from: StartedFrom | None = None
+    root: Store,
+    name: str,
+    *,
+    clock: Clock,
+    ids: Ids,
+    uid: str = "",
+    started_from: StartedFrom | None = None,
+    is_builder: bool = False,
 ) -> JobInfo:
     """Create the job root, or find it. Atomic; two first starts agree on one uid, and on what the job begins with.
 
@@ -66,12 +73,14 @@ def open_job_root(
         uid: of a new job; drawn if empty.
         started_from: what a new job begins with. The caller compares it with what is returned: another start may have
             been first.
+        is_builder: whether the caller fills the root itself, with an import or a bootstrap.
 
     Raises:
-        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved (snapshot/handover.py).
+        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved, or somebody else fills it
+            (snapshot/handover.py).
     """
     # Before anything is written: a root that is still being filled gets its own job.json at the end.
-    refuse_if_handed_over(root)
+    refuse_if_handed_over(root, is_builder=is_builder)
     found = read_job_info(root)
     if found is not None:
         return found

@@ -245,7 +245,9 @@ def test_a_job_with_snapshots_does_not_silently_ignore_another_beginning(world: 
         local.start("old", "CLAIM"),
         local.start("old", snapshot_id=began_with + 1),
     ):
-        with pytest.raises(InvalidConfiguration, match=r"has snapshots of its own.*start_from.*--from-snapshot") as said:
+        with pytest.raises(
+            InvalidConfiguration, match=r"has snapshots of its own.*start_from.*--from-snapshot"
+        ) as said:
             world.beginning("new", local, start).look()
         assert start.place in str(said.value)
         assert f"{local.place('old')}@{began_with}" in str(said.value)

@@ -264,7 +264,7 @@ class Survey:
         kind, number = kind_of(path), number_in(path)
         if kind == "manifest":
             return not self.existing.boundary.is_gone(number)
-        return kind in ("job", "mark", "claim", "savepoint", "moving", "conversion", "moved") or (
+        return kind in ("job", "mark", "claim", "savepoint", "moving", "conversion", "building", "moved") or (
             kind == "boundary" and number >= self.existing.boundary.sequence
         )
 
