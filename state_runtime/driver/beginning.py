@@ -4,13 +4,13 @@
             the caller whether the run may go on from it (`Decide`)
     open    writes: CLAIM takes the source over and fences it; job.json says what the job begins with; everything that
             the snapshot needs is copied, and its manifest last: the job's first snapshot, with the id that it has in
-            the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is
-            asked again, about exactly what is gone on from: another run may have committed since the look
+            the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is asked
+            again, about exactly what is gone on from: another run may have committed since the look
 
 From its first snapshot on a job needs nothing of the source, and a restart that names the same source again goes on
 from the job's own newest snapshot. One that names another source is refused: it would go on from a state that was not
-asked for. A crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot of the
-source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
+asked for. A crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot
+of the source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
 
 NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
 source the job's own: nobody else runs it or starts from it (snapshot/claim.py), and it is removed after the job's first

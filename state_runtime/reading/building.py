@@ -7,10 +7,10 @@
 The result is *canonical*: one layer of sorted Parquet tables, of any number of shards and any backend. A job starts
 from it as from any other snapshot.
 
-Atomic: the manifest is created last, if it is absent. `building.json` is created before anything else and removed after
-the manifest: what a crash leaves in between (`job.json`, and tables that no manifest names) is begun with by no run,
-which would begin empty. Building again goes on from there, and writes new tables. Two builders of one root: one gets the snapshot, the other is refused.
-"""
+Atomic: the manifest is created last, if it is absent. `building.json` is created before anything else and removed
+after the manifest: what a crash leaves in between (`job.json`, and tables that no manifest names) is begun with by no
+run, which would begin empty. Building again goes on from there, and writes new tables. Two builders of one root: one
+gets the snapshot, the other is refused."""
 
 from __future__ import annotations
 
