@@ -150,7 +150,8 @@ class Beginning:
         refuse_if_claimed(self._root)
         info = self.info = read_job_info(self._root)
         refuse_if_handed_over(self._root)
-        own = self._own = self._catalog.latest()
+        wanted = self._from_snapshot
+        own = self._own = self._catalog.latest() if wanted is None else self._catalog.latest_to_go_back_from()
         if own is not None:
             if info is None:
                 raise JobRootMismatch(

@@ -150,7 +150,7 @@ def open_run(
     ids: Ids,
     host: str,
     pid: int,
-    back_to: int | None = None,
+    back_to: int | Manifest | None = None,
     claimed_by: str = "",
     mover: str = "",
     decide: Callable[[Manifest | None], None] | None = None,
@@ -160,7 +160,8 @@ def open_run(
     Args:
         empty: the content of a job that has no snapshot yet.
         mover: uid of the move that takes the job over to carry it elsewhere; empty of a run.
-        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it.
+        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it. Or such content itself
+            (a copy of an older snapshot, or an empty one with the id 0): all that it needs is in the root.
         claimed_by: uid of a job that may open a root which it has claimed.
         decide: called with exactly the content that the run would go on from, under the newest id (None: the job is
             empty), before the fencing snapshot is proposed. What it raises ends the start, and no older run is fenced.
@@ -172,14 +173,20 @@ def open_run(
         Fenced: a newer run took over while this one started, or the root was given up.
         SnapshotInUse: another job has claimed the root, or it is being moved; nothing but a term's number was used.
         JobRootMismatch: its files are of two jobs.
-        CorruptManifest: the newest snapshot cannot be read. Nothing is overwritten, and no older one is used.
+        CorruptManifest, UnsupportedFormat: the newest snapshot cannot be read, and no older one was named. Nothing is
+            overwritten, and no older one is used.
         MissingSnapshot: there is no snapshot `back_to`.
     """
+
     # The content is read before the term is claimed, so that a damaged root costs nothing.
-    found = catalog.latest()
+    def newest() -> Manifest | None:
+        # Whoever has named an older snapshot may leave a newest one behind that cannot be read; nobody else may.
+        return catalog.latest() if back_to is None else catalog.latest_to_go_back_from()
+
+    found = newest()
     if found is not None:
         check_belongs(found, info, catalog.root.url, own=True)
-    target = catalog.manifest(back_to) if back_to is not None else None
+    target = catalog.manifest(back_to) if isinstance(back_to, int) else back_to
     term = claim_term(
         catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
     )
@@ -193,7 +200,7 @@ def open_run(
     actor = Actor(clock, ids, host, pid)
 
     def propose() -> Proposal[Manifest]:
-        latest = catalog.latest()
+        latest = newest()
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
         if latest is not None:

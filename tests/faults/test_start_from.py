@@ -15,25 +15,33 @@ from typing import Any
 import pytest
 from model import SECRET, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
+    CorruptManifest,
     Fenced,
     InvalidConfiguration,
+    JobAlreadyRunning,
     JobRootMismatch,
     MissingFile,
     MissingSnapshot,
     SnapshotExpired,
     SnapshotInUse,
     StoreRefused,
+    UnsupportedFormat,
 )
 from state_runtime.driver.beginning import StartFrom
+from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.maintenance.delete.roots import delete_root
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.pipeline.compatibility import refuse_drained
+from state_runtime.reading.references import references
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
+from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, manifest_path
@@ -937,6 +945,144 @@ def test_what_cannot_be_gone_back_to_is_refused(world: World, local: Shop) -> No
     )
     with pytest.raises(SnapshotExpired, match="was given up"):
         world.beginning("job", local, from_snapshot=existing[1]).look()
+
+
+@pytest.mark.parametrize("damage", ["empty", "flipped", "newer format"])
+@pytest.mark.parametrize("newest_two", [False, True])
+def test_a_damaged_newest_snapshot_can_be_gone_back_behind(
+    world: World, local: Shop, damage: str, newest_two: bool
+) -> None:
+    """Only by somebody who names an older one. Ids, epochs and output count on as if the newest could be read; then the
+    damaged one can be deleted, and everything works again."""
+    world.run("job", local, 3)
+    target = world.newest("job", local).snapshot_id
+    world.run("job", local, 5)
+    lost = world.newest("job", local)
+    root = local.root("job")
+    for snapshot_id in range(lost.snapshot_id - newest_two, lost.snapshot_id + 1):
+        body = root.read(manifest_path(snapshot_id), 1 << 20)
+        flipped = bytes([*body[:-10], body[-10] ^ 1, *body[-9:]])
+        newer = encode_document("manifest", lost, FORMAT_VERSION + 1)
+        root.put(manifest_path(snapshot_id), {"empty": b"", "flipped": flipped, "newer format": newer}[damage])
+    before = listing(root)
+    with pytest.raises((CorruptManifest, UnsupportedFormat)):
+        world.beginning("job", local).look()
+    with pytest.raises((CorruptManifest, UnsupportedFormat), match=r"First go back to an older one"):
+        delete_snapshots(root, [lost.snapshot_id], clock=world.clock, ids=world.ids, damaged=True)
+    assert listing(root) == before
+    world.run("job", local, 5, from_snapshot=target)
+    newest = world.newest("job", local)
+    assert newest.abandoned == ((target + 1, lost.snapshot_id),)
+    assert newest.epoch > lost.epoch
+    world.check("job", local, 5)
+    assert world.published("job") == expected_output(0, 5) + expected_output(3, 5)
+    damaged = range(lost.snapshot_id - newest_two, lost.snapshot_id + 1)
+    delete_snapshots(root, damaged, clock=world.clock, ids=world.ids, damaged=True)
+    assert not set(damaged) & set(Catalog(open_store(local.url), "job").snapshot_ids())
+    world.run("job", local, 6)
+    world.check("job", local, 6)
+
+
+def rolled_back(world: World, shop: Shop, job: str, place: str) -> Manifest:
+    catalog = Catalog(open_store(shop.url, shop.options), job, world.clock)
+    plan = plan_rollback(catalog, place, storage_options=shop.options)
+    return execute_rollback(catalog, plan, Actor(world.clock, world.ids, "h", 9))
+
+
+@pytest.mark.parametrize("kind", ["own", "savepoint of a kept one", "savepoint of a given up one", "copy"])
+def test_a_rollback_returns_in_place_and_can_itself_be_gone_back_behind(
+    world: World, local: Shop, kind: str, tmp_path: Path
+) -> None:
+    """To a snapshot of its own, or to a savepoint or a copy of one that its root may have forgotten."""
+    grown(world, local, "job")
+    target = world.newest("job", local)
+    place = world.savepoint("job", local, "before-upgrade")
+    if kind == "copy":
+        shutil.copytree(Path(local.url) / "job", tmp_path / "archive")
+        place = f"{tmp_path / 'archive'}@{target.snapshot_id}"
+    world.run("job", local, 6)
+    bad = world.newest("job", local).snapshot_id
+    root = local.root("job")
+    if kind == "savepoint of a given up one":
+        old = [i for i in Catalog(open_store(local.url), "job").snapshot_ids() if i < bad]
+        delete_snapshots(root, old, clock=world.clock, ids=world.ids)
+        collect_all(root)
+    committed = rolled_back(world, local, "job", f"@{target.snapshot_id}" if kind == "own" else place)
+    assert committed.snapshot_id == bad + 1
+    assert committed.abandoned == ((target.snapshot_id + 1, bad),)
+    world.check("job", local, 4)
+    other = [*BATCHES[:4], ["key-1"] * 7, ["key-9"]]
+    world.run("job", local, 6, batches=other)
+    world.check("job", local, 6, other)
+    assert world.published("job") == expected_output(0, 6) + expected_output(4, 6, other)
+    rolled_back(world, local, "job", f"@{bad}")
+    world.check("job", local, 6)
+
+
+def collect_all(root: Store) -> None:
+    """As after many collections: nothing is left but what the snapshots need."""
+    catalog = Catalog.of_root(root)
+    needed = {ref.path for i in catalog.snapshot_ids() for ref in references(root, catalog.manifest(i))}
+    for folder in ("changelog", "tables"):
+        for found in list(root.list_objects(folder)):
+            if found.path not in needed:
+                root.delete(found.path)
+
+
+def test_a_rollback_serves_where_the_newest_snapshot_is_damaged(world: World, local: Shop) -> None:
+    """Also to a savepoint of the damaged one itself: then nothing is abandoned."""
+    grown(world, local, "job")
+    newest = world.newest("job", local)
+    place = world.savepoint("job", local, "kept")
+    local.root("job").put(manifest_path(newest.snapshot_id), b"")
+    committed = rolled_back(world, local, "job", place)
+    assert (committed.snapshot_id, committed.abandoned) == (newest.snapshot_id + 1, ())
+    world.check("job", local, 4)
+    world.run("job", local, 6)
+    world.check("job", local, 6)
+
+
+def test_a_reset_job_begins_empty_and_what_it_had_can_be_gone_back_to(world: World, local: Shop) -> None:
+    grown(world, local, "job")
+    before = world.newest("job", local)
+    committed = rolled_back(world, local, "job", "")
+    assert not committed.segments
+    assert not committed.layers
+    assert committed.source is None
+    assert committed.abandoned == ((1, before.snapshot_id),)
+    assert committed.epoch >= before.epoch
+    world.run("job", local, 3)
+    world.check("job", local, 3)
+    rolled_back(world, local, "job", f"@{before.snapshot_id}")
+    world.check("job", local, 4)
+
+
+def test_what_is_not_a_past_of_the_job_is_not_rolled_back_to(world: World, local: Shop, tmp_path: Path) -> None:
+    """Another job's state, a history that went on apart, one that is newer than the root, a run that lives."""
+    grown(world, local, "job")
+    shutil.copytree(Path(local.url) / "job", tmp_path / "apart")
+    shutil.copytree(Path(local.url) / "job", tmp_path / "older")
+    world.run("other", local, 2)
+    apart = Shop(str(tmp_path))
+    world.run("apart", apart, 6)
+    world.run("job", local, 6)
+    root, newest = local.root("job"), world.newest("job", local).snapshot_id
+    world.clock.advance_s(3600)
+    before = listing(root)
+    for place, error in (
+        (local.place("other"), JobRootMismatch),
+        (apart.place("apart", newest), InvalidConfiguration),
+        (local.place("job"), InvalidConfiguration),
+        (local.place("job", 999), MissingSnapshot),
+    ):
+        with pytest.raises(error):
+            rolled_back(world, local, "job", place)
+    with pytest.raises(InvalidConfiguration, match="is newer than anything"):
+        rolled_back(world, apart, "older", local.place("job"))
+    assert listing(root) == before
+    world.beat(world.open(world.beginning("job", local)), root, "running")
+    with pytest.raises(JobAlreadyRunning):
+        rolled_back(world, local, "job", f"@{newest}")
 
 
 def test_output_that_was_staged_since_is_not_published_after_going_back(
