@@ -192,9 +192,11 @@ class Beginning:
         raise InvalidConfiguration(
             f"job {info.name!r} in {self._root.url} has snapshots of its own, so it cannot begin with {start.place} "
             f"({start.mode}); it began {f'with {began}' if began is not None else 'without one'}. Nothing was changed. "
-            "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back to an older "
-            "snapshot of its own, name its id with --from-snapshot. To begin a new job from that place, give it a name "
-            "of its own, or first remove this one with `stillstate delete --root`"
+            "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back, in place, to a "
+            f"savepoint or a copy of this job: `stillstate rollback {info.name} {start.place}`; to an older snapshot of "
+            "its own also: --from-snapshot ID. To begin a new job from that place, give it a name of its own, or first "
+            "remove this one with `stillstate delete --root`. (The place that it began with may be named in "
+            "start_from.)"
         )
 
     def _refuse_remains(self) -> None:

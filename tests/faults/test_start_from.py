@@ -254,7 +254,7 @@ def test_a_job_with_snapshots_does_not_silently_ignore_another_beginning(world: 
         local.start("old", snapshot_id=began_with + 1),
     ):
         with pytest.raises(
-            InvalidConfiguration, match=r"has snapshots of its own.*start_from.*--from-snapshot"
+            InvalidConfiguration, match=r"has snapshots of its own.*start_from.*rollback.*--from-snapshot"
         ) as said:
             world.beginning("new", local, start).look()
         assert start.place in str(said.value)
