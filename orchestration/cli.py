@@ -18,6 +18,7 @@ from orchestration.commands import (
     jobs,
     materialize,
     moving,
+    rollback,
     savepoints,
     snapshots,
 )
@@ -51,7 +52,7 @@ app = typer.Typer(
 )
 
 # In the order of the help: what people look for first comes first.
-for topic in (jobs, snapshots, materialize, convert, import_spark, export, deleting, moving, savepoints):
+for topic in (jobs, snapshots, materialize, convert, import_spark, export, deleting, moving, savepoints, rollback):
     topic.register(app)
 
 

@@ -161,7 +161,7 @@ class StreamingJob:
             stop: set it to stop after the current epoch and a checkpoint.
             start_from: where a job without a snapshot begins: at one of another job, a savepoint, or a copy of either,
                 in any store. Parallelism, backend, changelog and states may be others than there. A job with snapshots
-                does not look at it.
+                goes on from its own, and refuses any place but the one that it began with.
             from_snapshot: id of an older snapshot of this job to go back to. Output that was published since then
                 stays, and what comes again has higher epoch numbers.
             on_copy: called while what `start_from` names is copied.

@@ -1,13 +1,16 @@
 """Where a run begins: at its own newest snapshot, at an older one of its own, or at a snapshot of any other root.
 
-    look    reads only: finds the snapshot and refuses what cannot be, before anything is written anywhere
+    look    reads only: finds the snapshot and refuses what cannot be, before anything is written anywhere; also asks
+            the caller whether the run may go on from it (`Decide`)
     open    writes: CLAIM takes the source over and fences it; job.json says what the job begins with; everything that
             the snapshot needs is copied, and its manifest last: the job's first snapshot, with the id that it has in
-            the source. Then a run is opened as always: term, fencing snapshot (source id + 1)
+            the source. Then a run is opened as always: term, fencing snapshot (source id + 1). The caller is asked
+            again, about exactly what is gone on from: another run may have committed since the look
 
-From its first snapshot on a job needs nothing of the source, and a restart does not look at `start_from` any more. A
-crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot of the
-source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
+From its first snapshot on a job needs nothing of the source, and a restart that names the same source again goes on
+from the job's own newest snapshot. One that names another source is refused: it would go on from a state that was not
+asked for. A crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot
+of the source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
 
 NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
 source the job's own: nobody else runs it or starts from it (snapshot/claim.py), and it is removed after the job's first
@@ -44,6 +47,7 @@ from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import ClaimMode, JobInfo, StartedFrom
 from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
@@ -54,9 +58,13 @@ from state_runtime.snapshot.savepoint import read_record
 from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
 from state_runtime.store import Store, open_store
 
-__all__ = ["Beginning", "StartFrom"]
+__all__ = ["Beginning", "Decide", "StartFrom"]
 
 _LOG = logging.getLogger(__name__)
+
+Decide = Callable[[Manifest | None, JobInfo | None], None]
+"""Refuses, by raising, what a run must not go on from. Called with the content, under the newest snapshot's id and with
+the output that the run would publish first (None: the job begins empty), and with the job's identity if it has one."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Beginning:
 
     Args:
         catalog: of the job that begins.
-        start_from: counts only as long as the job has no snapshot.
+        start_from: where a job without a snapshot begins; of a job with snapshots it must be what the job began with.
         from_snapshot: an older snapshot of the job's own to go back to.
         storage_options: of the job's own store.
         on_copy: called while the source is copied, after each object.
@@ -110,32 +118,41 @@ class Beginning:
         self._clock = clock
         self._ids = ids
         self._on_copy = on_copy
+        self._decide: Decide | None = None
         self._own: Manifest | None = None
         self._source: OpenedSnapshot | None = None
         self.info: JobInfo | None = None
 
-    @property
-    def to_publish(self) -> tuple[StagedOutput, ...]:
-        """Output of the source that the job will publish in its place."""
-        source = self._source
-        return self._outputs(source) if source is not None else ()
-
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def look(self) -> Manifest | None:
+    def look(self, decide: Decide | None = None) -> Manifest | None:
         """The content that the run will go on from; None if the job begins empty. Nothing is written.
 
+        Args:
+            decide: asked about that content now, and in `open` about what is then really gone on from.
+
         Raises:
+            what `decide` raises.
             SnapshotInUse: the job's root, or the source, was claimed; or the source cannot be claimed now: who holds it
                 is named.
             JobRootMismatch: files of two roots were mixed.
+            SnapshotInUse: an import, a move or a conversion fills the root, or was cut while it did.
             InvalidConfiguration, MissingSnapshot, JobNotFound: there is no such snapshot, or the job was begun with
                 another.
             CorruptManifest, UnsupportedFormat, StoreUnavailable: see `Catalog.latest`.
         """
+        self._decide = decide
+        found = self._look()
+        if decide is not None:
+            decide(found, self.info)
+        return found
+
+    def _look(self) -> Manifest | None:
         refuse_if_claimed(self._root)
         info = self.info = read_job_info(self._root)
-        own = self._own = self._catalog.latest()
+        refuse_if_handed_over(self._root)
+        wanted = self._from_snapshot
+        own = self._own = self._catalog.latest() if wanted is None else self._catalog.latest_to_go_back_from()
         if own is not None:
             if info is None:
                 raise JobRootMismatch(
@@ -145,16 +162,60 @@ class Beginning:
                 )
             check_belongs(own, info, self._root.url, own=True)
             if self._start is not None:
-                _LOG.info("job %r has snapshots of its own; it does not start from %s", info.name, self._start.place)
+                self._refuse_another_beginning(self._start, info)
+                _LOG.info(
+                    "job %r has snapshots of its own and goes on from the newest; it does not start from %s again",
+                    info.name,
+                    self._start.place,
+                )
             return self._looked_back(own)
         if self._from_snapshot is not None:
             raise MissingSnapshot(f"job {self._catalog.job!r} in {self._root.url} has no snapshot yet to go back to")
         if self._start is None:
             if info is not None and info.started_from is not None:
                 raise self._unfinished(info.started_from)
+            self._refuse_remains()
             return None
-        self._source = self._find(self._start, info)
-        return self._source.manifest
+        source = self._source = self._find(self._start, info)
+        return replace(source.manifest, outputs=self._outputs(source))
+
+    def _refuse_another_beginning(self, start: StartFrom, info: JobInfo) -> None:
+        """A job with snapshots may be told the place that it began with, as a file or a script tells it at each start.
+
+        The place is compared by its name alone: the source may be gone by now, or have gone on.
+        """
+        began = info.started_from
+        place = Place.parse(start.place)
+        if began is not None:
+            same_place = open_store(place.root_url, self._source_options()).url == began.place
+            if same_place and place.snapshot_id in (None, began.snapshot_id) and start.mode == began.mode:
+                return
+        raise InvalidConfiguration(
+            f"job {info.name!r} in {self._root.url} has snapshots of its own, so it cannot begin with {start.place} "
+            f"({start.mode}); it began {f'with {began}' if began is not None else 'without one'}. Nothing was changed. "
+            "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back, in place, to a "
+            f"savepoint or a copy of this job: `stillstate rollback {info.name} {start.place}`; to an older snapshot of "
+            "its own also: --from-snapshot ID. To begin a new job from that place, give it a name of its own, or first "
+            "remove this one with `stillstate delete --root`. (The place that it began with may be named in "
+            "start_from.)"
+        )
+
+    def _refuse_remains(self) -> None:
+        """A root that has data and no snapshot did not begin empty: every run commits a snapshot before it writes data.
+
+        It is a copy without its `snapshots/`, or what an import of an earlier version left. To begin empty here would
+        read as if the job had no state.
+        """
+        folders = sorted({"changelog", "files", "tables"} & set(self._root.list_names("")))
+        if not folders or read_boundary(self._root).is_tombstone:
+            return
+        found = next((o.path for folder in folders for o in self._root.list_objects(folder)), None)
+        if found is not None:
+            raise MissingSnapshot(
+                f"{self._root.url} holds data ({found}) and no snapshot that names it, so this job would begin empty "
+                "and its state would be lost to it. If the folder was copied or restored, copy its snapshots/ too; if "
+                "an import was cut here, repeat the import; else remove the folder to begin anew"
+            )
 
     def _looked_back(self, own: Manifest) -> Manifest:
         wanted = self._from_snapshot
@@ -243,6 +304,8 @@ class Beginning:
             empty: the content of a job that begins with nothing.
 
         Raises:
+            what `decide` of `look` raises: the run may not go on from what others have committed since. No older run of
+                the job was fenced. With CLAIM the source is claimed by then, for this job's next attempt.
             SnapshotInUse: another job has claimed the source meanwhile.
             SnapshotExpired, MissingFile, CorruptData: the source was given up meanwhile, or is damaged; the job has no
                 snapshot.
@@ -263,6 +326,10 @@ class Beginning:
         if self._claims:
             uid, source = self._take_over(source, actor)
             faults.reach("start-claimed")
+            if self._decide is not None:
+                # Before job.json says what the job begins with: the source may have ended meanwhile with a snapshot
+                # that the caller does not go on from.
+                self._decide(replace(source.manifest, outputs=self._outputs(source)), self.info)
         started = self._started_from(source)
         info = open_job_root(
             self._root, self._catalog.job, clock=self._clock, ids=self._ids, uid=uid, started_from=started
@@ -329,6 +396,7 @@ class Beginning:
         )
 
     def _open_run(self, info: JobInfo, empty: Callable[[JobInfo], Manifest], actor: Actor) -> Committer:
+        decide = self._decide
         return open_run(
             self._catalog,
             info,
@@ -338,6 +406,7 @@ class Beginning:
             host=actor.host,
             pid=actor.pid,
             back_to=self._from_snapshot,
+            decide=(lambda content: decide(content, info)) if decide is not None else None,
         )
 
     @property

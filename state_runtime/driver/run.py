@@ -109,10 +109,6 @@ class JobRun:
         pipeline = plan.compiled(self._spark, source)
         if not takeover:
             refuse_if_live(self._catalog, self._clock)
-        before = beginning.look()
-        refuse_drained(before, f"job {self._plan.name!r}", allow_drained=allow_drained)
-        parallelism = self._parallelism(before, beginning.info)
-        _check_outputs(beginning, pipeline)
         described = [operator.entry() for operator in pipeline.operators]
         fit = partial(
             reconcile,
@@ -120,8 +116,15 @@ class JobRun:
             dropped_by_processor=pipeline.dropped,
             allow_dropped_state=allow_dropped_state,
         )
+
+        def decide(content: Manifest | None, info: JobInfo | None) -> None:
+            refuse_drained(content, f"job {plan.name!r}", allow_drained=allow_drained)
+            self._parallelism(content, info)
+            _check_outputs(content, pipeline)
+            fit(content, snapshot_id=content.snapshot_id + 1 if content is not None else 1)
+
         # Refused before anything is written; then once more on what is really gone on from.
-        fit(before, snapshot_id=before.snapshot_id + 1 if before is not None else 1)
+        before = beginning.look(decide)
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
         committer = beginning.open(
@@ -133,7 +136,7 @@ class JobRun:
                 commit_id="",
                 kind="fencing",
                 created_at_ms=0,
-                parallelism=parallelism,
+                parallelism=self._parallelism(None, info),
             ),
             host=host,
             pid=pid,
@@ -142,6 +145,7 @@ class JobRun:
         # Another start may have been first: then there is something to go on from that was not there before.
         began_empty = before is None and committer.last.snapshot_id == 1
         entries = fit(None if began_empty else committer.last, snapshot_id=committer.last.snapshot_id + 1)
+        parallelism = self._parallelism(committer.last, info)
         ending = beginning.ending(info, f"{host}:{pid}")
         if ending is not None:
             self._on_progress = ending.watching(self._on_progress, committer)
@@ -330,18 +334,18 @@ class JobRun:
         savepoints.wait(is_enough)
 
 
-def _check_outputs(beginning: Beginning, pipeline: CompiledPipeline) -> None:
-    """Whoever claims a job also publishes the output that the job has staged and may not have published.
+def _check_outputs(content: Manifest | None, pipeline: CompiledPipeline) -> None:
+    """Whoever goes on from a snapshot also publishes the output that it names and that may not be published yet.
 
     Raises:
-        InvalidPipeline: the pipeline lacks a sink for it; nothing was claimed.
+        InvalidPipeline: the pipeline lacks a sink for it.
     """
-    for output in beginning.to_publish:
+    for output in content.outputs if content is not None else ():
         if output.files and output.sink not in pipeline.sinks:
             raise InvalidPipeline(
-                f"the job that is claimed has output of sink {output.sink!r} that may be unpublished, and the pipeline "
-                "has no such sink. Give it one with the same folder, or start the old job once more, which publishes "
-                "it. Nothing was changed"
+                f"the snapshot to go on from has unpublished output of sink {output.sink!r}, which the pipeline does "
+                "not have. Give it a sink of that name with the same folder, or start the job once more as it was, "
+                "which publishes the output"
             )
 
 

@@ -1,10 +1,10 @@
 """A stopped native query becomes the first snapshot of a job: its state through Spark's own state reader, its clocks
 and source position.
 
-Order of work, and what a crash leaves: where the query stands is read and checked; `job.json`; tables, one state after
-the other; the logs of seen files; a second look at the query; then the manifest, create-if-absent. Until then there is
-no snapshot, and the import can be repeated; it writes tables under new names. The checkpoint is only read.
-"""
+Order of work, and what a crash leaves: where the query stands is read and checked; `building.json`; `job.json`;
+tables, one state after the other; the logs of seen files; a second look at the query; then the manifest,
+create-if-absent. Until then there is no snapshot, no run begins in the root, and the import can be repeated; it
+writes tables under new names. The checkpoint is only read."""
 
 from __future__ import annotations
 

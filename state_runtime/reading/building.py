@@ -7,9 +7,10 @@
 The result is *canonical*: one layer of sorted Parquet tables, of any number of shards and any backend. A job starts
 from it as from any other snapshot.
 
-Atomic: the manifest is created last, if it is absent. A crash before leaves `job.json` and tables that no manifest
-names; building again writes new ones. Two builders of one root: one gets the snapshot, the other is refused.
-"""
+Atomic: the manifest is created last, if it is absent. `building.json` is created before anything else and removed
+after the manifest: what a crash leaves in between (`job.json`, and tables that no manifest names) is begun with by no
+run, which would begin empty. Building again goes on from there, and writes new tables. Two builders of one root: one
+gets the snapshot, the other is refused."""
 
 from __future__ import annotations
 
@@ -20,15 +21,18 @@ from typing import Literal
 
 import pyarrow as pa
 
+from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, check
 from state_runtime.base.ids import Ids
-from state_runtime.base.limits import MIB
+from state_runtime.base.limits import MIB, SMALL_JSON_BYTES_MAX
 from state_runtime.reading.sorting import sorted_rows
 from state_runtime.reading.tables import TableWriter, WrittenTables
-from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.create_once import Proposal, create_agreed
+from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
 from state_runtime.snapshot.fencing import open_job_root
+from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import (
     FileEntry,
@@ -40,13 +44,27 @@ from state_runtime.snapshot.manifest import (
     StagedOutput,
     TimeEntry,
 )
-from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.paths import BUILDING_FILE, manifest_path
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Created, Store
 
 __all__ = ["BuildMode", "SnapshotBuilder", "settled"]
 
 BuildMode = Literal["BOOTSTRAP", "IMPORT", "CONVERT"]
+
+
+@dataclass(frozen=True)
+class _Intent:
+    """`building.json`: the root is being filled with its first snapshot.
+
+    Attributes:
+        mode: how the first attempt fills it; a later one may do so otherwise.
+    """
+
+    uid: str
+    job: str
+    mode: BuildMode
+    started_at_ms: int
 
 
 def settled(operator: OperatorEntry) -> OperatorEntry:
@@ -96,16 +114,27 @@ class SnapshotBuilder:
         schemas: Mapping[tuple[str, str], StateSchema] | None = None,
         scratch: Path | None = None,
     ) -> SnapshotBuilder:
-        """Begin a snapshot; writes `job.json` if the root does not have one.
+        """Begin a snapshot; writes `building.json`, and `job.json` if the root does not have one.
+
+        Until `commit` has ended no run begins in the root. After an error or a crash, create it again.
 
         Args:
             job: name of the job.
             origin: where the rows come from; None: from nowhere that has a name.
 
         Raises:
-            InvalidConfiguration: the root has snapshots already.
+            InvalidConfiguration: the root has snapshots already. SnapshotInUse: it is being moved or converted to.
+            CorruptManifest, UnsupportedFormat, StoreUnavailable, OutcomeUnknown: nothing was built.
         """
-        info = open_job_root(root, job, clock=clock, ids=ids)
+        _refuse_snapshots(root)
+        refuse_if_handed_over(root, is_builder=True)
+        # Before job.json: with that alone the root looks like a job that was begun empty.
+        intent = _Intent(ids.uid(), job, mode, clock.now_ms())
+        create_agreed(
+            root, Proposal(BUILDING_FILE, encode_document("building", intent), intent), lambda: _read_intent(root)
+        )
+        faults.reach("build-begun")
+        info = open_job_root(root, job, clock=clock, ids=ids, is_builder=True)
         _refuse_snapshots(root)
         origin = origin or OriginEntry(job, info.uid, 0, "", mode)
         return SnapshotBuilder(
@@ -240,6 +269,9 @@ class SnapshotBuilder:
             _refuse_snapshots(self.root)
             raise InvalidConfiguration(f"{self.root.url} had a snapshot {self.snapshot_id} once; give another place")
         self._done = True
+        faults.reach("build-committed")
+        # With a snapshot in the root it says nothing any more: if this is cut, nobody minds that it stays.
+        self.root.delete(BUILDING_FILE)
         return manifest
 
 
@@ -256,8 +288,16 @@ def _sorted(batches: Iterable[pa.RecordBatch], bytes_max: int, scratch: Path | N
     yield from sorted_rows(rest(), StateSchema.of(first.schema), bytes_max=bytes_max, scratch=scratch)
 
 
+def _read_intent(root: Store) -> _Intent | None:
+    try:
+        data = root.read(BUILDING_FILE, SMALL_JSON_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    return decode_document("building", _Intent, data, f"{root.url}/{BUILDING_FILE}")
+
+
 def _refuse_snapshots(root: Store) -> None:
-    existing = Catalog.of_root(root).latest()
+    existing = Catalog.of_root(root).latest() if read_job_info(root) is not None else None
     if existing is not None:
         raise InvalidConfiguration(
             f"{root.url} has snapshots already (the newest is {existing.snapshot_id}); a snapshot is built in a place "

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import CorruptManifest, JobNotFound, MissingSnapshot, SnapshotExpired
+from state_runtime.base.errors import (
+    CorruptManifest,
+    JobNotFound,
+    MissingSnapshot,
+    SnapshotExpired,
+    UnsupportedFormat,
+)
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document
 from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.lineage import standing_in
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import (
     JOB_FILE,
@@ -117,6 +124,30 @@ class Catalog:
                 return self.manifest(snapshot_id)
             except MissingSnapshot:
                 continue  # a folder without manifest: its writer died, or is just about to finish
+        return None
+
+    def latest_to_go_back_from(self) -> Manifest | None:
+        """What `gone_back` needs of the newest snapshot, also if its manifest cannot be read; None before the first.
+
+        For somebody who has named an older snapshot to go back to, and for nobody else. The newest id is that of the
+        listing. If its manifest is damaged or of a newer format, the newest readable one below it stands in for it
+        (`standing_in`).
+
+        Raises:
+            CorruptManifest, UnsupportedFormat: no manifest can be read.
+        """
+        newest_id, unreadable = 0, None
+        for snapshot_id in reversed(self.snapshot_ids()):
+            try:
+                found = self.manifest(snapshot_id)
+            except MissingSnapshot:
+                continue  # as in `latest`
+            except (CorruptManifest, UnsupportedFormat) as error:
+                newest_id, unreadable = max(newest_id, snapshot_id), unreadable or error
+                continue
+            return found if unreadable is None else standing_in(found, newest_id)
+        if unreadable is not None:
+            raise unreadable
         return None
 
     def progress(self, manifest: Manifest) -> Progress | None:

@@ -109,4 +109,7 @@ def header_format(data: bytes) -> int:
     return int(json.loads(data.partition(b"\n")[0])["format"])
 
 
-_NEXT = "It was left as it is; restore it from a copy, or start from an older snapshot"
+_NEXT = (
+    "It was left as it is. Restore it from a copy; if it is a snapshot, the job can go back to an older one "
+    "(`stillstate rollback`, or --from-snapshot)"
+)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
@@ -57,7 +58,14 @@ STARTING_GRACE_S = 30.0
 
 
 def open_job_root(
-    root: Store, name: str, *, clock: Clock, ids: Ids, uid: str = "", started_from: StartedFrom | None = None
+    root: Store,
+    name: str,
+    *,
+    clock: Clock,
+    ids: Ids,
+    uid: str = "",
+    started_from: StartedFrom | None = None,
+    is_builder: bool = False,
 ) -> JobInfo:
     """Create the job root, or find it. Atomic; two first starts agree on one uid, and on what the job begins with.
 
@@ -65,12 +73,14 @@ def open_job_root(
         uid: of a new job; drawn if empty.
         started_from: what a new job begins with. The caller compares it with what is returned: another start may have
             been first.
+        is_builder: whether the caller fills the root itself, with an import or a bootstrap.
 
     Raises:
-        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved (snapshot/handover.py).
+        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved, or somebody else fills it
+            (snapshot/handover.py).
     """
     # Before anything is written: a root that is still being filled gets its own job.json at the end.
-    refuse_if_handed_over(root)
+    refuse_if_handed_over(root, is_builder=is_builder)
     found = read_job_info(root)
     if found is not None:
         return found
@@ -140,17 +150,21 @@ def open_run(
     ids: Ids,
     host: str,
     pid: int,
-    back_to: int | None = None,
+    back_to: int | Manifest | None = None,
     claimed_by: str = "",
     mover: str = "",
+    decide: Callable[[Manifest | None], None] | None = None,
 ) -> Committer:
     """Claim the next term and take the job over from every older run.
 
     Args:
         empty: the content of a job that has no snapshot yet.
         mover: uid of the move that takes the job over to carry it elsewhere; empty of a run.
-        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it.
+        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it. Or such content itself
+            (a copy of an older snapshot, or an empty one with the id 0): all that it needs is in the root.
         claimed_by: uid of a job that may open a root which it has claimed.
+        decide: called with exactly the content that the run would go on from, under the newest id (None: the job is
+            empty), before the fencing snapshot is proposed. What it raises ends the start, and no older run is fenced.
 
     Returns:
         A committer whose `last` is the fencing snapshot: the newest content, output still to be published included.
@@ -159,14 +173,20 @@ def open_run(
         Fenced: a newer run took over while this one started, or the root was given up.
         SnapshotInUse: another job has claimed the root, or it is being moved; nothing but a term's number was used.
         JobRootMismatch: its files are of two jobs.
-        CorruptManifest: the newest snapshot cannot be read. Nothing is overwritten, and no older one is used.
+        CorruptManifest, UnsupportedFormat: the newest snapshot cannot be read, and no older one was named. Nothing is
+            overwritten, and no older one is used.
         MissingSnapshot: there is no snapshot `back_to`.
     """
+
     # The content is read before the term is claimed, so that a damaged root costs nothing.
-    found = catalog.latest()
+    def newest() -> Manifest | None:
+        # Whoever has named an older snapshot may leave a newest one behind that cannot be read; nobody else may.
+        return catalog.latest() if back_to is None else catalog.latest_to_go_back_from()
+
+    found = newest()
     if found is not None:
         check_belongs(found, info, catalog.root.url, own=True)
-    target = catalog.manifest(back_to) if back_to is not None else None
+    target = catalog.manifest(back_to) if isinstance(back_to, int) else back_to
     term = claim_term(
         catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
     )
@@ -180,7 +200,7 @@ def open_run(
     actor = Actor(clock, ids, host, pid)
 
     def propose() -> Proposal[Manifest]:
-        latest = catalog.latest()
+        latest = newest()
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
         if latest is not None:
@@ -191,6 +211,10 @@ def open_run(
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
         content = gone_back(target, last) if target is not None else last
+        if decide is not None:
+            # Here and not before: an older run may have committed since the caller looked, and what the caller would
+            # refuse is refused only if it is asked about the content of this very proposal.
+            decide(replace(content, snapshot_id=last.snapshot_id) if latest is not None else None)
         manifest = next_manifest(replace(content, kind="fencing", previous=None), last, info, term, actor)
         return Proposal(manifest_path(manifest.snapshot_id), manifest.encode(), manifest)
 

@@ -20,7 +20,14 @@ from typing import Literal
 from state_runtime.base.errors import SnapshotInUse
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, MOVED_FILE, MOVING_FILE, SNAPSHOTS_DIR
+from state_runtime.snapshot.paths import (
+    BUILDING_FILE,
+    CONVERSION_FILE,
+    JOB_FILE,
+    MOVED_FILE,
+    MOVING_FILE,
+    SNAPSHOTS_DIR,
+)
 from state_runtime.store import Store
 
 __all__ = ["MoveMode", "MoveOutcome", "MoveWhat", "Moving", "read_moving", "read_outcome", "refuse_if_handed_over"]
@@ -99,7 +106,7 @@ def read_outcome(root: Store) -> MoveOutcome | None:
     return decode_document("moved", MoveOutcome, data, f"{root.url}/{MOVED_FILE}")
 
 
-def refuse_if_handed_over(root: Store, *, mover: str = "") -> None:
+def refuse_if_handed_over(root: Store, *, mover: str = "", is_builder: bool = False) -> None:
     """Keep everybody but its mover from changing a root that is going elsewhere, or has not wholly arrived.
 
     Call it after the first thing that a mover would see (a term, a savepoint's record), and before anything that would
@@ -107,10 +114,17 @@ def refuse_if_handed_over(root: Store, *, mover: str = "") -> None:
 
     Args:
         mover: uid of the move whose own this call is.
+        is_builder: whether the caller fills the root with rows: an import, a bootstrap, or the repetition of one.
 
     Raises:
-        SnapshotInUse: it is being moved away, or copied or converted to.
+        SnapshotInUse: it is being moved away, or copied, converted or imported to.
     """
+    if not is_builder and root.exists(BUILDING_FILE) and not root.list_names(SNAPSHOTS_DIR):
+        raise SnapshotInUse(
+            f"{root.url} has no snapshot: the import or bootstrap that fills it has not ended, or was cut. It does not "
+            "begin empty. Run the import (bootstrap) again, which begins anew in this folder; or remove the folder to "
+            "begin without it"
+        )
     if root.exists(CONVERSION_FILE) and not root.list_names(SNAPSHOTS_DIR):
         raise SnapshotInUse(
             f"{root.url} is not complete: the conversion that fills it has not ended. Repeat `stillstate convert`: it "

@@ -18,7 +18,11 @@ from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
 
-__all__ = ["check_belongs", "gone_back", "pending_outputs", "taken_over"]
+__all__ = ["check_belongs", "gone_back", "pending_outputs", "standing_in", "taken_over"]
+
+_EPOCHS_PER_LOST_SNAPSHOT = 1 << 20
+"""More epochs than one checkpoint ends: twelve days of them at one a second. List elements are ordered by 36 bits of an
+epoch, so tens of thousands of lost snapshots fit."""
 
 
 def gone_back(target: Manifest, newest: Manifest) -> Manifest:
@@ -27,16 +31,29 @@ def gone_back(target: Manifest, newest: Manifest) -> Manifest:
     Epochs count on from the newest, so that output under an old number is never written with other rows. Output that
     was published since then stays where it is.
     """
-    if target.snapshot_id == newest.snapshot_id:
+    if (target.snapshot_id, target.commit_id) == (newest.snapshot_id, newest.commit_id):
         return newest
+    # A copy of the newest one, where that cannot be read any more, abandons nothing.
+    left = ((target.snapshot_id + 1, newest.snapshot_id),) if target.snapshot_id < newest.snapshot_id else ()
     return replace(
         target,
         epoch=max(target.epoch, target.snapshot_id, newest.epoch, newest.snapshot_id),
         outputs=pending_outputs(target, newest),
         # Those of the target lie before it; what it counted as abandoned is so from here too, and nothing else before
         # it.
-        abandoned=(*target.abandoned, (target.snapshot_id + 1, newest.snapshot_id)),
+        abandoned=(*target.abandoned, *left),
     )
+
+
+def standing_in(readable: Manifest, newest_id: int) -> Manifest:
+    """The newest readable manifest in the place of newer ones that cannot be read: for `gone_back` only.
+
+    How many epochs those held is unknown, so their numbers are passed over in a wide step: output under a number that
+    was used is never written with other rows.
+    """
+    lost = newest_id - readable.snapshot_id
+    epoch = max(readable.epoch, readable.snapshot_id) + lost * _EPOCHS_PER_LOST_SNAPSHOT
+    return replace(readable, snapshot_id=newest_id, epoch=epoch)
 
 
 def pending_outputs(target: Manifest, newest: Manifest) -> tuple[StagedOutput, ...]:

@@ -9,6 +9,7 @@ from state_runtime.base.limits import NAME_CHARS_MAX
 
 __all__ = [
     "BOUNDARY_DIR",
+    "BUILDING_FILE",
     "CLAIM_FILE",
     "CONTROL_DIR",
     "CONVERSION_FILE",
@@ -48,6 +49,7 @@ JOB_FILE = "job.json"
 CLAIM_FILE = "claim.json"
 MOVING_FILE = "moving.json"
 CONVERSION_FILE = "conversion.json"
+BUILDING_FILE = "building.json"
 MOVED_FILE = "moved.json"
 PUBLISHED_FILE = "published.json"
 TERMS_DIR = "terms"

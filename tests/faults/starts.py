@@ -14,7 +14,7 @@ from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime import JobSettings
 from state_runtime.changelog.reader import read_source_log
-from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.driver.beginning import Beginning, Decide, StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.materialize import materialize
 from state_runtime.reading.references import references
@@ -90,9 +90,9 @@ class World:
             on_copy=on_copy,
         )
 
-    def open(self, beginning: Beginning) -> Committer:
+    def open(self, beginning: Beginning, decide: Decide | None = None) -> Committer:
         """Look and open, as a run does."""
-        beginning.look()
+        beginning.look(decide)
         return beginning.open(lambda info: empty_manifest(info.uid, 2), host="h", pid=1)
 
     def run(

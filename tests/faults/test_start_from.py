@@ -15,25 +15,35 @@ from typing import Any
 import pytest
 from model import SECRET, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
+    CorruptManifest,
     Fenced,
     InvalidConfiguration,
+    JobAlreadyRunning,
     JobRootMismatch,
     MissingFile,
     MissingSnapshot,
     SnapshotExpired,
     SnapshotInUse,
     StoreRefused,
+    UnsupportedFormat,
 )
 from state_runtime.driver.beginning import StartFrom
+from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.maintenance.delete.roots import delete_root
+from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.pipeline.compatibility import refuse_drained
+from state_runtime.reading.references import references
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
-from state_runtime.snapshot.manifest import StagedFile, StagedOutput
+from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, manifest_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
@@ -217,7 +227,7 @@ def test_a_pin_of_a_long_copy_is_renewed(world: World, local: Shop) -> None:
 
 
 def test_a_restart_goes_on_from_its_own_snapshot(world: World, local: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """And says so. The source may have gone on, or be gone."""
+    """And says so, where it is told the very place that it began with. The source may have gone on, or be gone."""
     grown(world, local)
     world.run("new", local, 5, local.start("old"))
     world.run("old", local, 8)
@@ -226,6 +236,35 @@ def test_a_restart_goes_on_from_its_own_snapshot(world: World, local: Shop, capl
     assert "it does not start from" in caplog.text
     world.check("new", local, 8)
     world.check_output("new", 4, 8)
+
+
+def test_a_job_with_snapshots_does_not_silently_ignore_another_beginning(world: World, local: Shop) -> None:
+    """Whoever says `--from …/before-upgrade` after a bad upgrade means to be back there. Going on from the bad state
+    with exit code 0 would be taken for it."""
+    grown(world, local)
+    world.run("new", local, 5, local.start("old"))
+    began_with = world.newest("new", local).origins[-1].snapshot_id
+    savepoint = world.savepoint("new", local, "before-upgrade")
+    world.run("new", local, 6)
+    before = listing(local.root("new"))
+    for start in (
+        StartFrom(savepoint),
+        local.start("other"),
+        local.start("old", "CLAIM"),
+        local.start("old", snapshot_id=began_with + 1),
+    ):
+        with pytest.raises(
+            InvalidConfiguration, match=r"has snapshots of its own.*start_from.*rollback.*--from-snapshot"
+        ) as said:
+            world.beginning("new", local, start).look()
+        assert start.place in str(said.value)
+        assert f"{local.place('old')}@{began_with}" in str(said.value)
+    with pytest.raises(InvalidConfiguration, match="has snapshots of its own"):
+        world.beginning("old", local, local.start("new")).look()
+    assert listing(local.root("new")) == before
+    local.root("old").delete(JOB_FILE)  # the source need not exist any more
+    for again in (local.start("old"), local.start("old", snapshot_id=began_with)):
+        assert world.beginning("new", local, again).look() == world.newest("new", local)
 
 
 def test_a_source_that_loses_a_file_gives_a_typed_error_and_no_snapshot(world: World, local: Shop) -> None:
@@ -676,6 +715,76 @@ def test_a_claim_that_was_taken_back_meanwhile_is_not_simply_made_again(world: W
     world.check_output("old", 0, 8)
 
 
+# --- decided on what is really gone on from ---------------------------------------------------------------------------
+
+
+def not_drained(content: Manifest | None, info: JobInfo | None) -> None:
+    refuse_drained(content, "job 'job'", allow_drained=False)
+
+
+def test_a_snapshot_that_was_drained_between_the_look_and_the_open_is_not_gone_on_from(
+    world: World, local: Shop
+) -> None:
+    """A takeover while the old run drains: its last snapshot lands after the look. The start is refused, and fences
+    nobody: the old run, which still lives, may end well."""
+    world.run("job", local, 3)
+    old = world.open(world.beginning("job", local))
+    late = world.beginning("job", local)
+    late.look(not_drained)
+    drained = old.commit(replace(old.last, kind="checkpoint", drained=True))
+    with pytest.raises(InvalidConfiguration, match=f"snapshot {drained.snapshot_id} .* was drained"):
+        late.open(lambda info: empty_manifest(info.uid, 2), host="h", pid=2)
+    assert world.newest("job", local) == drained
+    old.commit(replace(old.last, kind="checkpoint"))
+
+
+def test_what_is_committed_while_a_start_fences_is_decided_on_too(
+    world: World, local: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last moment: the fencing snapshot is proposed, and its id is lost to a drained snapshot of the old run."""
+    world.run("job", local, 3)
+    old = world.open(world.beginning("job", local))
+    real = fencing.leave_mark
+
+    def commit_meanwhile(root: Store, term: Any) -> None:
+        real(root, term)
+        old.commit(replace(old.last, kind="checkpoint", drained=True))
+
+    monkeypatch.setattr(fencing, "leave_mark", commit_meanwhile)
+    with pytest.raises(InvalidConfiguration, match="was drained"):
+        world.open(world.beginning("job", local), not_drained)
+    assert world.newest("job", local).drained
+    assert world.newest("job", local).kind == "checkpoint"
+
+
+def test_a_claimed_source_that_was_drained_meanwhile_is_decided_on_before_the_job_begins(
+    world: World, local: Shop
+) -> None:
+    """The claim waits for the next attempt, which says --allow-drained; no job.json, and nothing was copied."""
+    grown(world, local)
+    zombie = world.open(world.beginning("old", local))
+    world.clock.advance_s(3600)
+    claiming = world.beginning("new", local, local.start("old", "CLAIM"))
+    claiming.look(not_drained)
+    last = zombie.commit(replace(zombie.last, kind="checkpoint", drained=True, epoch=77))
+    with pytest.raises(InvalidConfiguration, match="was drained"):
+        claiming.open(lambda info: last, host="h", pid=1)
+    assert not local.root("new").list_names("")
+    assert world.open(world.beginning("new", local, local.start("old", "CLAIM"))).last.epoch == 77
+
+
+def test_an_older_snapshot_that_was_drained_is_decided_on_and_not_the_newest(world: World, local: Shop) -> None:
+    """Going back behind the drained snapshot is a way out of it; going back to it is going on from it."""
+    world.run("job", local, 3)
+    good = world.newest("job", local).snapshot_id
+    old = world.open(world.beginning("job", local))
+    drained = old.commit(replace(old.last, kind="checkpoint", drained=True)).snapshot_id
+    old.commit(replace(old.last, kind="checkpoint", drained=False))
+    with pytest.raises(InvalidConfiguration, match="was drained"):
+        world.open(world.beginning("job", local, from_snapshot=drained), not_drained)
+    assert not world.open(world.beginning("job", local, from_snapshot=good), not_drained).last.drained
+
+
 # --- relocation --------------------------------------------------------------------------------------------------------
 
 
@@ -836,6 +945,144 @@ def test_what_cannot_be_gone_back_to_is_refused(world: World, local: Shop) -> No
     )
     with pytest.raises(SnapshotExpired, match="was given up"):
         world.beginning("job", local, from_snapshot=existing[1]).look()
+
+
+@pytest.mark.parametrize("damage", ["empty", "flipped", "newer format"])
+@pytest.mark.parametrize("newest_two", [False, True])
+def test_a_damaged_newest_snapshot_can_be_gone_back_behind(
+    world: World, local: Shop, damage: str, newest_two: bool
+) -> None:
+    """Only by somebody who names an older one. Ids, epochs and output count on as if the newest could be read; then the
+    damaged one can be deleted, and everything works again."""
+    world.run("job", local, 3)
+    target = world.newest("job", local).snapshot_id
+    world.run("job", local, 5)
+    lost = world.newest("job", local)
+    root = local.root("job")
+    for snapshot_id in range(lost.snapshot_id - newest_two, lost.snapshot_id + 1):
+        body = root.read(manifest_path(snapshot_id), 1 << 20)
+        flipped = bytes([*body[:-10], body[-10] ^ 1, *body[-9:]])
+        newer = encode_document("manifest", lost, FORMAT_VERSION + 1)
+        root.put(manifest_path(snapshot_id), {"empty": b"", "flipped": flipped, "newer format": newer}[damage])
+    before = listing(root)
+    with pytest.raises((CorruptManifest, UnsupportedFormat)):
+        world.beginning("job", local).look()
+    with pytest.raises((CorruptManifest, UnsupportedFormat), match=r"First go back to an older one"):
+        delete_snapshots(root, [lost.snapshot_id], clock=world.clock, ids=world.ids, damaged=True)
+    assert listing(root) == before
+    world.run("job", local, 5, from_snapshot=target)
+    newest = world.newest("job", local)
+    assert newest.abandoned == ((target + 1, lost.snapshot_id),)
+    assert newest.epoch > lost.epoch
+    world.check("job", local, 5)
+    assert world.published("job") == expected_output(0, 5) + expected_output(3, 5)
+    damaged = range(lost.snapshot_id - newest_two, lost.snapshot_id + 1)
+    delete_snapshots(root, damaged, clock=world.clock, ids=world.ids, damaged=True)
+    assert not set(damaged) & set(Catalog(open_store(local.url), "job").snapshot_ids())
+    world.run("job", local, 6)
+    world.check("job", local, 6)
+
+
+def rolled_back(world: World, shop: Shop, job: str, place: str) -> Manifest:
+    catalog = Catalog(open_store(shop.url, shop.options), job, world.clock)
+    plan = plan_rollback(catalog, place, storage_options=shop.options)
+    return execute_rollback(catalog, plan, Actor(world.clock, world.ids, "h", 9))
+
+
+@pytest.mark.parametrize("kind", ["own", "savepoint of a kept one", "savepoint of a given up one", "copy"])
+def test_a_rollback_returns_in_place_and_can_itself_be_gone_back_behind(
+    world: World, local: Shop, kind: str, tmp_path: Path
+) -> None:
+    """To a snapshot of its own, or to a savepoint or a copy of one that its root may have forgotten."""
+    grown(world, local, "job")
+    target = world.newest("job", local)
+    place = world.savepoint("job", local, "before-upgrade")
+    if kind == "copy":
+        shutil.copytree(Path(local.url) / "job", tmp_path / "archive")
+        place = f"{tmp_path / 'archive'}@{target.snapshot_id}"
+    world.run("job", local, 6)
+    bad = world.newest("job", local).snapshot_id
+    root = local.root("job")
+    if kind == "savepoint of a given up one":
+        old = [i for i in Catalog(open_store(local.url), "job").snapshot_ids() if i < bad]
+        delete_snapshots(root, old, clock=world.clock, ids=world.ids)
+        collect_all(root)
+    committed = rolled_back(world, local, "job", f"@{target.snapshot_id}" if kind == "own" else place)
+    assert committed.snapshot_id == bad + 1
+    assert committed.abandoned == ((target.snapshot_id + 1, bad),)
+    world.check("job", local, 4)
+    other = [*BATCHES[:4], ["key-1"] * 7, ["key-9"]]
+    world.run("job", local, 6, batches=other)
+    world.check("job", local, 6, other)
+    assert world.published("job") == expected_output(0, 6) + expected_output(4, 6, other)
+    rolled_back(world, local, "job", f"@{bad}")
+    world.check("job", local, 6)
+
+
+def collect_all(root: Store) -> None:
+    """As after many collections: nothing is left but what the snapshots need."""
+    catalog = Catalog.of_root(root)
+    needed = {ref.path for i in catalog.snapshot_ids() for ref in references(root, catalog.manifest(i))}
+    for folder in ("changelog", "tables"):
+        for found in list(root.list_objects(folder)):
+            if found.path not in needed:
+                root.delete(found.path)
+
+
+def test_a_rollback_serves_where_the_newest_snapshot_is_damaged(world: World, local: Shop) -> None:
+    """Also to a savepoint of the damaged one itself: then nothing is abandoned."""
+    grown(world, local, "job")
+    newest = world.newest("job", local)
+    place = world.savepoint("job", local, "kept")
+    local.root("job").put(manifest_path(newest.snapshot_id), b"")
+    committed = rolled_back(world, local, "job", place)
+    assert (committed.snapshot_id, committed.abandoned) == (newest.snapshot_id + 1, ())
+    world.check("job", local, 4)
+    world.run("job", local, 6)
+    world.check("job", local, 6)
+
+
+def test_a_reset_job_begins_empty_and_what_it_had_can_be_gone_back_to(world: World, local: Shop) -> None:
+    grown(world, local, "job")
+    before = world.newest("job", local)
+    committed = rolled_back(world, local, "job", "")
+    assert not committed.segments
+    assert not committed.layers
+    assert committed.source is None
+    assert committed.abandoned == ((1, before.snapshot_id),)
+    assert committed.epoch >= before.epoch
+    world.run("job", local, 3)
+    world.check("job", local, 3)
+    rolled_back(world, local, "job", f"@{before.snapshot_id}")
+    world.check("job", local, 4)
+
+
+def test_what_is_not_a_past_of_the_job_is_not_rolled_back_to(world: World, local: Shop, tmp_path: Path) -> None:
+    """Another job's state, a history that went on apart, one that is newer than the root, a run that lives."""
+    grown(world, local, "job")
+    shutil.copytree(Path(local.url) / "job", tmp_path / "apart")
+    shutil.copytree(Path(local.url) / "job", tmp_path / "older")
+    world.run("other", local, 2)
+    apart = Shop(str(tmp_path))
+    world.run("apart", apart, 6)
+    world.run("job", local, 6)
+    root, newest = local.root("job"), world.newest("job", local).snapshot_id
+    world.clock.advance_s(3600)
+    before = listing(root)
+    for place, error in (
+        (local.place("other"), JobRootMismatch),
+        (apart.place("apart", newest), InvalidConfiguration),
+        (local.place("job"), InvalidConfiguration),
+        (local.place("job", 999), MissingSnapshot),
+    ):
+        with pytest.raises(error):
+            rolled_back(world, local, "job", place)
+    with pytest.raises(InvalidConfiguration, match="is newer than anything"):
+        rolled_back(world, apart, "older", local.place("job"))
+    assert listing(root) == before
+    world.beat(world.open(world.beginning("job", local)), root, "running")
+    with pytest.raises(JobAlreadyRunning):
+        rolled_back(world, local, "job", f"@{newest}")
 
 
 def test_output_that_was_staged_since_is_not_published_after_going_back(

@@ -29,6 +29,7 @@ COMMANDS = [
     ["pin"],
     ["unpin"],
     ["pins"],
+    ["rollback"],
 ]
 
 
@@ -103,6 +104,25 @@ class _Terminal:
     @property
     def stderr(self) -> object:
         return sys.stderr
+
+
+def test_a_rollback_shows_what_it_would_do_asks_and_makes_the_old_the_newest(config: str, flights: JobRoot) -> None:
+    dry = call("rollback", "flights", "@2", "--dry-run", "-c", config)
+    assert dry.exit_code == 0
+    assert "3 newer snapshot ids (up to 5)" in dry.stdout
+    assert json.loads(call("rollback", "flights", "@2", "--dry-run", "--json", "-c", config).stdout)["abandoned"] == 3
+    refused = call("rollback", "flights", "@2", "-c", config)
+    assert refused.exit_code == 2
+    assert "give --yes" in refused.stderr
+    assert ids_of(flights) == [1, 2, 3, 4, 5]
+    assert json.loads(call("rollback", "flights", "@2", "--yes", "--json", "-c", config).stdout)["made"] == 6
+    newest = flights.catalog.latest()
+    assert newest is not None
+    assert newest.abandoned == ((3, 5),)
+    assert "snapshot 7 is the newest" in call("rollback", "flights", "--reset", "--yes", "-c", config).stdout
+    for wrong in ([], ["@2", "--reset"], ["@77"], ["no-such-savepoint"]):
+        assert call("rollback", "flights", *wrong, "--yes", "-c", config).exit_code == 2
+    assert ids_of(flights) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_what_somebody_needs_is_refused_and_they_are_named(config: str, flights: JobRoot) -> None:

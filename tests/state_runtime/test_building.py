@@ -17,7 +17,8 @@ from shapes import SHAPES, Change, batch_of_change, changes_of, plain
 from test_state_layouts_stored import Log, entry_of_shape, real, steps
 
 from state_runtime import reading
-from state_runtime.base.errors import InvalidConfiguration, InvalidData
+from state_runtime.base import faults
+from state_runtime.base.errors import InvalidConfiguration, InvalidData, MissingSnapshot, SnapshotInUse
 from state_runtime.base.limits import KIB
 from state_runtime.driver.beginning import Beginning, StartFrom
 from state_runtime.reading.building import SnapshotBuilder, settled
@@ -31,7 +32,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
-from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.paths import BUILDING_FILE, manifest_path
 from state_runtime.state.table import StateSchema, entries_of, hashes_of
 from state_runtime.store import Store, open_store
 
@@ -298,6 +299,75 @@ def test_without_its_last_step_a_build_left_nothing_that_is_read_and_can_be_repe
     )
     again.write(OPERATOR, "value", [rows])
     assert len(read_rows(SnapshotReader(root, again.commit()), "value")) == 1
+
+
+def begin(store: Store) -> Manifest | None:
+    """What a start without any words would go on from; its writing part is run too."""
+    beginning = Beginning(Catalog(store, "job", FakeClock()), clock=FakeClock(), ids=CountingIds(9))
+    found = beginning.look()
+    beginning.open(lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, 1), host="h", pid=1)
+    return found
+
+
+@pytest.mark.parametrize("crash", ["build-begun", "tables", "build-committed"])
+def test_a_build_that_was_killed_is_never_begun_empty_and_can_be_repeated(
+    crash: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root with a job.json and no snapshot looks like a job that begins empty: the imported state would be lost without
+    a word."""
+    store = DictStore()
+    root = store.child("job")
+    rows = batch("value", {(ALL_KEYS[0], None): (1, "x", None)})
+
+    def build() -> Manifest:
+        builder = builder_of(root, entry_of_shape("value"))
+        builder.write(OPERATOR, "value", [rows])
+        faults.reach("tables")
+        return builder.commit()
+
+    def killed(name: str) -> None:
+        if name == crash:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(faults, "reach", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build()
+    if crash == "build-committed":
+        found = begin(store)
+        assert found is not None
+        assert found.layers
+        return
+    before = sorted(o.path for o in root.list_objects(""))
+    with pytest.raises(SnapshotInUse, match="has not ended, or was cut"):
+        begin(store)
+    assert sorted(o.path for o in root.list_objects("")) == before
+    made = build()
+    assert not root.exists(BUILDING_FILE)
+    assert begin(store) == made
+
+
+def test_a_start_that_looked_before_a_build_began_does_not_fence_it() -> None:
+    """The look finds nothing, then an import begins: the run is refused when it opens, and the import ends."""
+    store = DictStore()
+    late = Beginning(Catalog(store, "job", FakeClock()), clock=FakeClock(), ids=CountingIds(9))
+    assert late.look() is None
+    builder = builder_of(store.child("job"), entry_of_shape("value"))
+    with pytest.raises(SnapshotInUse, match="has not ended, or was cut"):
+        late.open(lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, 1), host="h", pid=1)
+    made = builder.commit()
+    assert begin(store) == made
+
+
+def test_data_without_a_snapshot_is_never_begun_empty() -> None:
+    """A copy that lacks `snapshots/`, or what the import of an earlier version left."""
+    store = DictStore()
+    root = store.child("job")
+    builder = builder_of(root, entry_of_shape("value"))
+    builder.write(OPERATOR, "value", [batch("value", {(ALL_KEYS[0], None): (1, "x", None)})])
+    root.delete(BUILDING_FILE)
+    with pytest.raises(MissingSnapshot, match=r"holds data \(tables/.*copy its snapshots/ too"):
+        begin(store)
 
 
 def test_a_description_is_settled_to_its_newest_columns() -> None:

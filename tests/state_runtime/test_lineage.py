@@ -13,7 +13,7 @@ from state_runtime.base.errors import JobRootMismatch
 from state_runtime.materialize.records import Record, fits, view_of
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
-from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
+from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, standing_in, taken_over
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 
 INFO = JobInfo("c" * 32, "new", 32768, FORMAT_VERSION, 77)
@@ -46,6 +46,16 @@ def test_what_is_abandoned_is_exactly_what_is_no_ancestor(choices: list[int]) ->
 def test_going_back_to_the_newest_is_going_on() -> None:
     newest = replace(empty_manifest(), snapshot_id=9, outputs=(output(9),))
     assert gone_back(newest, newest) == newest
+
+
+def test_epochs_of_a_snapshot_that_cannot_be_read_are_never_used_again() -> None:
+    """Several epochs end in one checkpoint, so the id of a lost one does not tell how many there were."""
+    target = replace(empty_manifest(), snapshot_id=3, epoch=500)
+    readable = replace(empty_manifest(), snapshot_id=7, epoch=900)
+    lost = replace(empty_manifest(), snapshot_id=9, epoch=900 + 2 * 100_000)
+    content = gone_back(target, standing_in(readable, lost.snapshot_id))
+    assert content.epoch > lost.epoch
+    assert content.abandoned == ((4, 9),)
 
 
 def test_only_output_that_the_newest_still_names_is_pending() -> None:

@@ -18,7 +18,14 @@ from dataclasses import dataclass, field, replace
 
 from state_runtime.base import faults
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import MissingSnapshot, SnapshotExpired, SnapshotInUse, StillstateError
+from state_runtime.base.errors import (
+    CorruptManifest,
+    MissingSnapshot,
+    SnapshotExpired,
+    SnapshotInUse,
+    StillstateError,
+    UnsupportedFormat,
+)
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of
 from state_runtime.maintenance.marks import Existing, Holders, Marker, mark, read_existing, read_holders
@@ -111,7 +118,15 @@ def needed_by(catalog: Catalog, existing: Existing, holders: Holders, clock: Clo
             be deleted.
         JobNotFound: the job was deleted meanwhile.
     """
-    newest = catalog.latest()
+    try:
+        newest = catalog.latest()
+    except (CorruptManifest, UnsupportedFormat) as error:
+        lost = max(existing.snapshot_ids, default=0)
+        raise type(error)(
+            f"{error}. Nothing was deleted: snapshot {lost} is the newest, and a job always has a newest one to go on "
+            f"from. First go back to an older one (`stillstate rollback {catalog.job} @ID`, or `stillstate run "
+            f"{catalog.job} --from-snapshot ID`); after that the damaged one can be deleted with --damaged"
+        ) from error
     if newest is None:
         return holders
     check_belongs(newest, catalog.job_info(), catalog.root.url, own=False)

@@ -264,9 +264,8 @@ class Survey:
         kind, number = kind_of(path), number_in(path)
         if kind == "manifest":
             return not self.existing.boundary.is_gone(number)
-        return kind in ("job", "mark", "claim", "savepoint", "moving", "conversion", "moved", "published") or (
-            kind == "boundary" and number >= self.existing.boundary.sequence
-        )
+        kept = ("job", "mark", "claim", "savepoint", "moving", "conversion", "building", "moved", "published")
+        return kind in kept or (kind == "boundary" and number >= self.existing.boundary.sequence)
 
     def _check(self, suspects: list[str]) -> None:
         """

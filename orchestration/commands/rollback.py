@@ -1,0 +1,103 @@
+"""`stillstate rollback`: a job goes back, in place, to an older snapshot, a savepoint or a copy; or begins anew."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated
+
+import typer
+
+from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, catalog_of, guarded, print_json
+from orchestration.commands.places import NamedPlace, named_place
+from orchestration.config.spec import load_spec
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import SYSTEM_IDS
+
+__all__ = ["register"]
+
+
+@guarded
+def rollback(
+    job: JobArgument,
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PLACE",
+            help="@ID of a snapshot of the job, the name of one of its savepoints, or where a copy of either lies "
+            "(STORE/JOB, STORE/JOB@ID, a savepoint's folder).",
+            show_default=False,
+        ),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Begin empty instead: no state, the input anew.")] = False,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an older snapshot, a savepoint or a copy the newest snapshot of a job again; the next run goes on from it.
+
+    Nothing is overwritten: what the job has made since stays (until collection), and can be gone back to in turn.
+    Output that was published since then stays too; what comes again has higher epoch numbers.
+    """
+    from orchestration.show.deletions import confirm
+    from orchestration.show.progress import count_bar
+    from orchestration.text import bytes_text, count_text
+    from state_runtime.base.actor import Actor
+    from state_runtime.driver.rollback import execute_rollback, plan_rollback
+    from state_runtime.maintenance.copy.objects import CopyProgress
+    from state_runtime.snapshot.paths import savepoint_path
+
+    if (place is None) != reset:
+        raise InvalidConfiguration("give a PLACE to go back to, or --reset to begin empty: one of the two")
+    spec = load_spec(config).job(job)
+    catalog = catalog_of(spec)
+    where = NamedPlace(place or "", spec.storage_options)
+    if place is not None and "/" not in place and "@" not in place:
+        where = NamedPlace(catalog.root.child(savepoint_path(place)).url, spec.storage_options)
+    elif place is not None and not place.startswith("@"):
+        where = named_place(place, config)
+    plan = plan_rollback(catalog, where.text, takeover=takeover, storage_options=where.options)
+    shown = {
+        "job": job,
+        "place": plan.place,
+        "snapshot_id": plan.target.snapshot_id,
+        "newest": plan.newest.snapshot_id,
+        "abandoned": plan.abandoned,
+        "objects": len(plan.objects),
+        "bytes": plan.bytes,
+    }
+    what = (
+        f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. "
+        f"{count_text(plan.abandoned)} newer snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; "
+        f"{count_text(len(plan.objects))} objects ({bytes_text(plan.bytes)}) are copied. Input since then is read "
+        "again. Output that was published since then stays, and comes again under higher epoch numbers."
+    )
+    if dry_run:
+        if as_json:
+            print_json(shown)
+        else:
+            print(f"would do this: {what}")
+        return
+    confirm(what if yes else f"{what} Go on?", yes=yes)
+    with count_bar(f"{job}: copy", "objects") as show:
+
+        def progress(now: CopyProgress) -> None:
+            if show is not None:
+                show(now.objects_done, now.objects)
+
+        actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+        made = execute_rollback(catalog, plan, actor, progress=progress)
+    if as_json:
+        print_json({**shown, "made": made.snapshot_id})
+    else:
+        print(f"{what}\n{job}: snapshot {made.snapshot_id} is the newest; the next start goes on from it")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: stillstate rollback flights before-upgrade --dry-run")(rollback)

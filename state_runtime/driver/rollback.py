@@ -1,0 +1,248 @@
+"""Going back in place: a job's root gets the content of an older snapshot, a savepoint or a copy, as its newest one.
+
+    plan        reads only: which content, what of it the root lacks, what is given up, and refuses what cannot be
+    execute     1. what the root lacks is copied into it, under the same names
+                2. a term is claimed and a fencing snapshot committed: the content, under the id after the newest one
+                3. what was copied is looked at once more: a collection that was under way may have taken some of it
+
+Ids and epochs count on, and the manifest says which ids are no ancestors any more (`Manifest.abandoned`). So no file is
+ever overwritten, and a second rollback to one of the abandoned snapshots undoes the first. A crash before the fencing
+snapshot leaves the job as it was, and objects that collection removes; repeat it.
+
+The newest snapshot may be unreadable: only its id is needed (`Catalog.latest_to_go_back_from`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from state_runtime.base.actor import Actor
+from state_runtime.base.errors import (
+    CorruptManifest,
+    InvalidConfiguration,
+    JobRootMismatch,
+    MissingSnapshot,
+    SnapshotInUse,
+    UnsupportedFormat,
+)
+from state_runtime.maintenance.copy.objects import Copier, CopyProgress, NeededObject, needed_objects
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.claim import refuse_if_claimed
+from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.fencing import open_run, refuse_if_live
+from state_runtime.snapshot.handover import refuse_if_handed_over
+from state_runtime.snapshot.kept_pin import kept_pin
+from state_runtime.snapshot.lineage import check_belongs
+from state_runtime.snapshot.locate import OpenedSnapshot, Place, open_snapshot
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.savepoint import read_record
+from state_runtime.snapshot.term_files import RunStatus, write_status
+from state_runtime.store import Store, open_store
+
+__all__ = ["RollbackPlan", "execute_rollback", "plan_rollback"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackPlan:
+    """What a rollback would do.
+
+    Attributes:
+        place: where the content lies; empty if the job is to begin empty.
+        target: the content; of a job that is to begin empty a manifest with the id 0.
+        newest: of the job now (or what stands in for it, if it cannot be read).
+        source: the root to copy from; None if the content is in the job's own root.
+        objects: what the root lacks.
+    """
+
+    place: str
+    target: Manifest
+    newest: Manifest
+    source: Store | None
+    objects: tuple[NeededObject, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of what is to be copied, as far as it is known before."""
+        return sum(need.bytes_known for need in self.objects)
+
+    @property
+    def abandoned(self) -> int:
+        """How many ids of snapshots are no ancestors any more."""
+        return max(0, self.newest.snapshot_id - self.target.snapshot_id)
+
+
+def plan_rollback(
+    catalog: Catalog, place: str, *, takeover: bool = False, storage_options: Mapping[str, Any] | None = None
+) -> RollbackPlan:
+    """Look what a rollback would do; only reads.
+
+    Args:
+        place: `@<id>` of the job's own, or where a savepoint or a copy of this job lies (`Place`); empty: the job is to
+            begin empty.
+        takeover: also from a run that seems alive.
+        storage_options: of the place.
+
+    Raises:
+        JobNotFound, MissingSnapshot, SnapshotExpired: there is no such job or snapshot.
+        JobAlreadyRunning: a run seems alive. SnapshotInUse: the job, or the place, is somebody else's.
+        InvalidConfiguration: the place is of another job, or has another history.
+        CorruptData, UnsupportedFormat: the content cannot be read.
+    """
+    root, info = catalog.root, catalog.job_info()
+    refuse_if_claimed(root)
+    refuse_if_handed_over(root)
+    if not takeover:
+        refuse_if_live(catalog, catalog.clock)
+    newest = catalog.latest_to_go_back_from()
+    if newest is None:
+        raise MissingSnapshot(
+            f"job {catalog.job!r} in {root.url} has no snapshot to go back from; begin it with `stillstate run "
+            f"{catalog.job} --from PLACE`"
+        )
+    check_belongs(newest, info, root.url, own=True)
+    if not place:
+        empty = Manifest(
+            format_version=FORMAT_VERSION,
+            job_uid=info.uid,
+            snapshot_id=0,
+            term=0,
+            commit_id="",
+            kind="fencing",
+            created_at_ms=0,
+            parallelism=newest.parallelism,
+        )
+        return RollbackPlan(place="", target=empty, newest=newest, source=None)
+    where = Place.parse(place)
+    source_root = open_store(where.root_url, storage_options) if where.root_url else root
+    if source_root.url == root.url:
+        if where.snapshot_id is None:
+            raise InvalidConfiguration(f"{place} is the job itself; say which of its snapshots: @<id>")
+        opened = open_snapshot(root, where.snapshot_id, catalog.clock)
+        return RollbackPlan(place=str(opened.place), target=opened.manifest, newest=newest, source=None)
+    opened = open_snapshot(source_root, where.snapshot_id, catalog.clock)
+    own = _own_one(catalog, opened, newest)
+    if own is not None:
+        return RollbackPlan(place=str(opened.place), target=own, newest=newest, source=None)
+    # Versions of local copies are a hint for the root that the snapshot was made in, which this may not be.
+    target = replace(opened.manifest, versions={})
+    objects = tuple(need for need in needed_objects(source_root, target).values() if not _is_there(root, need))
+    return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=source_root, objects=objects)
+
+
+def _own_one(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> Manifest | None:
+    """The same snapshot in the job's own root, if it is there and whole enough to be read.
+
+    Raises:
+        JobRootMismatch, InvalidConfiguration, SnapshotInUse: the job cannot go back to that place.
+    """
+    manifest, root = opened.manifest, catalog.root
+    refuse_if_claimed(opened.root)
+    record = read_record(opened.root)
+    if record is not None and record.state != "COMPLETED":
+        raise SnapshotInUse(f"{opened.place} is a savepoint that is {record.state}; go back to it once it is COMPLETED")
+    if manifest.job_uid != newest.job_uid:
+        raise JobRootMismatch(
+            f"{opened.place} is of another job ({opened.info.name!r}, {manifest.job_uid}), and a job goes back to what "
+            f"was its own only. Begin a new job from it: `stillstate run NAME --from {opened.place}`"
+        )
+    if manifest.snapshot_id > newest.snapshot_id:
+        raise InvalidConfiguration(
+            f"{opened.place} is newer than anything in {root.url}, whose newest snapshot is {newest.snapshot_id}: this "
+            "root was put back from an older copy. Begin a new job from that place, or remove this root and begin it "
+            "from there (--from)"
+        )
+    if not read_boundary(root).keeps(manifest.snapshot_id):
+        return None
+    try:
+        own = catalog.manifest(manifest.snapshot_id)
+    except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
+        # Given up meanwhile, or damaged: then what the place has is what counts.
+        return None
+    if own.commit_id != manifest.commit_id:
+        raise InvalidConfiguration(
+            f"snapshot {manifest.snapshot_id} in {root.url} is another one than that in {opened.root.url}: the two "
+            "have gone on apart from each other. Begin a new job from that place"
+        )
+    return own
+
+
+def _is_there(root: Store, need: NeededObject) -> bool:
+    try:
+        return need.fits_size(root.size(need.path))
+    except FileNotFoundError:
+        return False
+
+
+def execute_rollback(
+    catalog: Catalog, plan: RollbackPlan, actor: Actor, *, progress: Callable[[CopyProgress], None] | None = None
+) -> Manifest:
+    """Go back. Atomic: the job's newest snapshot is the one before, or the fencing snapshot with the target's content.
+
+    A collection that read the manifests before this one was committed may still remove files that it had found to be
+    of a snapshot which was given up. So what was copied is looked at again afterwards, and copied again. (Left open: a
+    collector that is suspended in the middle of a deletion for all that time. `stillstate verify` would show it, and
+    repeating the rollback mends it.)
+
+    Returns:
+        The fencing snapshot.
+
+    Raises:
+        JobAlreadyRunning, Fenced: see `open_run`. SnapshotExpired, MissingFile, CorruptData: the source lacks
+            something; nothing was changed. StoreUnavailable, OutcomeUnknown: repeat it.
+    """
+    root, info = catalog.root, catalog.job_info()
+    if plan.source is not None:
+        _copy(plan.source, root, plan.target, actor, progress)
+        committed = _commit(catalog, plan.target, actor)
+        _copy(plan.source, root, plan.target, actor, None)
+        return committed
+    if plan.target.snapshot_id == 0:
+        return _commit(catalog, plan.target, actor)
+    with kept_pin(
+        root,
+        plan.target.snapshot_id,
+        reason="start",
+        holder=f"the rollback of job {info.name!r}",
+        actor=actor,
+    ):
+        return _commit(catalog, plan.target, actor)
+
+
+def _copy(
+    source: Store, root: Store, target: Manifest, actor: Actor, progress: Callable[[CopyProgress], None] | None
+) -> None:
+    objects = needed_objects(source, target)
+    with Copier(source, root, progress=progress, ids=actor.ids) as copier:
+        copier.copy(objects.values())
+
+
+def _commit(catalog: Catalog, target: Manifest, actor: Actor) -> Manifest:
+    opened = open_run(
+        catalog,
+        catalog.job_info(),
+        target,
+        clock=actor.clock,
+        ids=actor.ids,
+        host=actor.host,
+        pid=actor.pid,
+        back_to=target,
+    )
+    term = opened.term
+    # Who looks at the job sees one that has ended, not one that is starting.
+    status = RunStatus(
+        term=term.term,
+        run_uid=term.run_uid,
+        state="stopped",
+        at_ms=actor.clock.now_ms(),
+        started_at_ms=term.started_at_ms,
+        heartbeat_interval_s=0.0,
+        pid=actor.pid,
+        host=actor.host,
+        snapshot_id=opened.last.snapshot_id,
+        message=f"gone back to snapshot {target.snapshot_id}" if target.snapshot_id else "reset: begins empty",
+    )
+    write_status(catalog.root, status)
+    return opened.last
