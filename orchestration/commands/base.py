@@ -24,6 +24,7 @@ __all__ = [
     "JobArgument",
     "JsonOption",
     "OptionalJob",
+    "VerboseOption",
     "catalog_of",
     "console",
     "guarded",
@@ -43,6 +44,9 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", help="The configuration file.", show_default=False),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also say what is done, on stderr; warnings are always there.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
 
 
@@ -60,8 +64,16 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
+    notes: list[str] = getattr(error, "__notes__", [])  # where the log of a run is
     if as_json:
-        body = {"kind": error.kind, "type": type(error).__name__, "exit_code": error.exit_code, "message": str(error)}
+        body: dict[str, Any] = {
+            "kind": error.kind,
+            "type": type(error).__name__,
+            "exit_code": error.exit_code,
+            "message": str(error),
+        }
+        if notes:
+            body["notes"] = notes
         print(json.dumps({"error": body}), file=sys.stderr)
     else:
         # Not through rich: it would wrap file:line prefixes and read brackets in paths as markup.
@@ -71,6 +83,8 @@ def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
         cause = error.__cause__
         if error.kind == "user-code" and cause is not None:
             print(user_traceback(cause), file=sys.stderr)
+        for note in notes:
+            print(note, file=sys.stderr)
     raise typer.Exit(error.exit_code)
 
 
