@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
@@ -35,6 +37,9 @@ __all__ = [
 
 P = ParamSpec("P")
 
+_EXIT_OF_A_CLOSED_PIPE: Final = 141
+"""What a shell reports of a program that SIGPIPE ended."""
+
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job in stillstate.yaml.")]
 OptionalJob = Annotated[
     str | None,
@@ -51,16 +56,38 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a message on stderr and the exit code of their kind."""
+    """Turn our errors into a message on stderr and the exit code of their kind; end without a word if nobody reads on
+    (`stillstate … | head`)."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+            sys.stdout.flush()  # else a reader that is gone is found when Python ends, and told in its words
         except StillstateError as error:
             _fail(error, as_json=bool(kwargs.get("as_json")))
+        except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
+            raise typer.Exit(_EXIT_OF_A_CLOSED_PIPE) from None
 
     return wrapped
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is our stdout that broke, and not a connection to a store or to Java; then nothing more is written."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:
+        return False  # a stdout in memory, which nobody can close on us
+    # Asked of the system: with or without a buffer, a write that failed may have left nothing to write again.
+    pipe = select.poll()
+    pipe.register(descriptor, 0)
+    is_gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
+    if is_gone:
+        # What is still in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return is_gone
 
 
 def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
@@ -111,8 +138,13 @@ def print_table(table: Any) -> None:
     console().print(table)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # `guarded` knows what to do; rich would end the process as if something had failed
+
+
 def console() -> Console:
     # Made for each use: tests and pagers replace stdout.
-    found = Console(file=sys.stdout)
+    found = _Console(file=sys.stdout)
     # A pipe has no width; 80 columns would cut names that a `grep` looks for.
-    return found if found.is_terminal else Console(file=sys.stdout, width=160)
+    return found if found.is_terminal else _Console(file=sys.stdout, width=160)
