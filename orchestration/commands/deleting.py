@@ -282,8 +282,8 @@ def retention_plan(
 @retention_app.command("apply", epilog="Example: stillstate retention apply flights")
 @guarded
 def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Execute the newest plan of a job's retention, or one in a file. Refused if it is stale: of another job, old, or if
-    it would delete what is to be kept now."""
+    """Execute a job's newest plan of retention, or one in a file. Refused if it is stale: of another job, old, or if it
+    would delete what is to be kept now."""
     from orchestration.show.deletions import exit_code_of, show_failures
     from orchestration.show.progress import count_bar
     from orchestration.text import bytes_text, count_text
