@@ -27,6 +27,8 @@ from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.store import open_store
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from state_runtime import StreamingJob
     from state_runtime.driver.run import RunResult
     from state_runtime.maintenance.copy.objects import CopyProgress
@@ -159,7 +161,7 @@ def run_job(
                 on_copy=on_copy,
             )
     finally:
-        session.stop()
+        _end_session(session)
 
 
 @contextmanager
@@ -179,6 +181,17 @@ def _stderr_of_children(descriptor: int | None) -> Iterator[None]:
     finally:
         os.dup2(kept, _STDERR)
         os.close(kept)
+
+
+def _end_session(session: SparkSession) -> None:
+    from state_runtime.spark.errors import is_of_ended_java
+
+    try:
+        session.stop()
+    except Exception as error:
+        if not is_of_ended_java(error):
+            raise
+        _LOG.info("the session went with Spark's Java process")
 
 
 def _build(spec: JobSpec, build: Any) -> StreamingJob:

@@ -39,7 +39,7 @@ from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.snapshot.term_files import RunState
-from state_runtime.spark.errors import cause_of, typed_error
+from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
@@ -225,7 +225,9 @@ class JobRun:
             clock=self._clock,
             ids=self._ids,
         )
-        return EpochDriver(context, committer, checkpoint, self._spark, self._on_progress, savepoints)
+        return EpochDriver(
+            context, committer, checkpoint, self._spark, self._on_progress, savepoints, wait=self._stop.wait
+        )
 
     def _stream(
         self,
@@ -280,10 +282,11 @@ class JobRun:
                 self._wait_for_savepoints(driver, heartbeat, savepoints)
         except Exception as error:
             failure = driver.failure or typed_error(error)
+            if failure is not error:
+                _LOG.info("what Spark said of the error that ends this run", exc_info=error)
             raise failure from cause_of(failure, error)
         finally:
-            if query.isActive:
-                query.stop()
+            _end_query(query)
             with driver.lock:
                 driver.stop()
             driver.close(_STOP_TIMEOUT_S)
@@ -322,6 +325,17 @@ def _check_outputs(beginning: Beginning, pipeline: CompiledPipeline) -> None:
                 "has no such sink. Give it one with the same folder, or start the old job once more, which publishes "
                 "it. Nothing was changed"
             )
+
+
+def _end_query(query: StreamingQuery) -> None:
+    try:
+        if query.isActive:
+            query.stop()
+    except Exception as error:
+        if not is_of_ended_java(error):
+            raise
+        # It went with its process. What ended the run is the error to tell.
+        _LOG.info("the query went with Spark's Java process")
 
 
 def _is_idle(query: StreamingQuery) -> bool:
