@@ -22,6 +22,8 @@ from orchestration.commands import (
     savepoints,
     snapshots,
 )
+from orchestration.commands.base import VerboseOption
+from orchestration.commands.logs import logging_to_stderr
 
 __all__ = ["app", "main"]
 
@@ -50,6 +52,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # a traceback with local variables could show storage options
 )
+
+
+@app.callback()
+def configured(context: typer.Context, verbose: VerboseOption = False) -> None:
+    """Set up logging before any command; its text for people is `HELP`."""
+    context.with_resource(logging_to_stderr(verbose=verbose))
+
 
 # In the order of the help: what people look for first comes first.
 for topic in (jobs, snapshots, materialize, convert, import_spark, export, deleting, moving, savepoints, rollback):

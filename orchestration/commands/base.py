@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
@@ -24,6 +26,7 @@ __all__ = [
     "JobArgument",
     "JsonOption",
     "OptionalJob",
+    "VerboseOption",
     "catalog_of",
     "console",
     "guarded",
@@ -34,6 +37,9 @@ __all__ = [
 
 P = ParamSpec("P")
 
+_EXIT_OF_A_CLOSED_PIPE: Final = 141
+"""What a shell reports of a program that SIGPIPE ended."""
+
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job in stillstate.yaml.")]
 OptionalJob = Annotated[
     str | None,
@@ -43,25 +49,58 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", help="The configuration file.", show_default=False),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also say what is done, on stderr; warnings are always there.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables, errors too.")]
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a message on stderr and the exit code of their kind."""
+    """Turn our errors into a message on stderr and the exit code of their kind; end without a word if nobody reads on
+    (`stillstate … | head`)."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+            sys.stdout.flush()  # else a reader that is gone is found when Python ends, and told in its words
         except StillstateError as error:
             _fail(error, as_json=bool(kwargs.get("as_json")))
+        except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
+            raise typer.Exit(_EXIT_OF_A_CLOSED_PIPE) from None
 
     return wrapped
 
 
+def _reader_is_gone() -> bool:
+    """Whether it is our stdout that broke, and not a connection to a store or to Java; then nothing more is written."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:
+        return False  # a stdout in memory, which nobody can close on us
+    # Asked of the system: with or without a buffer, a write that failed may have left nothing to write again.
+    pipe = select.poll()
+    pipe.register(descriptor, 0)
+    is_gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
+    if is_gone:
+        # What is still in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return is_gone
+
+
 def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
+    notes: list[str] = getattr(error, "__notes__", [])  # where the log of a run is
     if as_json:
-        body = {"kind": error.kind, "type": type(error).__name__, "exit_code": error.exit_code, "message": str(error)}
+        body: dict[str, Any] = {
+            "kind": error.kind,
+            "type": type(error).__name__,
+            "exit_code": error.exit_code,
+            "message": str(error),
+        }
+        if notes:
+            body["notes"] = notes
         print(json.dumps({"error": body}), file=sys.stderr)
     else:
         # Not through rich: it would wrap file:line prefixes and read brackets in paths as markup.
@@ -71,6 +110,8 @@ def _fail(error: StillstateError, *, as_json: bool) -> NoReturn:
         cause = error.__cause__
         if error.kind == "user-code" and cause is not None:
             print(user_traceback(cause), file=sys.stderr)
+        for note in notes:
+            print(note, file=sys.stderr)
     raise typer.Exit(error.exit_code)
 
 
@@ -97,8 +138,13 @@ def print_table(table: Any) -> None:
     console().print(table)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # `guarded` knows what to do; rich would end the process as if something had failed
+
+
 def console() -> Console:
     # Made for each use: tests and pagers replace stdout.
-    found = Console(file=sys.stdout)
+    found = _Console(file=sys.stdout)
     # A pipe has no width; 80 columns would cut names that a `grep` looks for.
-    return found if found.is_terminal else Console(file=sys.stdout, width=160)
+    return found if found.is_terminal else _Console(file=sys.stdout, width=160)

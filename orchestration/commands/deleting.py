@@ -22,6 +22,7 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
+from orchestration.commands.kept_plans import find_plan, keep_plan
 from orchestration.config.spec import load_spec, to_policy
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.durations import parse_duration_s
@@ -36,17 +37,36 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="File that `plan --out` wrote.", show_default=False)]
+PlanArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB|PLAN", help="A job, whose newest plan is meant, or a file of `plan --out`.", show_default=False
+    ),
+]
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="FILE", help="Write the plan, for `apply`.", show_default=False),
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Also write the plan to this file, for `apply` elsewhere.",
+        show_default=False,
+    ),
 ]
 CountOption = typer.Option(min=1, show_default=False)
 
 retention_app = typer.Typer(
-    no_args_is_help=True, help="Keep snapshots by rules: plan, look, apply.", rich_markup_mode=None
+    no_args_is_help=True,
+    help="Keep snapshots by rules: plan, look, apply.",
+    epilog="Example: stillstate retention plan flights --keep-last 10, then: stillstate retention apply flights",
+    rich_markup_mode=None,
 )
-gc_app = typer.Typer(no_args_is_help=True, help="Collect what nothing needs: plan, look, apply.", rich_markup_mode=None)
+gc_app = typer.Typer(
+    no_args_is_help=True,
+    help="Collect what nothing needs: plan, look, apply.",
+    epilog="Example: stillstate gc plan flights, then: stillstate gc apply flights",
+    rich_markup_mode=None,
+)
 
 
 def _root(job: str, config: Path | None) -> Store:
@@ -195,9 +215,7 @@ def _exit(code: int) -> None:
 # --- retention -------------------------------------------------------------------------------------------------------
 
 
-@retention_app.command(
-    "plan", epilog="Example: stillstate retention plan flights --keep-last 10 --keep-daily 7 --out plan.json"
-)
+@retention_app.command("plan", epilog="Example: stillstate retention plan flights --keep-last 10 --keep-daily 7")
 @guarded
 def retention_plan(
     job: JobArgument,
@@ -253,32 +271,34 @@ def retention_plan(
         clock=SYSTEM_CLOCK,
         share_max=spec.retention.deleted_share_max if max_share is None else max_share,
     )
-    if out is not None:
-        write_retention_plan(out, plan)
+    said = keep_plan(spec, "retention", lambda file: write_retention_plan(file, plan), out)
     if as_json:
         print_json(retention_json(plan))
     else:
         print_table(retention_table(plan))
-        print(f"written to {out}; `stillstate retention apply {out}` executes it" if out else "nothing was deleted")
+        print(said)
 
 
-@retention_app.command("apply", epilog="Example: stillstate retention apply plan.json")
+@retention_app.command("apply", epilog="Example: stillstate retention apply flights")
 @guarded
 def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Execute a plan of retention. Refused if it is stale: of another job, old, or if it would delete what is to be
-    kept now."""
+    """Execute a job's newest plan of retention, or one in a file. Refused if it is stale: of another job, old, or if it
+    would delete what is to be kept now."""
     from orchestration.show.deletions import exit_code_of, show_failures
     from orchestration.show.progress import count_bar
     from orchestration.text import bytes_text, count_text
     from state_runtime.maintenance.retention.apply import apply_retention
     from state_runtime.maintenance.retention.plan import read_retention_plan
 
-    plan = read_retention_plan(plan_file)
+    found = find_plan(plan_file, config, "retention")
+    plan = read_retention_plan(found.file)
     job = plan.made.job
+    found.check_job(job)
     with count_bar(f"retention of {job}", "objects") as on_progress:
         done = apply_retention(
             _root(job, config), plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress
         )
+    found.executed()
     if as_json:
         print_json({"job": job, **dataclasses.asdict(done)})
     else:
@@ -293,7 +313,7 @@ def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_jso
 # --- garbage collection ----------------------------------------------------------------------------------------------
 
 
-@gc_app.command("plan", epilog="Example: stillstate gc plan flights --out plan.json")
+@gc_app.command("plan", epilog="Example: stillstate gc plan flights")
 @guarded
 def gc_plan(
     job: JobArgument,
@@ -324,8 +344,7 @@ def gc_plan(
             unsafe_min_age=unsafe_min_age,
             on_listed=on_listed,
         )
-    if out is not None:
-        write_gc_plan(out, plan)
+    said = keep_plan(spec, "gc", lambda file: write_gc_plan(file, plan), out)
     if as_json:
         print_json(gc_json(plan))
         return
@@ -334,10 +353,10 @@ def gc_plan(
             console().print(part, markup=False, highlight=False)
         else:
             print_table(part)
-    print(f"written to {out}; `stillstate gc apply {out}` executes it" if out else "nothing was deleted")
+    print(said)
 
 
-@gc_app.command("apply", epilog="Example: stillstate gc apply plan.json")
+@gc_app.command("apply", epilog="Example: stillstate gc apply flights")
 @guarded
 def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Look again, and delete what is in the plan and still garbage. Safe beside a running job, and twice at once."""
@@ -347,12 +366,15 @@ def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: Json
     from state_runtime.maintenance.gc.collect import apply_gc
     from state_runtime.maintenance.gc.plan import read_gc_plan
 
-    plan = read_gc_plan(plan_file)
+    found = find_plan(plan_file, config, "gc")
+    plan = read_gc_plan(found.file)
     job = plan.made.job
+    found.check_job(job)
     with count_bar(f"collect {job}", "objects") as on_progress:
         done = apply_gc(
             _root(job, config), plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress
         )
+    found.executed()
     if as_json:
         print_json({"job": job, **dataclasses.asdict(done)})
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +11,14 @@ from orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
+    VerboseOption,
     catalog_of,
     guarded,
     print_json,
     print_table,
 )
 from orchestration.commands.begin_options import BeginOptions, with_begin_options
+from orchestration.commands.logs import logged_run
 from orchestration.config.spec import JobSpec, Spec, load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
@@ -26,6 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+LogFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-file",
+        metavar="FILE",
+        help="Append the run's log to this file; `-` is stderr. By default a new file in launcher.log_dir.",
+        show_default=False,
+    ),
+]
+
 
 @guarded
 @with_begin_options
@@ -34,19 +46,35 @@ def run(
     config: ConfigOption = None,
     *,
     options: BeginOptions,
+    log_file: LogFileOption = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends."""
+    """Run a job in this process, with a live progress line, until it is stopped (Ctrl-C) or its input ends.
+
+    Its log is a file in launcher.log_dir, which is named at the start and after an error: what was restored, warnings,
+    tracebacks, and what Spark says.
+
+    If another driver of the job lives, this one is turned away (exit code 3). A driver counts as gone when its process
+    on this machine is gone, or when it has missed 5 heartbeats (10 seconds by default; 30 while it starts): this one
+    then takes the job over, and the other, should it only have slept, is fenced and publishes nothing more.
+    --takeover does not wait for that.
+    """
     from orchestration.running.run import run_job
     from orchestration.show.runs import progress_view
 
     begin = options.begin_at()
     spec = load_spec(config)
     job_spec = spec.job(job)
-    with closing(progress_view(job, as_json=as_json)) as view:
+    with (
+        logged_run(job_spec, log_file, verbose=verbose, as_json=as_json) as log,
+        closing(progress_view(job, as_json=as_json)) as view,
+    ):
         result = run_job(
             job_spec,
             spec.file.parent,
+            begin_log=log.begin,
+            spark_in_log=not verbose,
             on_progress=view.show,
             on_restore=view.restoring,
             on_copy=view.copying,

@@ -130,6 +130,7 @@ class CheckpointSpec(Strict):
             each epoch.
         batches: at least so many epochs from one to the next. Either of the two makes one due.
         pending_bytes_max: changes of epochs without a checkpoint that the driver holds before it writes them.
+        tolerable_failures: in a row, of epochs and checkpoints, while a store is away; then the run ends.
         freshness_s: age of the newest checkpoint at which Dagster's badge turns red.
     """
 
@@ -138,6 +139,7 @@ class CheckpointSpec(Strict):
     interval_s: float = setting("checkpoint_interval_s")
     batches: int = setting("checkpoint_batches")
     pending_bytes_max: int = setting("pending_bytes_max")
+    tolerable_failures: int = setting("tolerable_failures")
     freshness_s: float | None = Field(default=None, ge=60, le=31 * 86_400)
 
 

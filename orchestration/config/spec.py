@@ -293,6 +293,7 @@ def to_settings(spec: JobSpec) -> JobSettings:
         checkpoint_interval_s=checkpoint.interval_s,
         checkpoint_batches=checkpoint.batches,
         pending_bytes_max=checkpoint.pending_bytes_max,
+        tolerable_failures=checkpoint.tolerable_failures,
         changelog=spec.changelog,
         compression=spec.compression,
         upload_timeout_s=upload.timeout_s,

@@ -8,24 +8,23 @@ store, with the process id only as a second opinion: the same way a launcher on 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import psutil
 
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import CONFIG_ENV, JobSpec
+from orchestration.launchers.log_files import new_log_file, redacted
 from orchestration.launchers.port import Launched, LaunchFailed, Liveness, Stopped, StopTimedOut
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound, Unavailable
+from state_runtime.base.errors import JobAlreadyRunning, JobNotFound, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
@@ -36,7 +35,6 @@ __all__ = ["LocalLauncher", "process_of"]
 
 LOG_LINES_SHOWN: Final = 20
 LOG_TAIL_BYTES: Final = 64 * 1024
-LOGS_KEPT: Final = 50  # of one job; a crash loop must not fill the disk with names
 POLL_S: Final = 0.2
 TERMINATE_WAIT_S: Final = 20.0  # after SIGTERM: one epoch and Spark's own shutdown
 # A process is created a moment before it claims its term; the kernel's and the store's clocks differ by a tick.
@@ -89,7 +87,7 @@ class LocalLauncher:
         before = self._catalog.status()
         if before is not None and not takeover:
             self._refuse_if_live(before)
-        log = self._open_log()
+        log = new_log_file(self._job, self._clock, self._ids)
         with log:
             process = subprocess.Popen(
                 [
@@ -104,6 +102,9 @@ class LocalLauncher:
                     *(["--allow-drained"] if allow_drained else []),
                     *(["--take-output"] if take_output else []),
                     *begin.arguments(),
+                    # Its stderr is the log file already, so that even the death of Python itself leaves its words.
+                    "--log-file",
+                    "-",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -243,35 +244,11 @@ class LocalLauncher:
                 return None
             self._poll(POLL_S)
 
-    def _open_log(self) -> IO[bytes]:
-        folder = Path(self._job.launcher.log_dir)
-        at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S")
-        path = folder / f"{self._job.name}.{at}.{self._ids.short()[:8]}.log"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._prune_logs(folder)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise InvalidConfiguration(
-                f"job {self._job.name!r}: launcher.log_dir {folder} cannot be written: "
-                f"{error.strerror or error}; name a folder that this user can write"
-            ) from error
-        return open(path, "ab", opener=lambda *_: descriptor)
-
-    def _prune_logs(self, folder: Path) -> None:
-        # Only names that we give ourselves, and never the newest ones.
-        ours = re.compile(re.escape(self._job.name) + r"\.\d{8}T\d{6}\.[0-9a-f]{8}\.log\Z")
-        logs = sorted(p for p in folder.iterdir() if ours.match(p.name))
-        for old in logs[: max(0, len(logs) - LOGS_KEPT + 1)]:
-            old.unlink(missing_ok=True)
-
     def _tail(self, log: Path) -> str:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             lines = deque(file.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines(), LOG_LINES_SHOWN)
-        text = self._job.storage_options.redact("\n".join(f"  {line}" for line in lines) or "  (empty)")
-        start = self._job.start_from
-        return start.storage_options.redact(text) if start is not None and start.storage_options is not None else text
+        return redacted(self._job, "\n".join(f"  {line}" for line in lines) or "  (empty)")
 
 
 def process_of(status: RunStatus, job: str) -> psutil.Process | None:

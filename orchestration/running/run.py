@@ -27,6 +27,8 @@ from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.store import open_store
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from state_runtime import StreamingJob
     from state_runtime.driver.run import RunResult
     from state_runtime.maintenance.copy.objects import CopyProgress
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["RestoreWatch", "run_job"]
 
 RESTORE_INTERVAL_S: Final = 1.0
+_STDERR: Final = 2
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,6 +105,8 @@ def run_job(
     on_progress: Callable[[Progress], None],
     on_restore: Callable[[int, int], None],
     on_copy: Callable[[CopyProgress], None],
+    begin_log: Callable[[], int | None] = lambda: None,
+    spark_in_log: bool = True,
     takeover: bool = False,
     until_idle: bool = False,
     allow_dropped_state: bool = False,
@@ -120,6 +125,8 @@ def run_job(
         on_progress: is told about every epoch, in Spark's callback thread.
         on_restore: is told how many of the shards are back before the first epoch, in a thread of its own.
         on_copy: is told about every object that is there while what the job begins with is copied.
+        begin_log: is called when the run is not turned away, before Spark starts; gives the descriptor of a log file.
+        spark_in_log: what Spark's processes write to stderr goes to that file instead.
         begin: at which snapshot.
 
     Raises:
@@ -136,7 +143,9 @@ def run_job(
     from state_runtime.spark.session import build_session
 
     job = _build(spec, build)
-    session = build_session(spec.name, spec.spark.master, spec.spark.conf)
+    log = begin_log()
+    with _stderr_of_children(log if spark_in_log else None):
+        session = build_session(spec.name, spec.spark.master, spec.spark.conf)
     try:
         # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:
@@ -154,7 +163,37 @@ def run_job(
                 on_copy=on_copy,
             )
     finally:
+        _end_session(session)
+
+
+@contextmanager
+def _stderr_of_children(descriptor: int | None) -> Iterator[None]:
+    """Processes that are started meanwhile write their stderr to this descriptor; None: to ours.
+
+    PySpark starts Java with the descriptors of this process and takes no others. Java says in hundreds of lines what
+    this process says in one, so its lines belong into a file.
+    """
+    if descriptor is None:
+        yield
+        return
+    kept = os.dup(_STDERR)
+    try:
+        os.dup2(descriptor, _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+
+
+def _end_session(session: SparkSession) -> None:
+    from state_runtime.spark.errors import is_of_ended_java
+
+    try:
         session.stop()
+    except Exception as error:
+        if not is_of_ended_java(error):
+            raise
+        _LOG.info("the session went with Spark's Java process")
 
 
 def _build(spec: JobSpec, build: Any) -> StreamingJob:

@@ -61,6 +61,7 @@ __all__ = [
     "Unavailable",
     "UnsupportedFormat",
     "UserCodeError",
+    "can_pass",
     "check",
 ]
 
@@ -195,6 +196,11 @@ class UserCodeError(StillstateError):
 
     exit_code = 7
     kind = "user-code"
+
+
+def can_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed a little later, although nobody does anything."""
+    return isinstance(error, Unavailable) and not isinstance(error, (StoreRefused, StoreNotCapable))
 
 
 def check(condition: bool, message: str) -> None:

@@ -80,6 +80,7 @@ JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
         "checkpoint_interval_s": Bounds(0, 86_400),
         "checkpoint_batches": Bounds(1, 100_000),
         "pending_bytes_max": Bounds(0, GIB),
+        "tolerable_failures": Bounds(0, 1000),
         "upload_timeout_s": Bounds(0.01, 600),
         "upload_attempts_max": Bounds(1, 10),
         "upload_in_flight_bytes_max": Bounds(MIB, 64 * GIB),
@@ -186,6 +187,8 @@ class JobSettings:
         checkpoint_batches: at least so many epochs from one checkpoint to the next. A checkpoint is made when either of
             the two that are set says so.
         pending_bytes_max: changes of epochs without a checkpoint that the driver holds in memory before it writes them.
+        tolerable_failures: so many times in a row an epoch or checkpoint may fail because a store is away, and is run
+            again in the same process, before the run ends; 0: it ends at once.
         upload_timeout_s: an upload that has taken so long (and a second more per few megabytes) is begun again beside
             itself; the first to succeed wins.
         upload_attempts_max: uploads of one object under way at most.
@@ -217,6 +220,7 @@ class JobSettings:
     checkpoint_interval_s: float = 0.0
     checkpoint_batches: int = 1
     pending_bytes_max: int = 16 * MIB
+    tolerable_failures: int = 3
     upload_timeout_s: float = 1.0
     upload_attempts_max: int = 3
     upload_in_flight_bytes_max: int = 100 * MIB

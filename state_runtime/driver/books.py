@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
@@ -13,7 +14,17 @@ from state_runtime.driver.shard_book import ShardBook
 from state_runtime.pipeline.compatibility import usable_versions
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 
-__all__ = ["Books"]
+__all__ = ["Books", "Standing"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the books say at one moment."""
+
+    interval: Interval
+    shards: ShardBook
+    files: FileBook | None
+    epochs: int
 
 
 class Books:
@@ -21,7 +32,8 @@ class Books:
 
     Life cycle: `open` with the run → after each epoch `epoch_done`, then `checkpointed` if it ended in a checkpoint, or
     `epoch_pending` if it did not. `flushed`, and with the changelog off `listing_written`, come before either, and
-    may come before an epoch's action is run once more.
+    may come before an epoch's action is run once more. `back_to` an earlier moment after any of these but
+    `checkpointed`.
 
     Not thread-safe: written under the driver's lock. Each book is a value that never changes, so that another thread
     may read one.
@@ -82,7 +94,16 @@ class Books:
         """How many epochs the run has done."""
         return self._epochs
 
+    def standing(self) -> Standing:
+        """All of them, as they are now."""
+        return Standing(self._interval, self._shards, self._files, self._epochs)
+
     # --- what happens --------------------------------------------------------------------------------------------
+
+    def back_to(self, before: Standing) -> None:
+        """What came after that moment has failed and never happened; no manifest was written meanwhile."""
+        self._interval, self._shards, self._files = before.interval, before.shards, before.files
+        self._epochs = before.epochs
 
     def epoch_done(
         self,

@@ -24,11 +24,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime.base import faults
-from state_runtime.base.errors import ChangesPending, Fenced
+from state_runtime.base.errors import ChangesPending, Fenced, can_pass
 from state_runtime.base.heap import collection_paused
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
@@ -57,9 +58,18 @@ __all__ = ["EpochDriver"]
 
 _LOG = logging.getLogger(__name__)
 
+Done = TypeVar("Done")
+"""What a step that succeeded gives."""
+
 # Timers that fire timers while a job is drained: each round is an epoch. Code that sets the next timer from the one
 # that fires never ends.
 _DRAIN_EPOCHS_MAX = 100
+
+# From the first wait to the longest. With the default of three failures a store may be away for about two minutes:
+# Spark's action and the store's own repetitions take time too.
+_RETRY_WAIT_S = 5.0
+_RETRY_WAIT_GROWTH = 4.0
+_RETRY_WAIT_MAX_S = 120.0
 
 
 class EpochDriver:
@@ -67,7 +77,11 @@ class EpochDriver:
 
     Life cycle: made after the fencing snapshot → `publish_pending` once → (`run_batch` | `run_without_batch` |
     `checkpoint_if_due` | `savepoint_if_asked`)* → `stop` → (`drain`) → `finish` → `close`. After an error it refuses
-    further epochs; the error is kept in `failure`.
+    further epochs; the error is kept in `failure`. A store that is away for a while is no such error yet: see
+    `_tolerating`.
+
+    Args:
+        wait: waits for so many seconds before a failed epoch is tried again, and says whether to give up instead.
 
     Attributes:
         lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
@@ -82,8 +96,10 @@ class EpochDriver:
         spark: SparkSession,
         on_progress: Callable[[Progress], None] | None,
         savepoints: Savepoints | None = None,
+        wait: Callable[[float], bool] | None = None,
     ) -> None:
         self._context = context
+        self._wait: Callable[[float], bool] = threading.Event().wait if wait is None else wait
         self._committer = committer
         self._checkpoint = checkpoint
         self._spark = spark
@@ -185,7 +201,7 @@ class EpochDriver:
             if self._stopping.is_set() or self.failure is not None or not self._checkpointer.is_due():
                 return
             with self._failing():
-                self._report(self._checkpointer.commit_alone(self._spark))
+                self._report(self._commit_alone())
 
     def savepoint_if_asked(self) -> None:
         """Begin the savepoints that were asked for, after a checkpoint if anything is pending: between two epochs, for
@@ -236,8 +252,11 @@ class EpochDriver:
     def _checkpoint_and_begin(self) -> None:
         if self._books.interval.epochs:
             with self._failing():
-                self._report(self._checkpointer.commit_alone(self._spark))
+                self._report(self._commit_alone())
         self._begin_savepoints()
+
+    def _commit_alone(self) -> Progress:
+        return self._tolerating("the checkpoint before epoch", lambda: self._checkpointer.commit_alone(self._spark))
 
     def _begin_savepoints(self) -> None:
         """Of the newest snapshot, which is what the run stands at. It cannot be given up before it is pinned: it is the
@@ -271,20 +290,55 @@ class EpochDriver:
         Args:
             drains: it is one after the end of all input.
         """
-        with collection_paused():
-            done = self._process(frame, batch_id is not None, batch_time_ms, drains=drains)
-            faults.reach("action-done")
-            numbers = replace(self._take(done, batch_id, drains=drains), segment_bytes=done.flushed_bytes)
-            is_asked = self._savepoints is not None and self._savepoints.is_asked
-            committed = None
-            if self._checkpointer.is_due() or is_asked:
-                committed = self._checkpointer.commit(numbers, done, frame.sparkSession)
-        if committed is None:
-            self._leave_pending(numbers, done)
-            return
-        self._report(committed)
+
+        def epoch() -> tuple[Progress, bool]:
+            with collection_paused():
+                done = self._process(frame, batch_id is not None, batch_time_ms, drains=drains)
+                faults.reach("action-done")
+                numbers = replace(self._take(done, batch_id, drains=drains), segment_bytes=done.flushed_bytes)
+                # Asked after the action: a savepoint that was asked for during it need not wait for the next epoch.
+                is_asked = self._savepoints is not None and self._savepoints.is_asked
+                if self._checkpointer.is_due() or is_asked:
+                    return self._checkpointer.commit(numbers, done, frame.sparkSession), is_asked
+            return self._leave_pending(numbers, done), False
+
+        numbers, is_asked = self._tolerating("epoch", epoch)
+        self._report(numbers)
         if is_asked:
             self._begin_savepoints()
+
+    def _tolerating(self, what: str, step: Callable[[], Done]) -> Done:
+        """Take a step; again, while what makes it fail can pass, and at most `tolerable_failures` times in a row.
+
+        A run that ends costs a start of Spark and a restore; a store that is away for two minutes should not. A step
+        that failed has not happened: the books are as before it, and what it staged and uploaded is removed as far as
+        the stores answer, and never named by a manifest.
+
+        Not tried again: anything after a manifest's create was tried, because it may have happened; what comes after
+        the manifest; an error that the same call gets again.
+        """
+        failures = 0
+        while True:
+            before, last = self._books.standing(), self._committer.last
+            try:
+                return step()
+            except Exception as error:
+                typed = typed_error(error)
+                failures += 1
+                is_open = self._checkpointer.is_committing or self._committer.last is not last
+                if is_open or not can_pass(typed) or failures > self._context.settings.tolerable_failures:
+                    raise
+                made = self._books.interval.since(before.interval)
+                self._checkpointer.remove(self._acknowledgements.so_far(), made)
+                self._books.back_to(before)
+                wait_s = min(_RETRY_WAIT_MAX_S, _RETRY_WAIT_S * _RETRY_WAIT_GROWTH ** (failures - 1))
+                _LOG.warning(
+                    "%s %d failed (%d of at most %d times in a row) and is run again in %.0f s: %s: %s",
+                    what, before.interval.head.epoch + 1, failures, self._context.settings.tolerable_failures, wait_s,
+                    type(typed).__name__, typed,
+                )  # fmt: skip
+                if self._wait(wait_s):
+                    raise
 
     def _process(self, frame: DataFrame, has_batch: bool, batch_time_ms: int, *, drains: bool) -> Processed:
         """Plan and run the epoch's Spark action; none where there is neither a batch nor anything due.
@@ -382,9 +436,11 @@ class EpochDriver:
         )
         return replace(numbers, moved_shards=moved)
 
-    def _leave_pending(self, numbers: Progress, done: Processed) -> None:
-        """The end of an epoch without a checkpoint. What it changed is flushed if it is too much to be held in memory,
-        or if nothing but the memory has it."""
+    def _leave_pending(self, numbers: Progress, done: Processed) -> Progress:
+        """The end of an epoch without a checkpoint; its numbers.
+
+        What it changed is flushed if it is too much to be held in memory, or if nothing but the memory has it.
+        """
         books = self._books
         segment_bytes, flushed_ms = 0, 0.0
         if books.interval.holds_more_than(self._context.settings.pending_bytes_max) or books.shards.any_stranded:
@@ -401,7 +457,7 @@ class EpochDriver:
         )
         books.epoch_pending(numbers)
         faults.reach("epoch-pending")
-        self._report(replace(numbers, epochs=books.interval.epochs))
+        return replace(numbers, epochs=books.interval.epochs)
 
     def _flush(self) -> tuple[int, float]:
         """Write the changes in memory as a segment; its bytes, and the milliseconds that it took."""

@@ -73,6 +73,17 @@ class Interval:
             uploaded=(*self.uploaded, *objects_of(changes)),
         )
 
+    def since(self, before: Interval) -> Interval:
+        """What came to be since `before`, an earlier moment of the same interval, apart from what was there then."""
+        return replace(
+            self,
+            epochs=self.epochs - before.epochs,
+            changes=(),
+            segments=self.segments[len(before.segments) :],
+            outputs=self.outputs[len(before.outputs) :],
+            uploaded=self.uploaded[len(before.uploaded) :],
+        )
+
     def flushed(self, segment: SegmentEntry | None) -> Interval:
         """After the changes in memory were written; None: there were none."""
         return replace(self, changes=(), segments=(*self.segments, segment) if segment is not None else self.segments)

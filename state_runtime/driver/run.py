@@ -40,7 +40,7 @@ from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition
 from state_runtime.snapshot.term_files import RunState
-from state_runtime.spark.errors import cause_of, typed_error
+from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
@@ -243,7 +243,9 @@ class JobRun:
             ids=self._ids,
             take_output=take_output,
         )
-        return EpochDriver(context, committer, checkpoint, self._spark, self._on_progress, savepoints)
+        return EpochDriver(
+            context, committer, checkpoint, self._spark, self._on_progress, savepoints, wait=self._stop.wait
+        )
 
     def _stream(
         self,
@@ -299,10 +301,11 @@ class JobRun:
                 self._wait_for_savepoints(driver, heartbeat, savepoints)
         except Exception as error:
             failure = driver.failure or typed_error(error)
+            if failure is not error:
+                _LOG.info("what Spark said of the error that ends this run", exc_info=error)
             raise failure from cause_of(failure, error)
         finally:
-            if query.isActive:
-                query.stop()
+            _end_query(query)
             with driver.lock:
                 driver.stop()
             driver.close(_STOP_TIMEOUT_S)
@@ -347,6 +350,17 @@ def _check_outputs(content: Manifest | None, pipeline: CompiledPipeline) -> None
                 "not have. Give it a sink of that name with the same folder, or start the job once more as it was, "
                 "which publishes the output"
             )
+
+
+def _end_query(query: StreamingQuery) -> None:
+    try:
+        if query.isActive:
+            query.stop()
+    except Exception as error:
+        if not is_of_ended_java(error):
+            raise
+        # It went with its process. What ended the run is the error to tell.
+        _LOG.info("the query went with Spark's Java process")
 
 
 def _is_idle(query: StreamingQuery) -> bool:

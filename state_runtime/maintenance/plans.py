@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import PLAN_BYTES_MAX
-from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.document import decode_document, document_kind, encode_document
 from state_runtime.snapshot.job_info import JobInfo
 
 __all__ = ["PLAN_AGE_MAX_MS", "Made", "check_fresh", "read_plan", "write_plan"]
 
 Plan = TypeVar("Plan")
 """The kind of plan that is read."""
+
+_PLANS = {"gc-plan": "plan of garbage collection", "retention-plan": "plan of retention"}
 
 PLAN_AGE_MAX_MS = 7 * 86_400_000
 """What was decided longer ago is decided again."""
@@ -79,9 +81,17 @@ def read_plan(file: Path, kind: str, cls: type[Plan]) -> Plan:
     """Read a plan back.
 
     Raises:
-        InvalidConfiguration: there is no such file. CorruptManifest, UnsupportedFormat: it is no plan of that kind.
+        InvalidConfiguration: there is no such file, or it is a plan of another kind. CorruptManifest,
+            UnsupportedFormat: it is no plan, or damaged.
     """
-    return decode_document(kind, cls, _read(file), str(file))
+    body = _read(file)
+    other = document_kind(body)
+    if other != kind and other in _PLANS:
+        raise InvalidConfiguration(
+            f"{file} is a {_PLANS[other]} and no {_PLANS[kind]}: give it to `stillstate {other.removesuffix('-plan')} "
+            "apply`. Nothing was deleted"
+        )
+    return decode_document(kind, cls, body, str(file))
 
 
 def _read(file: Path) -> bytes:

@@ -118,7 +118,7 @@ def request_savepoint(
         InvalidConfiguration: the name, a tag or the note cannot be used; nothing was asked.
         StoreUnavailable, OutcomeUnknown: it may have been asked.
     """
-    check_job_name(name)
+    check_job_name(name, "savepoint name")
     request = ControlRequest(
         action="savepoint",
         term=term,

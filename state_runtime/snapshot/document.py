@@ -20,7 +20,7 @@ from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.base.fields import fields_of
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 
-__all__ = ["FORMAT_VERSION", "decode_document", "encode_document", "header_format"]
+__all__ = ["FORMAT_VERSION", "decode_document", "document_kind", "encode_document", "header_format"]
 
 FORMAT_VERSION = 4
 """Version of everything below a job root; raised with any change that an older reader would misread.
@@ -102,6 +102,17 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
 def _digest(kind: str, format_version: int, line: bytes) -> str:
     covered = f"{kind} {format_version}\n".encode() if format_version >= 3 else b""
     return hashlib.sha256(covered + line).hexdigest()
+
+
+def document_kind(data: bytes) -> str:
+    """Of which kind a file says that it is; empty if it is no document. Nothing else of it is checked."""
+    header_line = data[:_HEADER_BYTES_MAX].partition(b"\n")[0]
+    try:
+        header = json.loads(header_line)
+    except (ValueError, RecursionError):
+        return ""
+    kind = header.get("stillstate") if isinstance(header, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def header_format(data: bytes) -> int:

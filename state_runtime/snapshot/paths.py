@@ -71,12 +71,15 @@ SNAPSHOT_ID_MAX = (1 << 64) - 1
 """No snapshot has it."""
 
 
-def check_job_name(name: str) -> str:
-    """Return `name` if it can be a job's folder: lower-case ASCII, so that no two names meet on any store."""
+def check_job_name(name: str, what: str = "job name") -> str:
+    """Return `name` if it can be a job's folder: lower-case ASCII, so that no two names meet on any store.
+
+    Args:
+        what: it is, for the message.
+    """
     if len(name) > NAME_CHARS_MAX or not _JOB_NAME.match(name):
         raise InvalidConfiguration(
-            f"job name {name[:80]!r} must be 1 to {NAME_CHARS_MAX} of a-z, 0-9, _ and -, starting with a letter or "
-            "digit"
+            f"{what} {name[:80]!r} must be 1 to {NAME_CHARS_MAX} of a-z, 0-9, _ and -, starting with a letter or digit"
         )
     return name
 
@@ -135,7 +138,7 @@ def pin_path(snapshot_id: int, uid: str) -> str:
 
 def savepoint_path(name: str) -> str:
     """The folder of a savepoint: a job root of its own, with one snapshot."""
-    return f"{SAVEPOINTS_DIR}/{check_job_name(name)}"
+    return f"{SAVEPOINTS_DIR}/{check_job_name(name, 'savepoint name')}"
 
 
 def segment_path(term: int, name: str) -> str:

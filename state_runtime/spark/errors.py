@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import traceback
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PythonException
 
 from state_runtime.base import errors
-from state_runtime.base.errors import StillstateError, UserCodeError
+from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.usercode import UserTraceback, user_traceback
 
-__all__ = ["ERROR_MARK", "cause_of", "marked", "typed_error"]
+__all__ = ["ERROR_MARK", "cause_of", "is_of_ended_java", "marked", "typed_error"]
 
 ERROR_MARK = "[stillstate-error:"
 """By this mark in the text the driver finds our own errors."""
@@ -26,6 +28,7 @@ _FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<func
 _OURS = re.compile(r"[/\\]state_runtime[/\\]")
 _LIBRARY = re.compile(r"[/\\]site-packages[/\\]|[/\\]pyspark[/\\]")
 _DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)")
+_OTHER_FOLDER = re.compile(r"Wrong basePath (?P<now>\S+) for the root path: (?P<then>\S+)")
 
 
 def typed_error(error: BaseException) -> BaseException:
@@ -44,14 +47,44 @@ def typed_error(error: BaseException) -> BaseException:
             return typed
     if isinstance(error, PythonException):
         return _of_user(text) or error
+    if is_of_ended_java(error):
+        return StillstateError(
+            "Spark's Java process ended before this driver did: somebody or the system killed it (too little memory?), "
+            "or it crashed. Nothing of the epoch under way was committed, and nothing that was is lost. Start the job "
+            "again; if the system ends Java again, give it less memory (spark.driver.memory) or the machine more"
+        )
+    other = _OTHER_FOLDER.search(text)
+    if other is not None:
+        return InvalidConfiguration(
+            f"the source reads from {other['now']}, and the snapshot that the job goes on from was made of another "
+            f"folder ({other['then']}): Spark reads one folder for good. Give the source the old folder again, or "
+            "begin under a new job name. Nothing was changed"
+        )
     if _DIED.search(text):
-        return UserCodeError(
+        died = UserCodeError(
             "a Python process in which Spark runs the job's code ended in the middle of a step: the code left the "
             "process (sys.exit, os._exit), a native library crashed, or the system ended it because memory ran out. "
             "Nothing of the epoch was committed; the log of the executor says more. Mend the code or give the "
             "executors more memory, and start again"
         )
+        # Spark's hundreds of lines about it hold nothing of that code; they are in the log.
+        died.__cause__ = UserTraceback("It left no traceback.")
+        return died
     return error
+
+
+def is_of_ended_java(error: BaseException) -> bool:
+    """Whether an error only says that nobody answers at the other end of py4j: Spark's Java process is gone."""
+    if isinstance(error, Py4JNetworkError):
+        return True
+    if type(error) is Py4JError:
+        # Of a call that was under way. Java's own refusals come with its trace.
+        return str(error).startswith("An error occurred while calling") and "Trace:" not in str(error)
+    if not isinstance(error, ConnectionError):
+        return False
+    # The user's own connections may break too; those do not pass through py4j.
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").split(".")[0] == "py4j" for frame, _ in frames)
 
 
 def cause_of(typed: BaseException, error: BaseException) -> BaseException | None:

@@ -218,7 +218,9 @@ class Run:
             ids=ids,
             take_output=take_output,
         )
-        self.driver = EpochDriver(context, self.committer, Position(), spark.session, on_progress)  # type: ignore[arg-type]
+        self.driver = EpochDriver(
+            context, self.committer, Position(), spark.session, on_progress, wait=lambda seconds: False  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def run(self, batches: Sequence[Batch]) -> None:
         """All batches that the newest snapshot does not have, and the last checkpoint."""

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--config")
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until-idle", action="store_true")
+    parser.add_argument("--log-file")
     arguments = parser.parse_args()
     job = load_spec(arguments.config).job(arguments.job)
     behaviour = job.options.get("behaviour", "normal")

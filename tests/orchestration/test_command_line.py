@@ -229,6 +229,44 @@ def test_reading_commands_start_without_spark_or_dagster(write_config: Callable[
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize(
+    "arguments", [["snapshots", "--json"], ["snapshots"], ["jobs"], ["--help"], ["describe", "latest"]]
+)
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
+    write_config: Callable[..., Path], flights: JobRoot, arguments: list[str]
+) -> None:
+    """`stillstate snapshots | head` is no error that anybody wants to read about."""
+    config = str(write_config())
+    flights.start()
+    flights.checkpoint()
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestration.cli", *arguments, *([] if "--help" in arguments else ["-c", config])],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == (1 if "--help" in arguments else 141)  # help is printed by the library of the commands
+
+
+def test_a_connection_that_breaks_is_no_reader_that_is_gone(
+    write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a store must never end a command as if all were well."""
+
+    def broken(*_: object) -> None:
+        raise BrokenPipeError("the store's connection")
+
+    monkeypatch.setattr("orchestration.commands.snapshots.catalog_of", broken)
+    result = call("snapshots", "-c", str(write_config()))
+    assert isinstance(result.exception, BrokenPipeError)
+
+
 def test_jobs_shows_how_far_a_restore_is(
     write_config: Callable[..., Path], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,7 +324,8 @@ EVERY_SETTING = """
     changelog: off
     compression: zstd
     placement: off
-    checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6}
+    checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6,
+      tolerable_failures: 7}
     upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000}
     local_recovery: {enabled: false, bytes_max: 10}
     materialization: {by: nobody, interval_s: 11, min_bytes: 12, ratio: 13, max_segments: 14, replay_s: 15}
@@ -348,6 +349,7 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         checkpoint_interval_s=4,
         checkpoint_batches=5,
         pending_bytes_max=6,
+        tolerable_failures=7,
         upload_timeout_s=7,
         upload_attempts_max=8,
         upload_in_flight_bytes_max=9000000,

@@ -16,7 +16,8 @@ from job_roots import SECRET, JobRoot
 
 from orchestration.config.spec import load_spec
 from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
-from orchestration.launchers.local import LOGS_KEPT, process_of
+from orchestration.launchers.local import process_of
+from orchestration.launchers.log_files import LOGS_KEPT
 from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
 from state_runtime.snapshot.control import pending_stop
 

@@ -218,6 +218,70 @@ def test_a_plan_that_is_none_is_refused(config: str, tmp_path: Path) -> None:
     assert call("retention", "apply", str(tmp_path / "none"), "-c", config).exit_code == 2
 
 
+def test_apply_executes_the_newest_plan_of_a_job_once(config: str, flights: JobRoot, tmp_path: Path) -> None:
+    """README says: look at the plan, then `apply`. What is executed is what was shown, and not a second time."""
+    nothing = call("retention", "apply", "flights", "-c", config)
+    assert nothing.exit_code == 2
+    assert "no plan was made for job 'flights'" in nothing.stderr
+    call("retention", "plan", "flights", "--keep-last", "1", "--max-share", "1", "-c", config)
+    shown = call("retention", "plan", "flights", "--keep-last", "3", "-c", config)
+    assert "`stillstate retention apply flights` executes this plan" in shown.stdout
+    assert ids_of(flights) == [1, 2, 3, 4, 5]
+    assert call("retention", "apply", "flights", "-c", config).exit_code == 0
+    assert ids_of(flights) == [3, 4, 5]
+    assert call("retention", "apply", "flights", "-c", config).exit_code == 2
+    assert "`stillstate gc apply flights` executes this plan" in call("gc", "plan", "flights", "-c", config).stdout
+    assert call("gc", "apply", "flights", "-c", config).exit_code == 0
+
+
+def test_a_plan_in_a_file_is_the_newest_plan_too(config: str, flights: JobRoot, tmp_path: Path) -> None:
+    """Else `apply JOB` would execute one that is older than what the person has seen last."""
+    call("retention", "plan", "flights", "--keep-last", "1", "--max-share", "1", "-c", config)
+    out = str(tmp_path / "plan.json")
+    assert out in call("retention", "plan", "flights", "--keep-last", "4", "--out", out, "-c", config).stdout
+    assert call("retention", "apply", "flights", "-c", config).exit_code == 0
+    assert ids_of(flights) == [2, 3, 4, 5]
+
+
+def test_a_plan_of_another_job_is_not_executed_under_this_ones_name(
+    write_config: Callable[..., Path], config: str, flights: JobRoot, tmp_path: Path
+) -> None:
+    write_config("flights", "trains")
+    call("retention", "plan", "flights", "--keep-last", "3", "-c", config)
+    plans = tmp_path / "logs" / "plans"
+    (plans / "flights.retention.json").rename(plans / "trains.retention.json")
+    refused = call("retention", "apply", "trains", "-c", config)
+    assert refused.exit_code == 2
+    assert "is a plan of job 'flights', not of 'trains'" in refused.stderr
+    assert ids_of(flights) == [1, 2, 3, 4, 5]
+
+
+def test_a_plan_that_cannot_be_kept_says_so(config: str, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    shown = call("gc", "plan", "flights", "-c", config)
+    assert shown.exit_code == 0
+    assert "`apply` needs `plan --out FILE`" in shown.stdout
+
+
+@pytest.mark.parametrize(("made", "given"), [("gc", "retention"), ("retention", "gc")])
+def test_a_plan_of_another_kind_is_told_apart_from_damage(
+    config: str, flights: JobRoot, tmp_path: Path, made: str, given: str
+) -> None:
+    """Nobody should look for damage on the disk because of a wrong argument."""
+    plan = str(tmp_path / "plan.json")
+    call(made, "plan", "flights", *(["--keep-last", "3"] if made == "retention" else []), "--out", plan, "-c", config)
+    refused = call(given, "apply", plan, "-c", config)
+    assert refused.exit_code == 2
+    assert f"give it to `stillstate {made} apply`" in refused.stderr
+    assert "damaged" not in refused.stderr
+    assert ids_of(flights) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("group", ["retention", "gc"])
+def test_a_group_of_commands_shows_an_example(group: str) -> None:
+    assert f"Example: stillstate {group} plan flights" in call(group, "--help").output
+
+
 def test_durations_are_read_as_people_write_them() -> None:
     assert [parse_duration_s(t) for t in ("90s", "15min", "2m", "6h", "7d", "2w", "1y", "1.5h", "0.1s")] == [
         90,

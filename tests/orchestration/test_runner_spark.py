@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,25 @@ def build(context):
 def forgot_to_return(context):
     context.job()
 
+def deadly(context):
+    order = context.options["order"]
+
+    def rows(batch):
+        import os, signal
+        if open(order).read().strip() == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    def per_batch(batches):
+        return map(rows, batches)
+
+    job = context.job()
+    (job.read(lambda spark: spark.readStream.schema("k string, v long").json(context.options["inbox"]))
+        .transform(lambda frame: frame.mapInArrow(per_batch, frame.schema))
+        .key_by("k").aggregate(uid="by-k", n=aggregates.count())
+        .write(ParquetSink(context.options["out"]), name="out"))
+    return job
+
 def raises(context):
     raise KeyError("mine")
 """
@@ -48,14 +68,15 @@ defaults:
   store: store
   local_dir: local
   parallelism: 1
-  options: {inbox: in, out: out}
-  path_options: [inbox, out]
+  options: {inbox: in, out: out, order: order}
+  path_options: [inbox, out, order]
   trigger: {processing_time_s: 0.2}
   spark: {master: "local[1]", conf: {spark.ui.enabled: false}}
   checkpoint: {heartbeat_interval_s: 0.2}
 jobs:
   tiny: {}
   forgot: {entry_point: "tiny_job:forgot_to_return"}
+  deadly: {entry_point: "tiny_job:deadly"}
   raises: {entry_point: "tiny_job:raises"}
 """
 
@@ -66,6 +87,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "tiny_job.py").write_text(JOB)
     (tmp_path / "stillstate.yaml").write_text(CONFIG)
     (tmp_path / "in").mkdir()
+    (tmp_path / "order").write_text("live")
     (tmp_path / "in" / "1.json").write_text('{"k": "a", "v": 1}\n{"k": "b", "v": 2}\n')
     yield tmp_path / "stillstate.yaml"
     status = Catalog(open_store(str(tmp_path / "store")), "tiny").status()
@@ -127,6 +149,70 @@ def test_a_driver_of_the_launcher_is_alone_and_stops_on_sigterm(config: Path) ->
         psutil.wait_procs([psutil.Process(launched.pid)], timeout=1)
     assert _status(launcher).state == "stopped"
     assert launcher.stop().how == "it was already over: stopped"
+
+
+def _short(done: subprocess.CompletedProcess[str], folder: Path) -> str:
+    """What a terminal shows: a message of ours, then the name of the log, which has the rest."""
+    said = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+    assert len(said) <= 4, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\tat " not in done.stderr
+    (log,) = (folder / "logs").iterdir()
+    assert said[0] == said[-1] == f"log: {log}"
+    assert "Traceback" in log.read_text()
+    return done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_a_killed_python_process_of_spark_is_one_message(config: Path) -> None:
+    """Spark says so in 1,100 lines."""
+    (config.parent / "order").write_text("die")
+    done = command(config, "run", "deadly", "--until-idle")
+    assert done.returncode == 7, done.stderr
+    assert "UserCodeError: a Python process in which Spark runs the job's code" in _short(done, config.parent)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_a_killed_java_is_one_message_and_the_next_run_goes_on(config: Path) -> None:
+    """Spark's Java process takes with it all that py4j would say: a refused connection is no message."""
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "orchestration.cli", "run", "tiny", "--json", "--log-file", "mine.log", "-c", str(config)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=config.parent,
+    )  # fmt: skip
+    assert driver.stdout is not None
+    assert driver.stdout.readline()
+    javas = [p for p in psutil.Process(driver.pid).children(recursive=True) if p.name() == "java"]
+    assert javas
+    for java in javas:
+        java.kill()
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 1, said
+    lines = [line for line in said.splitlines() if not line.startswith("warning: ")]
+    # A thread of PySpark's own may print before it that its connection ended; ours is the last word, and there is no
+    # second traceback of a refused connection.
+    assert "Spark's Java process ended" in json.loads(lines[-1])["error"]["message"], said
+    assert "ConnectionRefusedError" not in said
+    assert len(lines) < 30, said
+    assert Catalog(open_store(str(config.parent / "store")), "tiny").status().state == "failed"  # type: ignore[union-attr]
+    assert command(config, "run", "tiny", "--until-idle").returncode == 0
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_an_input_folder_that_changed_is_one_message(config: Path) -> None:
+    """Spark's own words are 'Wrong basePath'; nobody knows from them what to do."""
+    assert command(config, "run", "tiny", "--until-idle").returncode == 0
+    shutil.rmtree(config.parent / "logs")
+    (config.parent / "in").rename(config.parent / "other")
+    (config.parent / "other" / "2.json").write_text('{"k": "c", "v": 1}\n')
+    config.write_text(config.read_text().replace("inbox: in", "inbox: other"))
+    done = command(config, "run", "tiny", "--until-idle")
+    assert done.returncode == 2, done.stderr
+    told = _short(done, config.parent)
+    assert "InvalidConfiguration: the source reads from" in told
+    assert "Wrong basePath" not in told
 
 
 def test_the_launcher_passes_on_the_exit_code_of_a_driver_that_cannot_start(config: Path) -> None:

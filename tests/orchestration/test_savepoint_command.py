@@ -159,7 +159,7 @@ def test_a_job_that_does_not_run_is_saved_by_the_command(write_config: Callable[
         (["one", "--stop", "--drain"], "give one of"),
         (["--resume"], "takes the NAME"),
         (["one", "--resume", "--stop"], "and nothing else"),
-        (["UP"], "must be 1 to"),
+        (["UP"], "savepoint name 'UP' must be 1 to"),
         (["one", "--tag", "no spaces"], "tag"),
     ],
 )

@@ -25,6 +25,7 @@ PLACES = {
     "checkpoint_interval_s": ("checkpoint", "interval_s"),
     "checkpoint_batches": ("checkpoint", "batches"),
     "pending_bytes_max": ("checkpoint", "pending_bytes_max"),
+    "tolerable_failures": ("checkpoint", "tolerable_failures"),
     "upload_timeout_s": ("upload", "timeout_s"),
     "upload_attempts_max": ("upload", "attempts_max"),
     "upload_in_flight_bytes_max": ("upload", "in_flight_bytes_max"),

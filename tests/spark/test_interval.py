@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import Progress, StreamingJob, aggregates, foreach_epoch, windows
+from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.errors import InvalidConfiguration, StillstateError
+from state_runtime.base.errors import InvalidConfiguration, StillstateError, StoreUnavailable
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
@@ -26,6 +27,7 @@ from .timed import TimedJob
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ONCE = {"availableNow": True}
+ATTEMPTS_OF_SPARK = 3  # of a task: the session is local[2,3]
 SHARDS = 3  # with rows in each epoch: nearly all keys of the second operator fall into one of its two
 
 
@@ -105,6 +107,48 @@ class BreaksAt(Steps):
             if row.id == self.row_id:
                 raise RuntimeError("a bug")
             yield row
+
+
+class AwayAt(Steps):
+    """The store does not answer the task that has seen this row, in as many attempts as Spark makes of one action."""
+
+    def __init__(self, row_id: int, flag: Path) -> None:
+        self.row_id = row_id
+        self.flag = flag
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in super().handleInputRows(key, rows, timerValues):
+            if row.id == self.row_id and (not self.flag.exists() or self.flag.stat().st_size < ATTEMPTS_OF_SPARK):
+                with self.flag.open("a") as flag:
+                    flag.write("x")
+                _be_away_once()
+            yield row
+
+
+def _be_away_once() -> None:
+    """In a worker of Spark: the next request that a task makes after its rows fails."""
+    reach = faults.reach
+
+    def away(point: str) -> None:
+        if point == "task-processed":
+            faults.reach = reach
+            raise StoreUnavailable("the store did not answer")
+
+    faults.reach = away
+
+
+def test_a_task_whose_store_is_away_for_a_moment_costs_an_epoch_and_no_run(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The epoch is run again in the same process, in the middle of an interval; output and state are those of a calm day."""
+    write_input(tmp_path / "in", 0, 6)
+    seen = run(spark, tmp_path, AwayAt(4 * 60 + 5, tmp_path / "was-away"), checkpoint_batches=3, materialize=False)
+    assert (tmp_path / "was-away").stat().st_size == ATTEMPTS_OF_SPARK
+    assert [r.getMessage() for r in caplog.records if "is run again in 5 s: StoreUnavailable" in r.getMessage()]
+    assert [p.epochs for p in seen][:6] == [1, 2, 3, 1, 2, 3]
+    assert {m.term for m in snapshots(tmp_path)} == {1}, "no second run was needed"
+    assert sum(p.primary_restores for p in seen) == 0, "the local copies still serve"
+    assert_equals_batch(spark, tmp_path)
 
 
 def test_a_failure_in_the_middle_repeats_the_epochs_and_publishes_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base import faults
-from state_runtime.base.errors import Fenced, OutcomeUnknown
+from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.driver import epochs as driver
 from state_runtime.driver.checkpointer import Checkpointer
@@ -97,6 +97,8 @@ class World:
     ids: CountingIds = field(default_factory=CountingIds)
     dies_at: int = 0  # passage of any kill point; 0 is never
     fails_at: int = 0
+    away_at: Callable[[str], bool] = lambda point: False
+    waits: list[float] = field(default_factory=list)
     passed: int = 0
     dead: bool = False
     robbed: int = 0
@@ -112,6 +114,8 @@ class World:
             raise Killed(point)
         if self.passed == self.fails_at:
             raise RuntimeError(f"a fault at {point}")
+        if self.away_at(point):
+            raise StoreUnavailable(f"the store did not answer at {point}")
 
     def plan(
         self,
@@ -136,6 +140,10 @@ class World:
                     assert list(task(stage, 0)([batch] if batch.num_rows else [])) == []
 
         return SimpleNamespace(final=SimpleNamespace(collect=collect), event_time_ms=dict)
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return False
 
     def broadcast(self, value: Any) -> FakeBroadcast:
         self.broadcasts.append(FakeBroadcast(value))
@@ -202,7 +210,7 @@ def start(
         sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator(), broadcast=world.broadcast)
     )
     made = savepoints(committer, catalog.root) if savepoints is not None else None
-    begun: Any = EpochDriver(context, committer, Checkpoint(world.root), spark, world.rob, made)  # type: ignore[arg-type]
+    begun: Any = EpochDriver(context, committer, Checkpoint(world.root), spark, world.rob, made, world.wait)  # type: ignore[arg-type]
     begun.publish_pending(spark)
     return begun
 
@@ -428,3 +436,186 @@ def test_a_listing_that_tasks_were_given_is_taken_back_when_the_action_has_ended
     world.fails_at = 0
     run(world, settings)
     check(world, 6)
+
+
+# A store that is away is met at any of these before a manifest is tried.
+BEFORE_THE_MANIFEST = ("task-started", "task-processed", "task-logged", "action-done", "segment-written", "before-manifest",
+    "task-files-uploaded", "task-acknowledged", "pending-flushed", "epoch-pending")  # fmt: skip
+
+
+def left(world: World) -> tuple[int, int]:
+    """How many changelog objects are there, and how many staged files that were not published."""
+    staged = world.root / "out" / "_stillstate" / "staging"
+    return len(list((world.root / "store").rglob("*.seg"))), len(list(staged.rglob("*.parquet")))
+
+
+def test_a_store_that_is_away_for_a_while_ends_no_run_and_changes_nothing(
+    tmp_path: Path, playing: Callable[[World], None]
+) -> None:
+    """A run that ends costs a start of Spark and a restore. State, source position and output are those of a calm day, at
+    any passage before a manifest, whatever was pending. What a task staged that failed goes with the next run."""
+    waited: Counter[float] = Counter()
+    points: Counter[str] = Counter()
+    for seed, draw in seeds(15):
+        batches = [
+            [f"k{draw.randrange(12)}" for _ in range(draw.randrange(1, 20))] for _ in range(draw.randrange(4, 14))
+        ]
+        world = World(tmp_path / str(seed), draw, batches)
+        weather = random.Random(seed)
+        left = {"failures": 0}
+
+        def is_away(point: str, weather: random.Random = weather, left: dict[str, int] = left) -> bool:
+            if left["failures"] == 0 and weather.random() < 0.03:
+                left["failures"] = weather.randrange(1, 4)
+            if point not in BEFORE_THE_MANIFEST or left["failures"] == 0 or weather.random() < 0.5:
+                return False
+            left["failures"] -= 1
+            points[point] += 1
+            return True
+
+        world.away_at = is_away
+        playing(world)
+        settings = replace(some_settings(world), tolerable_failures=1000)
+        run(world, settings)
+        check(world, seed)
+        waited.update(world.waits)
+        run(world, settings)
+        check(world, seed)
+        staged = list((world.root / "out" / "_stillstate" / "staging").rglob("*.parquet"))
+        assert staged == [], f"STILLSTATE_TEST_SEED={seed}"
+    assert waited[5.0] > 0
+    assert waited[20.0] > 0
+    assert min(points[p] for p in ("task-processed", "action-done", "segment-written", "before-manifest")) > 0, points
+
+
+def calm(tmp_path: Path, **changed: Any) -> JobSettings:
+    return JobSettings(
+        **{
+            "parallelism": 1,
+            "local_dir": str(tmp_path / "local"),
+            "materialize": False,
+            "placement": "off",
+            "inline_bytes_max": 0,
+            **changed,
+        }
+    )
+
+
+@pytest.mark.parametrize("checkpoint_batches", [1, 3])
+@pytest.mark.parametrize("point", ["segment-written", "pending-flushed", "epoch-pending", "before-manifest"])
+def test_an_epoch_that_is_run_again_leaves_nothing_of_its_failed_attempts(
+    tmp_path: Path, playing: Callable[[World], None], point: str, checkpoint_batches: int
+) -> None:
+    """Every second passage fails: a store that is away often would fill up otherwise."""
+    batches = [[f"k{n}" for n in range(12)]] * 6
+    passages = Counter[str]()
+
+    def every_second_time(reached: str) -> bool:
+        passages[reached] += 1
+        return reached == point and passages[point] % 2 == 1
+
+    found = []
+    for name, away_at in (("calm", lambda _: False), ("away", every_second_time)):
+        world = World(tmp_path / name, random.Random(5), batches, away_at=away_at)
+        world.draw.random = lambda: 1.0  # type: ignore[method-assign]
+        playing(world)
+        run(world, calm(world.root, checkpoint_batches=checkpoint_batches, pending_bytes_max=0))
+        check(world, 5)
+        found.append(left(world))
+    assert found[0] == found[1]
+    assert world.waits == [5.0] * (passages[point] // 2)
+    assert (passages[point] > 0) == (checkpoint_batches > 1 or point not in ("pending-flushed", "epoch-pending"))
+
+
+@pytest.mark.parametrize("tolerable", [0, 1, 3])
+def test_a_store_that_stays_away_ends_the_run_after_so_many_failures_in_a_row(
+    tmp_path: Path, playing: Callable[[World], None], tolerable: int
+) -> None:
+    """A run that tried for ever would look as if it worked. Failures that others follow only later are not in a row."""
+    world = World(tmp_path, random.Random(3), [["a"]] * 8)
+    playing(world)
+    settings = calm(tmp_path, tolerable_failures=tolerable)
+    passages = Counter[str]()
+
+    def every_second_time(point: str) -> bool:
+        passages[point] += 1
+        return point == "action-done" and passages[point] % 2 == 1
+
+    world.away_at = every_second_time
+    if tolerable > 0:
+        run(world, settings)
+        assert world.waits == [5.0] * 8
+        world.waits.clear()
+        world.batches.append(["b"])
+    world.away_at = lambda point: point == "action-done"
+    with pytest.raises(StoreUnavailable):
+        run(world, settings)
+    assert world.waits == [5.0, 20.0, 80.0][:tolerable]
+    world.away_at = lambda point: False
+    run(world, settings)
+    check(world, 3)
+
+
+def test_what_does_not_pass_is_not_tried_again(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, random.Random(3), [["a"], ["b"]])
+    playing(world)
+
+    def refused(point: str) -> None:
+        if point == "action-done":
+            raise StoreRefused("no permission")
+
+    monkeypatch.setattr(faults, "reach", refused)
+    with pytest.raises(StoreRefused):
+        run(world, calm(tmp_path))
+    assert world.waits == []
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown, StoreUnavailable])
+def test_a_manifest_that_was_tried_is_never_tried_again_blindly(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """It may be there: an epoch that is run again would be counted twice. The next run reads what is there."""
+    world = World(tmp_path, random.Random(3), [["a", "b"], ["a"], ["c"]])
+    playing(world)
+    commit = Committer.commit
+
+    def lost_answer(committer: Committer, draft: Manifest) -> Manifest:
+        commit(committer, draft)
+        raise error("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Committer, "commit", lost_answer)
+        with pytest.raises(error):
+            run(world, calm(tmp_path))
+    assert world.waits == []
+    run(world, calm(tmp_path))
+    check(world, 3)
+
+
+@pytest.mark.parametrize("point", ["manifest-written", "before-publish", "one-output-published", "published"])
+def test_an_epoch_that_has_happened_is_not_run_again(
+    tmp_path: Path, playing: Callable[[World], None], point: str
+) -> None:
+    """After the manifest only its output is left to do, which the next run does."""
+    world = World(tmp_path, random.Random(3), [["a", "b"], ["a"], ["c"]])
+    playing(world)
+    world.away_at = lambda reached: reached == point
+    with pytest.raises(StoreUnavailable):
+        run(world, calm(tmp_path))
+    assert world.waits == []
+    world.away_at = lambda reached: False
+    run(world, calm(tmp_path))
+    check(world, 3)
+
+
+def test_a_run_that_is_asked_to_stop_does_not_wait_for_the_store(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, random.Random(3), [["a"]])
+    playing(world)
+    monkeypatch.setattr(world, "wait", lambda seconds: True)
+    world.away_at = lambda point: point == "action-done"
+    with pytest.raises(StoreUnavailable):
+        run(world, calm(tmp_path, tolerable_failures=1000))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PythonException
 
-from state_runtime.base.errors import CorruptSegment, UserCodeError
+from state_runtime.base.errors import CorruptSegment, InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.usercode import UserTraceback, user_traceback
 from state_runtime.spark.errors import ERROR_MARK, cause_of, marked, typed_error
 
@@ -102,3 +103,46 @@ def test_a_worker_that_dies_is_the_users_to_look_into() -> None:
     error = typed_error(RuntimeError("... SparkException: Python worker exited unexpectedly (crashed) ... at org."))
     assert type(error) is UserCodeError
     assert "memory ran out" in str(error)
+    assert error.__cause__ is not None
+    assert user_traceback(error.__cause__) == "It left no traceback.", "and not Spark's thousand lines"
+
+
+def refused_by(module: str) -> ConnectionRefusedError:
+    """A refused connection that passed through a module of this name."""
+    namespace = {"__name__": module}
+    exec("def connect():\n    raise ConnectionRefusedError(111, 'Connection refused')", namespace)
+    try:
+        namespace["connect"]()  # type: ignore[operator]
+    except ConnectionRefusedError as error:
+        return error
+    raise RuntimeError("it did not refuse")
+
+
+def test_an_ended_java_process_is_told_as_such() -> None:
+    """py4j only says that nobody answers: an out-of-memory killer that took Java looked like a fault of the network."""
+    for error in (
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o36.awaitTermination"),
+        refused_by("py4j.clientserver"),
+    ):
+        typed = typed_error(error)
+        assert type(typed) is StillstateError
+        assert "Spark's Java process ended" in str(typed)
+        assert "Start the job again" in str(typed)
+
+
+def test_a_connection_of_the_users_that_is_refused_is_not_javas() -> None:
+    for error in (
+        refused_by("psycopg"),
+        Py4JError("An error occurred while calling o1.f. Trace:\npy4j.Py4JException: no"),
+    ):
+        assert typed_error(error) is error
+
+
+def test_a_source_whose_folder_changed_says_what_to_do() -> None:
+    typed = typed_error(
+        RuntimeError("terminated with exception: Wrong basePath /new for the root path: file:/old/1.json X")
+    )
+    assert type(typed) is InvalidConfiguration
+    assert str(typed).startswith("the source reads from /new, and")
+    assert "file:/old/1.json" in str(typed)
