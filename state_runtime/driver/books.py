@@ -46,11 +46,12 @@ class Books:
         self._epochs = 0
 
     @staticmethod
-    def open(context: DriverContext, last: Manifest) -> Books:
+    def open(context: DriverContext, last: Manifest, published: int = 0) -> Books:
         """At the start of a run.
 
         Args:
             last: the snapshot that it goes on from.
+            published: see `first_head`.
 
         Raises:
             MissingFile, CorruptSegment, CorruptManifest: the listing of files cannot be trusted. StoreUnavailable: try
@@ -70,7 +71,7 @@ class Books:
                 every = frozenset(range(parallelism))
                 stored = {o.uid for o in last.operators} & set(uids)
                 shards = shards.visiting(dict.fromkeys(stored, every))
-        return Books(Interval(first_head(last), context.clock.monotonic_s()), shards, files)
+        return Books(Interval(first_head(last, published), context.clock.monotonic_s()), shards, files)
 
     # --- what is in them -----------------------------------------------------------------------------------------
 

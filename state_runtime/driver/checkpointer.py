@@ -65,13 +65,14 @@ class Checkpointer:
         self._previous: Progress | None = None
         # The newest checkpoint of this run, once its output is published.
         self._published: Manifest | None = None
-        self._folding = _fold_process(context)
+        self._folding = _fold_process(context, committer)
         self.materializer = BackgroundMaterializer(
             context.root,
             context.settings,
             context.ids,
             context.clock,
             self._folding.fold if self._folding is not None else None,
+            committer.ownership.check,
         )
         self.retention = BackgroundRetention(
             context.root, context.settings, context.ids, context.clock, committer.ownership
@@ -310,7 +311,7 @@ class Checkpointer:
         return sink
 
 
-def _fold_process(context: DriverContext) -> FoldProcess | None:
+def _fold_process(context: DriverContext, committer: Committer) -> FoldProcess | None:
     """A process that folds; None if the run's store or clock exist in this process only (tests), or if nothing is
     folded here."""
     settings = context.settings
@@ -318,4 +319,4 @@ def _fold_process(context: DriverContext) -> FoldProcess | None:
     if here_only or not settings.materialize or settings.changelog == "off":
         return None
     url = f"{context.store_url.rstrip('/')}/{context.job_name}"
-    return FoldProcess(context.root, url, context.storage_options, settings)
+    return FoldProcess(context.root, url, context.storage_options, settings, committer.ownership)

@@ -43,6 +43,7 @@ from state_runtime.driver.due import fires_at, is_anything_due, woken
 from state_runtime.driver.epoch_plan import plan_epoch
 from state_runtime.driver.head import Processed, advanced, holds_batch, next_head, of_operators, steps_of
 from state_runtime.driver.numbers import of_epoch, with_times
+from state_runtime.driver.published import newest_published
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.pipeline.source_position import SparkCheckpoint
@@ -107,7 +108,7 @@ class EpochDriver:
         self._acknowledgements = Acknowledgements(spark.sparkContext)
         self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
         self._stopping = threading.Event()
-        self._books = Books.open(context, committer.last)
+        self._books = Books.open(context, committer.last, newest_published(context, committer.last))
         self._checkpointer = Checkpointer(context, committer, self._books, self._uploader)
         self._tasks = StageTasks(
             context, committer, self._books, spark.sparkContext, self._acknowledgements.accumulator

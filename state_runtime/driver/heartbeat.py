@@ -6,7 +6,7 @@ import logging
 import threading
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import StillstateError
+from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
@@ -26,7 +26,8 @@ class Heartbeat:
     """A thread of its own, from the fencing snapshot to the end of the run.
 
     A store that fails is logged and asked again: a heartbeat never ends a run by itself. Only its owner writes the
-        file.
+    file: each time it looks first whether the term in the root is still this run's, because a run that slept through
+    the end of its job would overwrite the heartbeat of the next job's run.
 
     Attributes:
         fenced: who took over, once it is seen.
@@ -84,12 +85,16 @@ class Heartbeat:
 
     def _beat(self) -> None:
         try:
+            if self.fenced is not None:
+                return
             self._write("")
             term = self._committer.term.term
             self._look_for_requests(term)
             # An idle run would only learn at its next commit that it is fenced.
             if self.fenced is None:
                 self.fenced = self._fencing_snapshot(term)
+        except Fenced as error:
+            self.fenced = str(error)
         except (StillstateError, FileNotFoundError):
             _LOG.warning("heartbeat of term %d failed; trying again", self._committer.term.term, exc_info=True)
 
@@ -124,6 +129,7 @@ class Heartbeat:
 
     def _write(self, message: str) -> None:
         last, term = self._committer.last, self._committer.term
+        self._committer.ownership.check_term()
         restored, restoring = self._driver.restoring() if self._driver is not None else (0, 0)
         write_status(
             self._root,

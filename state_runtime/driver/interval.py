@@ -24,9 +24,14 @@ from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 __all__ = ["Interval", "first_head", "has_intervals", "is_checkpoint_due", "objects_of"]
 
 
-def first_head(last: Manifest) -> Manifest:
-    """The head of a run before its first epoch, whose number is one more than this one's."""
-    return replace(last, epoch=max(last.epoch, last.snapshot_id))
+def first_head(last: Manifest, published: int = 0) -> Manifest:
+    """The head of a run before its first epoch, whose number is one more than this one's.
+
+    Args:
+        published: the highest epoch whose output is visible. Above the manifest's own it was published by runs whose
+            snapshots are lost: an older backup lies in the root's place. No number is used twice.
+    """
+    return replace(last, epoch=max(last.epoch, last.snapshot_id, published))
 
 
 @dataclass(frozen=True)

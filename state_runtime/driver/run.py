@@ -149,7 +149,7 @@ class JobRun:
         ending = beginning.ending(info, f"{host}:{pid}")
         if ending is not None:
             self._on_progress = ending.watching(self._on_progress, committer)
-        savepoints = Savepoints(self._root, info, committer.term.term, clock=self._clock, ids=self._ids)
+        savepoints = self._savepoints(committer)
         heartbeat = Heartbeat(
             self._root, committer, self._plan.settings.heartbeat_interval_s, self._clock, self._stop, savepoints
         )
@@ -192,6 +192,16 @@ class JobRun:
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
             if ending is not None:
                 ending.close(_CLAIM_TIMEOUT_S)
+
+    def _savepoints(self, committer: Committer) -> Savepoints:
+        return Savepoints(
+            self._root,
+            committer.info,
+            committer.term.term,
+            clock=self._clock,
+            ids=self._ids,
+            prove=committer.ownership.check,
+        )
 
     def _parallelism(self, before: Manifest | None, info: JobInfo | None) -> int:
         if info is not None and info.max_parallelism != MAX_PARALLELISM:

@@ -63,10 +63,21 @@ class Savepoints:
     for the next run, or for `stillstate savepoint --resume`.
     """
 
-    def __init__(self, root: Store, info: JobInfo, term: int, *, clock: Clock, ids: Ids) -> None:
+    def __init__(
+        self,
+        root: Store,
+        info: JobInfo,
+        term: int,
+        *,
+        clock: Clock,
+        ids: Ids,
+        prove: Callable[[], None] = lambda: None,
+    ) -> None:
         self._info = info
         self._term = term
-        self._work = SavepointWork(root=root, owner=f"{socket.gethostname()}:{os.getpid()}", clock=clock, ids=ids)
+        self._work = SavepointWork(
+            root=root, owner=f"{socket.gethostname()}:{os.getpid()}", clock=clock, ids=ids, prove=prove
+        )
         self._records: dict[str, SavepointRecord] = {}
         self._asked: list[_Asked] = []
         self._begun: deque[_Asked] = deque()
@@ -89,6 +100,7 @@ class Savepoints:
         """
         try:
             record = self._records.setdefault(request.request_id, self._requested(request))
+            self._work.prove()
             create_savepoint(self._work.root, record)
         except Invalid as error:
             _LOG.warning("savepoint %s is refused: %s", request.name, error)
@@ -158,6 +170,7 @@ class Savepoints:
     def _pin(self, name: str, snapshot_id: int) -> None:
         work = self._work
         try:
+            work.prove()
             pin_snapshot(
                 work.root, snapshot_id, reason="savepoint", holder=holder_of(name), clock=work.clock, ids=work.ids,
                 lasts_ms=PIN_LASTS_MS,
@@ -231,6 +244,7 @@ class Savepoints:
         """Find what earlier runs left; they are over, since this one has fenced them."""
         work = self._work
         try:
+            work.prove()
             records = list_savepoints(work.root)
             begun = {r.uid: r for r in records if r.state in ("IN_PROGRESS", "COMPLETED")}
             for request in open_requests(work.root, before_term=self._term):
@@ -280,4 +294,5 @@ class Savepoints:
 
     def _answer(self, request: ControlRequest, given: Answer, message: str = "", snapshot_id: int = 0) -> None:
         now_ms = self._work.clock.now_ms()
+        self._work.prove()
         answer(self._work.root, request, ControlAnswer(request.request_id, given, now_ms, message, snapshot_id))

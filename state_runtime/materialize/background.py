@@ -50,6 +50,7 @@ class BackgroundMaterializer:
     none raises. Failures are logged and counted, and tried again after a pause that doubles.
 
     Args:
+        prove: raises if the root is not the run's any more (snapshot/ownership.py); asked before each write.
         fold: folds a snapshot elsewhere; in the thread itself if None, and after it failed twice in a row.
 
     Attributes:
@@ -64,7 +65,9 @@ class BackgroundMaterializer:
         ids: Ids,
         clock: Clock,
         fold: Callable[[Manifest], Record] | None = None,
+        prove: Callable[[], None] | None = None,
     ) -> None:
+        self._prove = prove
         self._fold = fold or self._fold_here
         self._root = root
         self._settings = settings
@@ -178,7 +181,9 @@ class BackgroundMaterializer:
             self._result, self._thread = record, None
 
     def _fold_here(self, manifest: Manifest) -> Record:
-        return materialize(self._root, manifest, settings=self._settings, clock=self._clock, ids=self._ids)
+        return materialize(
+            self._root, manifest, settings=self._settings, clock=self._clock, ids=self._ids, prove=self._prove
+        )
 
     def _failed(self) -> None:
         self.failures_in_a_row += 1

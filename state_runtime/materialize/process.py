@@ -5,7 +5,7 @@ The driver's interpreter runs one thread at a time: a fold in a thread of the dr
 being written, and a fold of low priority holds it for long. So the driver starts `python -m
 state_runtime.materialize.process` with its first fold, and talks to it by lines of JSON:
 
-    → {"store": …, "options": {…}, "settings": {…}}      once; by the pipe, because options may hold secrets
+    → {"store": …, "options": {…}, "settings": {…}, "owner": …} once; by the pipe, because options may hold secrets
     → {"snapshot_id": 7}                                 one at a time
     ← {"record_id": 12}   or   {"error": "StoreUnavailable", "message": …}
 
@@ -39,6 +39,8 @@ from state_runtime.materialize.records import Record, read_record
 from state_runtime.materialize.run import materialize
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.ownership import Ownership
+from state_runtime.snapshot.term_files import Term
 from state_runtime.store import Store, open_store
 
 __all__ = ["FoldProcess", "main"]
@@ -56,14 +58,25 @@ class FoldProcess:
 
     Args:
         root: the same place as `url`, for reading what the child recorded.
+        ownership: of the run, which the child proves before what it writes under a number.
         url, options: of the job root; a child of ours opens it. `options` may hold secrets and are in no repr.
     """
 
-    def __init__(self, root: Store, url: str, options: Mapping[str, Any], settings: JobSettings) -> None:
+    def __init__(
+        self,
+        root: Store,
+        url: str,
+        options: Mapping[str, Any],
+        settings: JobSettings,
+        ownership: Ownership | None = None,
+    ) -> None:
         self._root = root
         # What is kept is none of its business, and would not come back from JSON as what it is.
         plain = {name: value for name, value in dataclasses.asdict(settings).items() if name != "retention"}
         self._first = {"store": url, "options": dict(options), "settings": plain}
+        if ownership is not None:
+            run = dataclasses.asdict(ownership.run)
+            self._first["owner"] = {"job_uid": ownership.job_uid, "run": run}
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
 
@@ -168,9 +181,11 @@ def main() -> None:
     first = json.loads(lines.get())
     root = open_store(first["store"], first["options"])
     settings = JobSettings(**first["settings"])
+    owner = first.get("owner")
+    ownership = Ownership(root, owner["job_uid"], Term(**owner["run"])) if owner is not None else None
     while True:
         snapshot_id = int(json.loads(lines.get())["snapshot_id"])
-        answers.write(json.dumps(_folded(root, snapshot_id, settings)).encode() + b"\n")
+        answers.write(json.dumps(_folded(root, snapshot_id, settings, ownership)).encode() + b"\n")
         answers.flush()
 
 
@@ -181,10 +196,11 @@ def _read_on(lines: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _folded(root: Store, snapshot_id: int, settings: JobSettings) -> dict[str, Any]:
+def _folded(root: Store, snapshot_id: int, settings: JobSettings, ownership: Ownership | None) -> dict[str, Any]:
     try:
         manifest = Catalog.of_root(root).manifest(snapshot_id)
-        record = materialize(root, manifest, settings=settings, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
+        prove = ownership.check if ownership is not None else None
+        record = materialize(root, manifest, settings=settings, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, prove=prove)
     except Exception as error:
         # The driver logs it and tries again later; this process can serve the next request.
         return {"error": type(error).__name__, "message": str(error)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from state_runtime.base import faults
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import MissingSnapshot
+from state_runtime.base.errors import Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
@@ -41,12 +41,15 @@ class Heart:
     pin: Pin
     clock: Clock
     on_progress: Callable[[int, int], None] | None = None
+    prove: Callable[[], None] | None = None
 
     def reached(self, done: int, total: int) -> None:
         """So many of all units are folded."""
         if self.on_progress is not None:
             self.on_progress(done, total)
         if self.clock.now_ms() - self.pin.heartbeat_ms >= BEAT_S * 1000:
+            if self.prove is not None:
+                self.prove()
             self.pin = beat(self.root, self.pin, self.clock)
 
 
@@ -75,6 +78,7 @@ def materialize(
     fold: FoldUnits | None = None,
     sizes: FoldSizes | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    prove: Callable[[], None] | None = None,
 ) -> Record:
     """Fold a snapshot's log into its tables, and record it. Nothing that exists is changed or deleted.
 
@@ -82,6 +86,8 @@ def materialize(
 
     Args:
         fold: does the work; in this thread if None.
+        prove: raises if the root is not the caller's any more; asked before what is written under a number (pin and
+            record): tables have names of their own, and where nothing names them they are garbage.
 
     Raises:
         MissingSnapshot: the snapshot is gone. MissingFile, CorruptSegment: it is damaged.
@@ -89,10 +95,12 @@ def materialize(
     """
     settings = settings or JobSettings()
     sizes = sizes or FoldSizes()
+    if prove is not None:
+        prove()
     pin = claim(root, manifest, clock=clock, ids=ids)
     if pin is None:
         raise MissingSnapshot(f"snapshot {manifest.snapshot_id} in {root.url} was deleted; materialize a newer one")
-    heart = Heart(root, pin, clock, on_progress)
+    heart = Heart(root, pin, clock, on_progress, prove)
     faults.reach("fold-claimed")
     try:
         record = fold_snapshot(
@@ -107,17 +115,24 @@ def materialize(
             reached=heart.reached,
         )
         check_awake(heart.pin, clock)
+        if prove is not None:
+            prove()
         write_record(root, record)
+    except Fenced:
+        # The pin is another's, if there is one of that number.
+        raise
     except BaseException:
         # So that nobody waits for it; if even that fails, the pin ends by its age.
-        _say_failed(root, heart.pin, clock)
+        _say_failed(root, heart.pin, clock, prove)
         raise
     faults.reach("fold-recorded")
     return record
 
 
-def _say_failed(root: Store, pin: Pin, clock: Clock) -> None:
+def _say_failed(root: Store, pin: Pin, clock: Clock, prove: Callable[[], None] | None) -> None:
     try:
+        if prove is not None:
+            prove()
         beat(root, pin, clock, failed=True)
     except Exception:
         _LOG.warning("the pin of materialization %d could not be ended", pin.record_id, exc_info=True)

@@ -65,6 +65,10 @@ class Sink(ABC):
         """
         return 0
 
+    def newest_published_epoch(self, spec: SinkSpec) -> int:
+        """The highest epoch that this job has published here, by the sink's own log; 0 if it keeps none."""
+        return 0
+
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:  # noqa: B027 - most sinks have nothing to settle
         """Called when a later manifest no longer names `output`: what only a repetition needed can go."""
 
@@ -116,6 +120,12 @@ class ParquetSink(Sink):
             final_prefix=f"part-{owner}-",
             epoch_column=self.epoch_column,
         )
+
+    def newest_published_epoch(self, spec: SinkSpec) -> int:
+        """See `Sink.newest_published_epoch`. One listing of the commit log."""
+        owner = spec.staging_prefix.rpartition("/")[2]
+        stems = (name.removesuffix(".json") for name in spec.store().list_names(f"_stillstate/commits/{owner}"))
+        return max((int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()), default=0)
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Give every staged file its final name, several at a time, then note the epoch in the commit log.

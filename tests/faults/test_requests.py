@@ -25,7 +25,9 @@ from tests.faults.engine import InProcess, Run, operator, without_spark
 from tests.s3_server import CountingServer
 
 EPOCHS = 3
-SMALL = Counter({("PUT", "segment"): 1, ("PUT", "manifest"): 1, ("LIST", "boundary"): 1})
+# What a commit looks at before its create, at once: the run's term, the manifest before, and its own segment.
+LOOKS = Counter({("GET", "terms"): 1, ("GET", "manifest"): 1, ("HEAD", "segment"): 1})
+SMALL = Counter({("PUT", "segment"): 1, ("PUT", "manifest"): 1, ("LIST", "boundary"): 1}) + LOOKS
 EVERYTHING_FITS = 1 << 20
 
 

@@ -306,3 +306,9 @@ def test_clocks_of_two_hosts_cannot_bend_the_duration_of_a_checkpoint(
     processed_at_ms: int, durable_at_ms: int, expected: float
 ) -> None:
     assert checkpoint_ms(processed_at_ms, durable_at_ms, own_ms=50.0, epoch_ms=300.0) == expected
+
+
+def test_epochs_of_a_restored_job_go_on_above_those_that_are_published_already() -> None:
+    """An older backup in the root's place: with a number that the output has, every start would end at its first checkpoint."""
+    assert first_head(replace(LAST, epoch=6, snapshot_id=4), 12).epoch == 12
+    assert first_head(replace(LAST, epoch=6, snapshot_id=4), 5).epoch == 6

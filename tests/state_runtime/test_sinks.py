@@ -73,6 +73,18 @@ def test_staged_output_is_invisible_and_published_output_is_not(
     assert json.loads(commits[0].read_text().splitlines()[1])["epoch"] == 5
 
 
+def test_a_sink_knows_the_newest_epoch_that_its_job_has_published(
+    tmp_path: Path, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """A job whose root was restored from a backup goes on above it; another job's epochs in the folder count for nothing."""
+    assert sink.newest_published_epoch(spec) == 0
+    for epoch in (5, 12):
+        sink.publish(spec, stage(spec, epoch, [("a", epoch)]), None)
+    other = sink.spec("job", "another-job", "legs", ("unused", {}))
+    sink.publish(other, stage(other, 40, [("a", 1)]), None)
+    assert sink.newest_published_epoch(spec) == 12
+
+
 def test_a_task_without_rows_stages_nothing(tmp_path: Path, sink: ParquetSink, spec: SinkSpec) -> None:
     """Empty files cost readers time, and an epoch without output leaves no trace."""
     output = stage(spec, 1, [], [])

@@ -7,6 +7,7 @@ job of the same name begins in its place (or an older backup is put back), and t
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,13 +16,17 @@ import pytest
 from maintenance_root import FakeWorld, Job
 from model import CountingIds
 
-from state_runtime.base.errors import Fenced, StillstateError
+from state_runtime.base.errors import Fenced, SnapshotInUse, StillstateError
 from state_runtime.base.settings import JobSettings
+from state_runtime.driver.heartbeat import Heartbeat
+from state_runtime.driver.savepoints import Savepoints
+from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
 from state_runtime.maintenance.marks import Marker
 from state_runtime.maintenance.retention.background import BackgroundRetention
+from state_runtime.materialize import materialize
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.paths import term_path
 from state_runtime.store import Store
@@ -272,3 +277,59 @@ def test_retention_that_slept_deletes_nothing_of_a_backup_in_which_the_job_goes_
     spoilt = spoilt_by(world, work, first, at_ms, second)
     # Between the create of a boundary and the proof before it is a gap of one request.
     assert not [s for s in spoilt if "asleep before create" not in s]
+
+
+# --- the other threads of a run -----------------------------------------------------------------------------------
+
+
+def test_a_fold_that_slept_leaves_no_pin_and_no_record_in_the_next_jobs_root() -> None:
+    """Both have a number, and the next job counts from 1; its tables have names of their own, and nothing names them."""
+
+    def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
+        def work(root: Store) -> None:
+            prove, last = ownership_of(old, root).check, old.committer.last
+            materialize(root, last, "major", clock=world.clock, ids=CountingIds(8), prove=prove)
+
+        return work
+
+    gaps = ("asleep before create", "asleep before list /store/job/materializations")
+    assert not [s for s in play(make, 4) if "/materializations/" in s and not s.startswith(gaps)]
+
+
+def test_a_heartbeat_that_slept_does_not_speak_for_the_next_jobs_run() -> None:
+    """Terms begin anew: its file has the name of the new run's."""
+
+    def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
+        def work(root: Store) -> None:
+            old.committer.ownership = ownership_of(old, root)
+            savepoints = Savepoints(root, old.committer.info, 1, clock=world.clock, ids=CountingIds(8))
+            beat = Heartbeat(root, old.committer, 1.0, world.clock, threading.Event(), savepoints)
+            for _ in range(3):
+                beat._beat()
+
+        return work
+
+    spoilt = play(make, 4)
+    assert not [s for s in spoilt if "asleep before put" not in s]
+
+
+def test_a_savepoint_that_was_deleted_while_its_owner_slept_is_not_said_to_be_complete() -> None:
+    """Its folder is empty by then: a record without data would be a savepoint that nobody can start from."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(2)
+
+    def sleeps(operation: str, path: str) -> None:
+        record = world.objects.get(path)
+        if operation == "put" and record is not None and b"IN_PROGRESS" in record and job_is_copied(world):
+            for name in [n for n in world.objects if "/savepoints/" in n]:
+                del world.objects[name]
+
+    work = SavepointWork(world.root(before=sleeps), "h:1", world.clock, CountingIds(8), wait=lambda seconds: True)
+    with pytest.raises(SnapshotInUse, match="deleted while its owner"):
+        savepoint_of_stopped(work, "s")
+    assert not [n for n in world.objects if "/savepoints/" in n]
+    job.check()
+
+
+def job_is_copied(world: FakeWorld) -> bool:
+    return any("/savepoints/" in n and n.endswith("manifest.json") for n in world.objects)

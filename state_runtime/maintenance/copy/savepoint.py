@@ -17,6 +17,7 @@ from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
     CorruptData,
+    Fenced,
     InvalidConfiguration,
     MissingSnapshot,
     SnapshotInUse,
@@ -29,7 +30,7 @@ from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.paths import JOB_FILE, savepoint_path
+from state_runtime.snapshot.paths import JOB_FILE, manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, renew_pin, unpin
 from state_runtime.snapshot.savepoint import (
     HEARTBEAT_S,
@@ -38,7 +39,9 @@ from state_runtime.snapshot.savepoint import (
     SavepointTrigger,
     check_tags,
     create_savepoint,
+    read_record,
     read_savepoint,
+    record_path,
     rewrite_savepoint,
     take_over,
 )
@@ -75,6 +78,8 @@ class SavepointWork:
         ended: set it to end the work soon; anybody can resume the savepoint.
         wait: sleeps so many seconds or until the work is to end, and says whether it is; returns at once in tests.
         watch: told of every change of a record, and of the copy's progress.
+        prove: raises if the root is not the caller's any more (snapshot/ownership.py); asked before each write of a
+            record or a pin.
     """
 
     root: Store
@@ -84,6 +89,7 @@ class SavepointWork:
     ended: threading.Event = field(default_factory=threading.Event)
     wait: Callable[[float], bool] | None = None
     watch: Callable[[SavepointRecord], None] = lambda record: None
+    prove: Callable[[], None] = lambda: None
 
     def carry_out(self, record: SavepointRecord) -> SavepointRecord:
         """Copy an own savepoint that is IN_PROGRESS; attempts, with pauses that double, until it is COMPLETED or
@@ -92,7 +98,7 @@ class SavepointWork:
         Never raises for what the store or the snapshot do: that is in the record that is returned.
 
         Raises:
-            SnapshotInUse: somebody took it over.
+            SnapshotInUse: somebody took it over. Fenced: the root is not the caller's any more.
         """
         while True:
             try:
@@ -102,7 +108,7 @@ class SavepointWork:
                 raise
             except _Ended:
                 return self._hand_over(record)
-            except SnapshotInUse:
+            except (SnapshotInUse, Fenced):
                 raise
             except Exception as error:
                 _LOG.warning("savepoint %s: attempt %d failed", record.name, record.attempts + 1, exc_info=True)
@@ -195,9 +201,29 @@ class SavepointWork:
             return record
 
     def _write(self, record: SavepointRecord) -> SavepointRecord:
+        self.prove()
         record = rewrite_savepoint(self.root, record)
+        if record.state == "COMPLETED":
+            self._look_again(record)
         self.watch(record)
         return record
+
+    def _look_again(self, record: SavepointRecord) -> None:
+        """Take a record back that says COMPLETED of a folder which was deleted while its owner slept.
+
+        Raises:
+            SnapshotInUse: it was; nothing is left of it.
+        """
+        folder = self.root.child(savepoint_path(record.name))
+        if folder.exists(manifest_path(record.snapshot_id)) and folder.exists(JOB_FILE):
+            return
+        found = read_record(folder)
+        if found is not None and (found.uid, found.number) == (record.uid, record.number):
+            folder.delete(record_path(record.number))
+        raise SnapshotInUse(
+            f"savepoint {record.name!r} in {self.root.url} was deleted while its owner ({record.owner}) slept; its "
+            "record was taken back. Make another one if it is still wanted"
+        )
 
 
 def savepoint_of_stopped(
