@@ -32,6 +32,7 @@ from state_runtime.base.errors import (
     InvalidConfiguration,
     JobAlreadyRunning,
     JobRootMismatch,
+    MissingFile,
     MissingSnapshot,
     SnapshotExpired,
     SnapshotInUse,
@@ -39,10 +40,11 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.driver.whole import newest_whole
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.maintenance.delete.claimed import ClaimEnding
 from state_runtime.pipeline.published import is_published
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.boundary import place_of_newest_run, read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import Claim, claim_root, read_claim, refuse_if_claimed
 from state_runtime.snapshot.commit import Committer
@@ -168,6 +170,8 @@ class Beginning:
                     info.name,
                     self._start.place,
                 )
+            if self._from_snapshot is None:
+                self._pass_over_what_a_copy_lacks(own, info)
             return self._looked_back(own)
         if self._from_snapshot is not None:
             raise MissingSnapshot(f"job {self._catalog.job!r} in {self._root.url} has no snapshot yet to go back to")
@@ -193,9 +197,10 @@ class Beginning:
         raise InvalidConfiguration(
             f"job {info.name!r} in {self._root.url} has snapshots of its own, so it cannot begin with {start.place} "
             f"({start.mode}); it began {f'with {began}' if began is not None else 'without one'}. Nothing was changed. "
-            "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back, in place, to a "
-            f"savepoint or a copy of this job: `stillstate rollback {info.name} {start.place}`; to an older snapshot of "
-            "its own also: --from-snapshot ID. To begin a new job from that place, give it a name of its own, or first "
+            "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back, in place, to "
+            f"a savepoint or a copy of this job: `stillstate rollback {info.name} {start.place}`; to an older snapshot "
+            "of its own also: --from-snapshot ID. To begin a new job from that place, give it a name of its "
+            "own, or first "
             "remove this one with `stillstate delete --root`. (The place that it began with may be named in "
             "start_from.)"
         )
@@ -216,6 +221,37 @@ class Beginning:
                 "and its state would be lost to it. If the folder was copied or restored, copy its snapshots/ too; if "
                 "an import was cut here, repeat the import; else remove the folder to begin anew"
             )
+
+    def _pass_over_what_a_copy_lacks(self, own: Manifest, info: JobInfo) -> None:
+        """In a folder that was copied while its job ran, go back to the newest snapshot that is whole.
+
+        Only where the folder lies elsewhere than its newest run left it: what is missing in place is damage, and is
+        never passed over.
+
+        Raises:
+            MissingFile: no snapshot is whole.
+        """
+        place = place_of_newest_run(self._root)
+        if place == self._root.url:
+            return
+        whole = newest_whole(self._catalog)
+        if whole is None:
+            raise MissingFile(
+                f"no snapshot in {self._root.url} is whole: files that it needs are missing. The folder was copied "
+                f"from elsewhere ({place or 'unknown'}); copy it again, snapshots/ first and everything else after it. "
+                "`stillstate verify` names the files"
+            )
+        if whole.snapshot_id != own.snapshot_id:
+            _LOG.warning(
+                "job %r in %s was copied from %s while it ran: files of snapshot %d are missing here. It goes back to "
+                "snapshot %d, the newest one that is whole",
+                info.name,
+                self._root.url,
+                place or "elsewhere",
+                own.snapshot_id,
+                whole.snapshot_id,
+            )
+            self._from_snapshot = whole.snapshot_id
 
     def _looked_back(self, own: Manifest) -> Manifest:
         wanted = self._from_snapshot

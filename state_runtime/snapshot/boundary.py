@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Unavailable, check
 from state_runtime.base.ids import Ids
-from state_runtime.base.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX
+from state_runtime.base.limits import BOUNDARY_BYTES_MAX, CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import (
@@ -51,6 +51,7 @@ __all__ = [
     "boundary_for_run",
     "leave_mark",
     "newest_boundary_sequence",
+    "place_of_newest_run",
     "read_boundary",
     "read_boundary_document",
     "remove_older_marks",
@@ -144,7 +145,24 @@ def leave_mark(root: Store, run: Term) -> None:
     A mark that all runs of a job shared would not do: a run that starts while the root is removed would write it anew,
     and an older run, which slept through the removal, would believe that nothing has happened.
     """
-    root.put(run_mark_path(run.term, run.run_uid), run.run_uid.encode())
+    # The place is for whoever finds the folder elsewhere: see `place_of_newest_run`.
+    root.put(run_mark_path(run.term, run.run_uid), f"{run.run_uid}\n{root.url}".encode())
+
+
+def place_of_newest_run(root: Store) -> str:
+    """URL of the root when its newest run started there; empty if it is not known (no run, or one of an older version).
+
+    Another one than the root's own means that the folder was copied, moved or renamed since.
+    """
+    terms = {name: run_mark_term(name) for name in root.list_names(BOUNDARY_DIR)}
+    newest = max(((term, name) for name, term in terms.items() if term is not None), default=None)
+    if newest is None:
+        return ""
+    try:
+        body = root.read(f"{BOUNDARY_DIR}/{newest[1]}", SMALL_JSON_BYTES_MAX)
+    except FileNotFoundError:
+        return ""
+    return body.partition(b"\n")[2].decode(errors="replace")
 
 
 def remove_older_marks(root: Store, run: Term) -> None:

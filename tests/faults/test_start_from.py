@@ -857,6 +857,37 @@ def test_a_copy_of_a_live_root_without_its_last_manifest_is_an_older_snapshot(wo
         world.check_output(job, 5, 8)
 
 
+def test_a_copy_of_a_live_root_goes_on_from_its_newest_whole_snapshot(
+    world: World, local: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Data was copied before `snapshots/`: the newest manifests name what the copy lacks. In place the same is damage."""
+    grown(world, local, "job")
+    whole = world.newest("job", local).snapshot_id
+    copied = tmp_path / "copies" / "job"
+    shutil.copytree(Path(local.url) / "job", copied)
+    world.run("job", local, 6)
+    shutil.rmtree(copied / "snapshots")
+    shutil.copytree(Path(local.url) / "job" / "snapshots", copied / "snapshots")
+    newest = world.newest("job", local).snapshot_id
+    copies = Shop(str(tmp_path / "copies"))
+    with caplog.at_level("WARNING"):
+        committed = world.open(world.beginning("job", copies))
+    # The next run's fencing snapshot has the same content, and needs nothing else.
+    assert f"goes back to snapshot {whole + 1}, the newest one that is whole" in caplog.text
+    assert committed.last.abandoned == ((whole + 2, newest),)
+    world.check("job", copies, 4)
+    in_place = local.root("job")
+    in_place.delete(world.newest("job", local).segments[-1].path)
+    caplog.clear()
+    assert world.beginning("job", local).look() == world.newest("job", local), "the restore says MissingFile, loudly"
+    assert "goes back" not in caplog.text
+    shutil.rmtree(copied / "changelog")
+    shutil.rmtree(copied / "tables")
+    shutil.move(copied, copies.url + "/moved")
+    with pytest.raises(MissingFile, match=r"no snapshot in .* is whole"):
+        world.beginning("moved", copies).look()
+
+
 def test_files_of_two_roots_in_one_folder_are_refused(world: World, local: Shop) -> None:
     """The folder's name says nothing, so `job.json` and the manifests must agree."""
     grown(world, local)
