@@ -67,7 +67,7 @@ SOAK_SEEDS ?= 20000
 .PHONY: soak
 soak: setup ## SOAK_SEEDS (20,000) of the system simulation, the fault suite with SOAK (20) times as many; failures name their seed
 	$(BIN)/python -m tests.simulation.soak --seeds $(SOAK_SEEDS)
-	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/test_commit_schedule.py tests/state_runtime/test_driver_schedule.py -m 'not spark and not kill and not cluster'
+	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/snapshot/test_commit_schedule.py tests/state_runtime/driver/test_driver_schedule.py -m 'not spark and not kill and not cluster'
 
 CYCLES ?= 1000
 .PHONY: soak-kill

@@ -69,9 +69,9 @@ def savepoint(
     """Make a savepoint: a complete copy of the job's state under a name, which is kept until it is deleted.
 
     The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is
-    copied by this process. The copy is made inside the store, in the format that the job writes. A job
-    starts from it with `run --from`. `stillstate convert <store>/JOB/savepoints/NAME TARGET --to
-    canonical` makes one of another format of it.
+    copied by this process. The copy is made inside the store, in the format that the job writes. A job starts from it
+    with `run --from`. `stillstate convert <store>/JOB/savepoints/NAME TARGET --to canonical` makes one of another
+    format of it.
     """
     from orchestration.running.savepoints import Savepointer, failed
     from orchestration.show.savepoints import savepoint_view

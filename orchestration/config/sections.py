@@ -258,8 +258,7 @@ class RetentionSpec(Strict):
 
     Attributes:
         retained_checkpoints: what the driver keeps by itself; it gives older ones up that no rule below holds and
-            nobody needs. With
-            `keep_last` that counts instead. 0: the driver gives nothing up.
+            nobody needs. With `keep_last` that counts instead. 0: the driver gives nothing up.
         keep_last … keep_tags, max_age_s, max_count: the rules, for the driver and for `stillstate retention plan`.
         failed_ttl_s: how long savepoints that failed are kept.
         deleted_share_max: `retention plan` refuses to delete a larger share of the snapshots.

@@ -26,8 +26,7 @@ class Progress:
         changed_rows: rows that the epoch wrote to the changelog, after folding.
         duration_ms: the whole epoch, from Spark's call to the published output.
         checkpoint_ms: from the last row processed (in any task) to the durable manifest; 0 if the epoch made no
-            checkpoint. What is in
-            it and what is not: docs/operations.md.
+            checkpoint. What is in it and what is not: docs/operations.md.
         phases_ms: plan, process, segment, manifest, publish.
         segment_bytes: changelog bytes that were written in this epoch, direct objects included.
         log_bytes: changelog bytes that a restart would replay.

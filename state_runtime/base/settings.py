@@ -198,8 +198,7 @@ class JobSettings:
         local_recovery: whether shards may be restored from copies on the host's disk.
         local_bytes_max: what local copies of one job may take of one host's disk.
         retained_checkpoints: so many newest checkpoints are kept; the driver gives older ones up, in the background,
-            that nobody needs.
-            `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
+            that nobody needs. `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
         retention: rules that keep more than these.
         placement: "sticky" keeps a shard on the executor that has its copy, as long as that lives.
     """

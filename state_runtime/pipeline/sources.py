@@ -65,7 +65,8 @@ def open_source(spark: SparkSession, job: str, source: Source | None, joined: Jo
     """Make the streaming frame of a job.
 
     Raises:
-        InvalidPipeline: it is not a streaming frame, or a key column is missing. UserCodeError: the user's function raised.
+        InvalidPipeline: it is not a streaming frame, or a key column is missing.
+        UserCodeError: the user's function raised.
     """
     frame = _frame(spark, job, source)
     if joined is None:

@@ -25,9 +25,9 @@ __all__ = ["FORMAT_VERSION", "decode_document", "document_kind", "encode_documen
 FORMAT_VERSION = 4
 """Version of everything below a job root; raised with any change that an older reader would misread.
 
-1: one row per key, without times. 2: many rows per key, times, and schema versions of states.
-3: epochs apart from checkpoints, base tables that are younger than their layer, files of shards. 4: snapshots that were
-taken over from other jobs, or gone back to; boundaries that say what is kept. Newer ones read all older.
+1: one row per key, without times. 2: many rows per key, times, and schema versions of states. 3: epochs apart from
+checkpoints, base tables that are younger than their layer, files of shards. 4: snapshots that were taken over from
+other jobs, or gone back to; boundaries that say what is kept. Newer ones read all older.
 """
 
 D = TypeVar("D")

@@ -15,12 +15,10 @@ A state has `expires` or `due` or neither. There are two layouts:
 
 - *value*: one row per key.
 - *entries* (lists, maps, timers, windows, buffered rows): many rows per key, sorted by (key_hash, entry). The identity
-  of a
-  row is its key, `entry` and the entry columns. `entry` orders the rows of a key: of a list it is the place (epoch in
-      the
-  high bits, so that appending needs no look at what is there), of a map xxhash64 of the map key, of a timer its time
-  (`entry_of_time`). `entry` 0 with `deleted` is a *clear marker*: it hides every row of its key in older batches, and
-  nothing in its own batch, where it comes first. No other row has entry 0.
+  of a row is its key, `entry` and the entry columns. `entry` orders the rows of a key: of a list it is the place (epoch
+  in the high bits, so that appending needs no look at what is there), of a map xxhash64 of the map key, of a timer its
+  time (`entry_of_time`). `entry` 0 with `deleted` is a *clear marker*: it hides every row of its key in older batches,
+  and nothing in its own batch, where it comes first. No other row has entry 0.
 
 A batch holds each identity once. Look-up is a binary search of sorted hashes, followed by a comparison of the real
 keys, because hashes collide. Equality is Spark's grouping equality: null equals null, NaN equals NaN, 0.0 equals -0.0.

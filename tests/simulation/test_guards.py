@@ -186,7 +186,7 @@ def test_without_the_floor_a_clock_of_the_store_that_jumps_loses_what_is_on_its_
 def test_without_what_folds_need_their_tables_are_deleted(
     monkeypatch: pytest.MonkeyPatch, guarded: Any, field: str, law: str
 ) -> None:
-    """Those of a record that the driver has not adopted yet. (Of a fold under way: tests/state_runtime/test_materialize_races.py.)"""
+    """Those of a record that the driver has not adopted yet. (Of a fold under way: tests/state_runtime/materialize/test_materialize_races.py.)"""
     for module in (marks, delete, gc):
         if hasattr(module, "protected"):
             monkeypatch.setattr(module, "protected", forgetting(field))

@@ -158,7 +158,8 @@ def abort_move(source: Store, target: Store, *, clock: Clock, ids: Ids) -> None:
     """Take a copy or move back: the source is free again, and what lies at the target will never be used.
 
     Raises:
-        InvalidConfiguration: nothing is being moved between the two, or the move is decided already: repeat it to finish.
+        InvalidConfiguration: nothing is being moved between the two, or the move is decided already: repeat it to
+            finish.
         OutcomeUnknown, StoreUnavailable: repeat it.
     """
     at_source, at_target = read_moving(source), read_moving(target)

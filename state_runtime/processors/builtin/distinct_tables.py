@@ -1,8 +1,7 @@
 """Measured estimates and biases of HyperLogLog++, per logarithm of the number of registers from 4 to 14; data.
 
 Of the appendix to "HyperLogLog in Practice: Algorithmic Engineering of a State of the Art Cardinality Estimation
-Algorithm"
-(Heule, Nunkesser, Hall), as Spark uses it, so that our estimates are Spark's.
+Algorithm" (Heule, Nunkesser, Hall), as Spark uses it, so that our estimates are Spark's.
 """
 
 # fmt: off

@@ -486,10 +486,28 @@ def plan_windows(
         )
     if isinstance(window, SessionWindow):
         return SessionOperator(
-            uid=uid, key_columns=tuple(key_columns), key_ddl=key_ddl, key_schema=key_schema, plan=plan, state_ddl=ddl(session_values(plan)), time_column=time_column, window=window, mode=mode,
-            lateness_us=lateness_us, watermarked=watermarked,
-        )  # fmt: skip
+            uid=uid,
+            key_columns=tuple(key_columns),
+            key_ddl=key_ddl,
+            key_schema=key_schema,
+            plan=plan,
+            state_ddl=ddl(session_values(plan)),
+            time_column=time_column,
+            window=window,
+            mode=mode,
+            lateness_us=lateness_us,
+            watermarked=watermarked,
+        )
     return WindowOperator(
-        uid=uid, key_columns=tuple(key_columns), key_ddl=key_ddl, key_schema=key_schema, plan=plan, state_ddl=ddl(pa.schema(plan.slots)), time_column=time_column, window=window, mode=mode,
-        lateness_us=lateness_us, watermarked=watermarked,
-    )  # fmt: skip
+        uid=uid,
+        key_columns=tuple(key_columns),
+        key_ddl=key_ddl,
+        key_schema=key_schema,
+        plan=plan,
+        state_ddl=ddl(pa.schema(plan.slots)),
+        time_column=time_column,
+        window=window,
+        mode=mode,
+        lateness_us=lateness_us,
+        watermarked=watermarked,
+    )

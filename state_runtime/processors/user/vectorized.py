@@ -328,8 +328,7 @@ class KeyedBatch:
                 or a table. One row per key; with `where` also one row per key for which it is true.
             where: booleans, one per key.
             due: of a state with `due`, when the keys fall due (ms): one integer for all, or a column like those of
-                `values`,
-                where null is never. None: never.
+                `values`, where null is never. None: never.
 
         Raises:
             InvalidData: a wrong column, length or type, or a value that does not fit.

@@ -36,8 +36,8 @@ from state_runtime.state.table import time_of_entry
 from state_runtime.store import open_store
 from tests.stored import read_states
 
-GOLDEN = Path(__file__).parent / "golden"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+GOLDEN = Path(__file__).parents[1] / "golden"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "format.md"
 FORMATS = (3, 4)
 SCHEMAS = {"count": COUNT_2, "log": LOG, "seen": SEEN, "$timers": TIMERS, "spans": SPANS}
 DUE = STARTED_MS + 50_000
@@ -234,7 +234,7 @@ def test_the_document_names_every_kind_and_the_newest_format() -> None:
     """Part by part it grows with the code."""
     text = DOCUMENT.read_text()
     assert f"Format version {FORMAT_VERSION};" in text
-    source = "\n".join(p.read_text() for p in (Path(__file__).parents[2] / "state_runtime").rglob("*.py"))
+    source = "\n".join(p.read_text() for p in (Path(__file__).parents[3] / "state_runtime").rglob("*.py"))
     kinds = set(re.findall(r"(?:encode|decode)_document\(\s*\"([a-z-]+)\"", source))
     assert kinds >= {"manifest", "boundary", "pin", "shard-files"}
     assert not [kind for kind in kinds if f"`{kind}`" not in text]

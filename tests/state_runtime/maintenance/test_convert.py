@@ -232,7 +232,7 @@ def test_stores_of_any_kind_convert_to_each_other(
 @pytest.mark.parametrize("to", FORMATS)
 def test_snapshots_of_older_formats_convert_too(tmp_path: Path, version: str, to: SnapshotFormat) -> None:
     """Rows of old columns are brought to the newest where everything is rewritten, and read through the history elsewhere."""
-    root = open_store(str(Path(__file__).parent / "golden" / version))
+    root = open_store(str(Path(__file__).parents[1] / "golden" / version))
     source = OpenedSnapshot(Catalog.of_root(root), Catalog.of_root(root).job_info(), _latest(root))
     result = converted(source, open_store(str(tmp_path / "target")), to, compare=compare_here)
     assert is_of_format(result.manifest, to)

@@ -29,7 +29,7 @@ from state_runtime.state.table import StateSchema
 from state_runtime.store import open_store
 from tests.stored import read_states
 
-GOLDEN = Path(__file__).parent / "golden" / "format-2"
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-2"
 STARTED_MS = 1_700_000_000_000
 KEYS = pa.schema([("name", pa.string())])
 COUNT = StateSchema(KEYS, pa.schema([("n", pa.int64()), ("s", pa.string())]), None, "expires")

@@ -19,7 +19,7 @@ from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.store import open_store
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 # Before the first write, among the data, near the end of it, and while the source is given up.
 WRITES = [0, 12, 31, 55, 75]
 

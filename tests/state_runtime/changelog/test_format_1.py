@@ -39,7 +39,7 @@ from state_runtime.state.keyhash import hash_key
 from state_runtime.store import open_store
 from tests.stored import read_states
 
-GOLDEN = Path(__file__).parent / "golden" / "format-1"
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-1"
 EXPECTED: Changes = {
     **dict.fromkeys(ALL_KEYS[2:12], (1, "old")),
     ALL_KEYS[1]: (2, "new"),

@@ -47,7 +47,7 @@ from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOpera
 from state_runtime.state.table import StateSchema, fold
 from state_runtime.state.version import OpenVersion
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
 KEYS = SCHEMA.keys
 Row = tuple[Key, Any]
 

@@ -39,7 +39,7 @@ from state_runtime.store import Store, open_store
 from state_runtime.task.shard_access import TaskJob
 from tests.stored import read_states
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "formats.md"
 Column = Literal["changelog", "incremental", "files", "canonical"]
 COLUMNS: dict[Column, str] = {
     "changelog": "`changelog`",

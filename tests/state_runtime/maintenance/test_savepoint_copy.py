@@ -61,7 +61,7 @@ from state_runtime.snapshot.savepoint import (
 from state_runtime.store import Store, open_store
 from tests.stored import read_states
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @dataclass
