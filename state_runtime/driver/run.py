@@ -30,7 +30,7 @@ from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
-from state_runtime.pipeline.sources import cleans_up, unrepeatable_source
+from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
@@ -94,18 +94,7 @@ class JobRun:
     ) -> RunResult:
         """See `StreamingJob.run`."""
         plan = self._plan
-        source = plan.opened_source(self._spark)
-        if has_intervals(plan.settings) and cleans_up(source.frame):
-            raise InvalidConfiguration(
-                f"job {plan.name!r}: cleanSource removes input files as soon as an epoch is over, but with a "
-                "checkpoint interval they are needed until the checkpoint. Leave cleanSource off, or make a checkpoint "
-                "after each epoch"
-            )
-        if name := unrepeatable_source(source.frame):
-            raise InvalidPipeline(
-                f"job {plan.name!r} reads a source of format {name!r}, which keeps nothing of what it has sent: after "
-                "a restart its rows could not be read again. Let the sender write files, or to a log such as Kafka"
-            )
+        source = self._opened_source()
         pipeline = plan.compiled(self._spark, source)
         if not takeover:
             refuse_if_live(self._catalog, self._clock)
@@ -128,16 +117,7 @@ class JobRun:
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
         committer = beginning.open(
-            lambda info: Manifest(
-                format_version=FORMAT_VERSION,
-                job_uid=info.uid,
-                snapshot_id=0,
-                term=0,
-                commit_id="",
-                kind="fencing",
-                created_at_ms=0,
-                parallelism=self._parallelism(None, info),
-            ),
+            self._empty,
             host=host,
             pid=pid,
         )
@@ -192,6 +172,40 @@ class JobRun:
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
             if ending is not None:
                 ending.close(_CLAIM_TIMEOUT_S)
+
+    def _opened_source(self) -> OpenedSource:
+        """The source, if a job can be repeated on it.
+
+        Raises:
+            InvalidConfiguration, InvalidPipeline: it removes or forgets what a restart would have to read again.
+        """
+        plan = self._plan
+        source = plan.opened_source(self._spark)
+        if has_intervals(plan.settings) and cleans_up(source.frame):
+            raise InvalidConfiguration(
+                f"job {plan.name!r}: cleanSource removes input files as soon as an epoch is over, but with a "
+                "checkpoint interval they are needed until the checkpoint. Leave cleanSource off, or make a checkpoint "
+                "after each epoch"
+            )
+        if name := unrepeatable_source(source.frame):
+            raise InvalidPipeline(
+                f"job {plan.name!r} reads a source of format {name!r}, which keeps nothing of what it has sent: after "
+                "a restart its rows could not be read again. Let the sender write files, or to a log such as Kafka"
+            )
+        return source
+
+    def _empty(self, info: JobInfo) -> Manifest:
+        """The content of a job that has no snapshot yet."""
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            job_uid=info.uid,
+            snapshot_id=0,
+            term=0,
+            commit_id="",
+            kind="fencing",
+            created_at_ms=0,
+            parallelism=self._parallelism(None, info),
+        )
 
     def _savepoints(self, committer: Committer) -> Savepoints:
         return Savepoints(

@@ -143,7 +143,10 @@ class JobRoot:
     def checkpoint(self, rows: int = 100) -> Manifest:
         """One more checkpoint."""
         assert self.committer is not None
-        return self.committer.commit(checkpoint_of(self.committer.last, rows))
+        draft = checkpoint_of(self.committer.last, rows)
+        newest = draft.segments[-1]
+        self.catalog.root.put(newest.path, b"x" * newest.bytes)
+        return self.committer.commit(draft)
 
     def damage(self, snapshot_id: int) -> None:
         """Cut a manifest in half, as a full disk or a bad copy would."""

@@ -123,7 +123,7 @@ def test_a_run_that_starts_in_a_removed_root_revives_no_older_one() -> None:
     delete_root(catalog.root, clock=clock, ids=ids, owner="somebody")
     with pytest.raises(Fenced, match="was deleted, or moved elsewhere"):
         start()
-    with pytest.raises(Fenced, match="was removed"):
+    with pytest.raises(Fenced, match="does not belong to the run of term 1 any more"):
         older.commit(older.last)
 
 

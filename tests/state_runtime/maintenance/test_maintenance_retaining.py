@@ -119,7 +119,7 @@ def test_an_altered_plan_is_no_plan(job: Job, tmp_path: Path) -> None:
     plan, file = planned(job), tmp_path / "plan"
     write_retention_plan(file, plan)
     assert read_retention_plan(file) == plan
-    with pytest.raises(CorruptManifest, match="not a gc-plan"):
+    with pytest.raises(InvalidConfiguration, match="is a plan of retention and no plan of garbage collection"):
         read_gc_plan(file)
     file.write_bytes(file.read_bytes().replace(b'"keep_last":2', b'"keep_last":1'))
     with pytest.raises(CorruptManifest):

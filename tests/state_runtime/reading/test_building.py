@@ -279,14 +279,14 @@ def test_a_job_starts_from_a_built_snapshot_and_needs_nothing_of_it(
         return Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, 1)
 
     first = beginning.open(empty, host="h", pid=1).last
+    own = Beginning(Catalog(store, "seed", FakeClock()), clock=FakeClock(), ids=ids)
+    assert own.look() == seed
     for table in seed.layers[0].tables:
         builder.root.delete(table.path)
     assert first.snapshot_id == seed.snapshot_id + 1
     assert [origin.mode for origin in first.origins] == ["BOOTSTRAP", "NO_CLAIM"]
     assert first.operators[0].next_due_ms == 5
     assert SnapshotReader(store.child("child"), first).fingerprint(OPERATOR, "timers") == expected
-    own = Beginning(Catalog(store, "seed", FakeClock()), clock=FakeClock(), ids=ids)
-    assert own.look() == seed
 
 
 def test_without_its_last_step_a_build_left_nothing_that_is_read_and_can_be_repeated() -> None:

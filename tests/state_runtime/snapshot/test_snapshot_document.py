@@ -119,7 +119,7 @@ DOCUMENT = encode_document("boundary", Numbered(7))
 def test_a_document_cut_anywhere_is_corrupt() -> None:
     """A full disk, a killed copy: no prefix may pass."""
     for length in range(len(DOCUMENT)):
-        with pytest.raises(CorruptManifest, match=r"where\.json is damaged.*restore it from a copy"):
+        with pytest.raises(CorruptManifest, match=r"where\.json is damaged.*[Rr]estore it from a copy"):
             decode_document("boundary", Numbered, DOCUMENT[:length], "where.json")
 
 
