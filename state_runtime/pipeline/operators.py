@@ -232,7 +232,6 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Opera
         window=step.window,
         aggregates=step.aggregates,
         mode=step.output_mode,
-        watermarked=True,
         ddl=lambda columns: ddl(from_arrow_schema(columns)),
         allowed_lateness=step.allowed_lateness,
     )

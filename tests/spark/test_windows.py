@@ -149,7 +149,7 @@ def in_utc(spark: SparkSession) -> Iterator[SparkSession]:
 class Driven:
     """A window operator over epochs, its state in memory."""
 
-    def __init__(self, window: Any, wanted: dict[str, Aggregate], mode: Any, watermarked: bool) -> None:
+    def __init__(self, window: Any, wanted: dict[str, Aggregate], mode: Any) -> None:
         self.operator = plan_windows(
             uid="op",
             key_columns=("name",),
@@ -160,7 +160,6 @@ class Driven:
             window=window,
             aggregates=wanted,
             mode=mode,
-            watermarked=watermarked,
             ddl=lambda schema: from_arrow_schema(schema).simpleString(),
         )
         schemas = self.operator.state_schemas
@@ -226,13 +225,13 @@ def test_windows_over_epochs_equal_a_spark_batch(in_utc: SparkSession, odd: Any,
     frame = in_utc.sql(f"SELECT name, {sql} AS window, {columns} FROM odd GROUP BY name, {sql}")
     expected = by_window(plain_rows(frame.toArrow()))
     wanted = {column: function for column, (function, _) in FUNCTIONS.items()}
-    append = Driven(window, wanted, "append", True)
-    update = Driven(window, wanted, "update", False)
+    append = Driven(window, wanted, "append")
+    update = Driven(window, wanted, "update")
     updated: dict[Any, dict[str, Any]] = {}
     for start in range(0, ROWS, ROWS // 5):
         some = table.slice(start, ROWS // 5)
         assert append.epoch(some, ALWAYS_OPEN, ALWAYS_OPEN) == []
-        updated |= by_window(update.epoch(some))
+        updated |= by_window(update.epoch(some, ALWAYS_OPEN, ALWAYS_OPEN))
     compare(by_window(append.epoch(table.slice(0, 0), ALWAYS_CLOSED, ALWAYS_OPEN)), expected)
     # Sessions that were emitted and then grew stay in the output of update mode.
     compare({key: updated[key] for key in expected} if name == "session" else updated, expected)
@@ -299,7 +298,7 @@ def test_every_batch_of_a_spark_stream_emits_what_our_epoch_does(
     )
     query.awaitTermination()
     assert len(batches) == FILES + 1, "the last one has no rows: the watermark moved"
-    driven = Driven(window, STREAMED, mode, True)
+    driven = Driven(window, STREAMED, mode)
     watermark = late = highest = 0
     for number in range(FILES + 1):
         rows = tables[number] if number < FILES else tables[0].slice(0, 0)

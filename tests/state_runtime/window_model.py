@@ -111,7 +111,6 @@ class WindowModel:
     window: TimeWindow | SessionWindow
     mode: str
     lateness_us: int = 0
-    watermarked: bool = True
     windows: Emitted = field(default_factory=dict)
 
     def epoch(self, rows: Sequence[Row], watermark_ms: int, late_ms: int) -> tuple[Emitted, int]:
@@ -122,7 +121,7 @@ class WindowModel:
             if row.at_us is None:
                 continue
             for start, end in self._of(row.at_us):
-                if self.watermarked and end + self.lateness_us <= late_ms * 1000:
+                if end + self.lateness_us <= late_ms * 1000:
                     late += 1
                     continue
                 if isinstance(self.window, SessionWindow):
@@ -130,7 +129,7 @@ class WindowModel:
                 else:
                     self.windows.setdefault((row.key, start, end), []).append(row)
                     touched.add((row.key, start, end))
-        closed = {w for w in self.windows if self.watermarked and _ceil_ms(w[2] + self.lateness_us) <= watermark_ms}
+        closed = {w for w in self.windows if _ceil_ms(w[2] + self.lateness_us) <= watermark_ms}
         emitted = {w: self.windows[w] for w in (touched if self.mode == "update" else closed)}
         for w in closed:
             del self.windows[w]
@@ -202,7 +201,6 @@ class Driven:
         mode: Any,
         *,
         lateness: str = "0 seconds",
-        watermarked: bool = True,
         hash_of: HashOf = spread,
         wanted: dict[str, Aggregate] | None = None,
         runs: bool = True,
@@ -219,7 +217,6 @@ class Driven:
             window=window,
             aggregates=self.wanted,
             mode=mode,
-            watermarked=watermarked,
             ddl=lambda schema: ", ".join(schema.names),
             allowed_lateness=lateness,
         )
@@ -250,11 +247,8 @@ class Driven:
         stored = self.reader.rows(self.state)
         assert self.live == len(stored), "rows_added"
         self.late = result.late_rows
-        if self.operator.watermarked:
-            assert result.due_taken == {self.state: watermark_ms}
-            assert all(row["due"] > watermark_ms for row in stored), "what was due is gone or has another time"
-        else:
-            assert result.due_taken == {}
+        assert result.due_taken == {self.state: watermark_ms}
+        assert all(row["due"] > watermark_ms for row in stored), "what was due is gone or has another time"
         if not rows and (self.wake_ms is None or self.wake_ms > watermark_ms):
             assert sum(batch.num_rows for batch in batches) == 0, "the runtime would not have visited the shard"
         due_ms = self.version.next_due(self.state)

@@ -67,7 +67,6 @@ class SessionOperator(WokenWhenDue):
     window: SessionWindow
     mode: OutputMode
     lateness_us: int
-    watermarked: bool
 
     @cached_property
     def output_schema(self) -> pa.Schema:
@@ -90,7 +89,7 @@ class SessionOperator(WokenWhenDue):
     @property
     def time_domain(self) -> TimeDomain:
         """Sessions close by event time."""
-        return "event" if self.watermarked else ""
+        return "event"
 
     def process(
         self,
@@ -109,10 +108,8 @@ class SessionOperator(WokenWhenDue):
         self, rows: GroupedRows, reader: StateReader, clock: EpochClock, result: ShardResult
     ) -> Iterator[pa.RecordBatch]:
         new, group = self._cut_rows(rows, clock, result)
-        due = self._none
-        if self.watermarked:
-            result.due_taken[STATE] = clock.watermark_ms
-            due = Part.of(reader.due(STATE, clock.watermark_ms), self._schema)
+        result.due_taken[STATE] = clock.watermark_ms
+        due = Part.of(reader.due(STATE, clock.watermark_ms), self._schema)
         changed, merged_away = self._none, self._none
         if len(new):
             changed, used, used_group = self._merge(rows, new, group, reader)
@@ -121,9 +118,7 @@ class SessionOperator(WokenWhenDue):
                 # A session that took part in this epoch is handled with what became of it.
                 key = members(due, rows.hashes, rows.keys, self.key_schema)
                 due = due.only(~contained(key, due.at, used_group, used.at))
-        closing = np.zeros(len(changed), dtype=np.bool_)
-        if self.watermarked:
-            closing = changed.due <= clock.watermark_ms
+        closing = changed.due <= clock.watermark_ms
         closed, open_ = changed.only(closing), changed.only(~closing)
         removed = closed.only(closed.stored).and_(merged_away).and_(due)
         if len(open_) or len(removed):
@@ -146,11 +141,10 @@ class SessionOperator(WokenWhenDue):
         if rows.groups == 0:
             return self._none, np.zeros(0, dtype=np.int64)
         times, keep = event_times(rows.rows, self.time_column)
-        if self.watermarked:
-            late = self._due_ms(times + self.window.gap_us) <= clock.late_watermark_ms
-            late = late if keep is None else late & keep
-            result.late_rows = int(np.count_nonzero(late))
-            keep = ~late if keep is None else keep & ~late
+        late = self._due_ms(times + self.window.gap_us) <= clock.late_watermark_ms
+        late = late if keep is None else late & keep
+        result.late_rows = int(np.count_nonzero(late))
+        keep = ~late if keep is None else keep & ~late
         group = np.repeat(np.arange(rows.groups, dtype=np.int64), rows.stops - rows.starts)
         picked = np.arange(len(times)) if keep is None else np.flatnonzero(keep)
         if len(picked) == 0:

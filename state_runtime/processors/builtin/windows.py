@@ -79,7 +79,6 @@ class WindowOperator:
         time_column: event time.
         mode: what is emitted.
         lateness_us: how much longer than Spark a window stays open.
-        watermarked: whether the stream has a watermark. Without one nothing is late, closes or disappears.
     """
 
     uid: str
@@ -92,7 +91,6 @@ class WindowOperator:
     window: TimeWindow
     mode: OutputMode
     lateness_us: int
-    watermarked: bool
 
     @cached_property
     def output_schema(self) -> pa.Schema:
@@ -117,7 +115,7 @@ class WindowOperator:
     @property
     def time_domain(self) -> TimeDomain:
         """Windows close by event time."""
-        return "event" if self.watermarked else ""
+        return "event"
 
     def process(
         self,
@@ -218,8 +216,6 @@ class WindowOperator:
         return (watermark_ms * 1000 - end) // self.window.slide_us
 
     def _passed(self, due_ms: Positions, clock: EpochClock) -> Mask:
-        if not self.watermarked:
-            return np.zeros(len(due_ms), dtype=np.bool_)
         passed: Mask = due_ms <= clock.watermark_ms
         return passed
 
@@ -234,7 +230,7 @@ class WindowOperator:
         panes = self._pane_of(times)
         group = np.repeat(np.arange(rows.groups, dtype=np.int64), rows.stops - rows.starts)
         keep = valid
-        if self.watermarked and len(panes):
+        if len(panes):
             closed = self._last_closed(clock.late_watermark_ms)
             first, last = self._first_window(panes), self._last_window(panes)
             late = np.clip(closed - first + 1, 0, last - first + 1)
@@ -278,8 +274,6 @@ class WindowOperator:
 
     def _due(self, reader: StateReader, clock: EpochClock, result: ShardResult) -> Part:
         """The stored panes of all windows that close: in append mode also those that are due later."""
-        if not self.watermarked:
-            return self._part(self._schema.empty())
         result.due_taken[STATE] = through_ms = clock.watermark_ms
         closed = self._last_closed(clock.watermark_ms)
         if self.mode == "append" and closed > self._last_closed(clock.late_watermark_ms):
@@ -374,8 +368,7 @@ class WindowOperator:
     ) -> Iterator[pa.RecordBatch]:
         """Every window that is not late and holds a touched pane."""
         first, last = self._first_window(touched), self._last_window(touched)
-        if self.watermarked:
-            first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
+        first = np.maximum(first, self._last_closed(clock.late_watermark_ms) + 1)
         yield from self._windows(*around, *union_of_intervals(group, first, last))
 
     def _closed_panes(self, merged: Part, due: Part, clock: EpochClock) -> Iterator[pa.RecordBatch]:
@@ -460,7 +453,6 @@ def plan_windows(
     window: TimeWindow | SessionWindow,
     aggregates: Mapping[str, Aggregate],
     mode: OutputMode,
-    watermarked: bool,
     ddl: Callable[[pa.Schema], str],
     allowed_lateness: str = "0 seconds",
 ) -> WindowOperator | SessionOperator:
@@ -479,11 +471,6 @@ def plan_windows(
     lateness_us = parse_duration_us(allowed_lateness)
     if lateness_us < 0:
         raise InvalidPipeline(f"operator {uid!r}: the allowed lateness {allowed_lateness!r} is negative")
-    if mode == "append" and not watermarked:
-        raise InvalidPipeline(
-            f"operator {uid!r}: append mode emits a window when the watermark has passed it, and there is none; "
-            "call with_watermark() before, or take update mode"
-        )
     if isinstance(window, SessionWindow):
         return SessionOperator(
             uid=uid,
@@ -496,7 +483,6 @@ def plan_windows(
             window=window,
             mode=mode,
             lateness_us=lateness_us,
-            watermarked=watermarked,
         )
     return WindowOperator(
         uid=uid,
@@ -509,5 +495,4 @@ def plan_windows(
         window=window,
         mode=mode,
         lateness_us=lateness_us,
-        watermarked=watermarked,
     )

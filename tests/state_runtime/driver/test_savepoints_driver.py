@@ -443,7 +443,6 @@ def windowed() -> Any:
         window=tumbling("10 seconds"),
         aggregates={"n": count()},
         mode="append",
-        watermarked=True,
         ddl=lambda schema: ", ".join(f"`{field.name}` bigint" for field in schema),
     )
 

@@ -40,6 +40,9 @@ WINDOWS = {
     "short session": windows.session("700 microseconds"),
 }
 
+NOT_BEGUN_MS = -(1 << 52)
+"""A watermark before all times."""
+
 
 def unit(name: str) -> int:
     """Of the times drawn for a window."""
@@ -152,13 +155,13 @@ def test_a_shard_is_woken_before_the_first_window_of_any_pane_closes(name: str, 
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
 @given(epochs=raw_epochs)
 @examples(20)
-def test_without_a_watermark_nothing_is_late_or_removed(name: str, epochs: Any) -> None:
-    """As in Spark: such state only grows."""
-    driven = Driven(WINDOWS[name], "update", watermarked=False)
-    model = WindowModel(WINDOWS[name], "update", watermarked=False)
-    assert driven.operator.time_domain == ""
+def test_under_a_watermark_that_has_not_begun_nothing_is_late_or_removed(name: str, epochs: Any) -> None:
+    """As in Spark without one: such state only grows."""
+    driven = Driven(WINDOWS[name], "update")
+    model = WindowModel(WINDOWS[name], "update")
+    assert driven.operator.time_domain == "event"
     for rows, _ in with_places(epochs, SECOND):
-        compare(driven.epoch(rows), model.epoch(rows, 0, 0)[0])
+        compare(driven.epoch(rows, NOT_BEGUN_MS, NOT_BEGUN_MS), model.epoch(rows, NOT_BEGUN_MS, NOT_BEGUN_MS)[0])
         assert driven.late == 0
 
 
@@ -185,8 +188,8 @@ def test_a_microsecond_after_the_watermark_a_window_is_open() -> None:
 def test_windows_before_1970_are_rounded_down(at_s: float) -> None:
     """Division that rounds to zero would put them one window too late."""
     at = round(at_s * SECOND)
-    driven = Driven(windows.tumbling("10 seconds"), "update", watermarked=False)
-    ((_, start, end),) = driven.epoch([Row(A, at)])
+    driven = Driven(windows.tumbling("10 seconds"), "update")
+    ((_, start, end),) = driven.epoch([Row(A, at)], NOT_BEGUN_MS, NOT_BEGUN_MS)
     assert start <= at < end
     assert start % (10 * SECOND) == 0
 
@@ -270,10 +273,10 @@ def test_a_late_row_joins_no_open_session() -> None:
 def test_times_far_apart_do_not_overflow(name: str, mode: str) -> None:
     """From the year 1 to 9999, many keys: more than 62 bits as one number."""
     driven = Driven(WINDOWS[name] if name == "session" else windows.sliding("3 microseconds", "2 microseconds"), mode,
-                    watermarked=True, wanted={"rows": aggregates.count()})  # fmt: skip
+                    wanted={"rows": aggregates.count()})  # fmt: skip
     ends = (-62_135_000_000 * SECOND, 253_402_000_000 * SECOND)
     keys = [(str(n), None) for n in range(40)]
-    late = -(1 << 52)
+    late = NOT_BEGUN_MS
     driven.epoch([Row(k, at, place=i) for i, (k, at) in enumerate((k, at) for k in keys for at in ends)], late, late)
     found = driven.epoch(
         [Row(k, at, place=i) for i, (k, at) in enumerate((k, at) for k in keys for at in ends)], late, late
@@ -348,7 +351,6 @@ def planned(window: TimeWindow | SessionWindow, **changed: Any) -> Any:
         "window": window,
         "aggregates": AGGREGATES,
         "mode": "update",
-        "watermarked": True,
         "ddl": lambda s: ", ".join(s.names),
     }
     return plan_windows(**{**arguments, **changed})
@@ -362,7 +364,6 @@ def planned(window: TimeWindow | SessionWindow, **changed: Any) -> Any:
         ({"aggregates": {}}, "at least one aggregate"),
         ({"aggregates": {"Window": aggregates.count()}}, "would be in the output twice"),
         ({"aggregates": {"name": aggregates.count()}}, "would be in the output twice"),
-        ({"mode": "append", "watermarked": False}, "there is none; call with_watermark"),
         ({"allowed_lateness": "-1 seconds"}, "is negative"),
     ],
 )
