@@ -17,8 +17,9 @@ help: ## Show this help
 
 $(SETUP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=python3.11")'
+	@echo 'Making $(VENV) and installing PySpark (450 MB), Dagster and the rest into it: two to five minutes, once.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[spark,s3,demo,dev]'
+	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[spark,s3,demo,dev]'
 	@touch $(SETUP)
 
 .PHONY: setup
@@ -40,15 +41,23 @@ demo-check: setup ## The same demo without a person: kills the driver three time
 
 .PHONY: test
 test: setup ## All tests but the kinds below, which take longer (needs no network and no running service)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long and not parity and not kill and not cluster'
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long and not parity and not spark_suite and not kill and not cluster and not browser'
 
 .PHONY: test-long
 test-long: setup ## Whole jobs in all their settings: round trips, conversions, imports, savepoints, intervals, secrets (CI runs them too)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'long and not parity and not kill and not cluster'
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'long and not parity and not kill and not cluster and not browser'
 
 .PHONY: test-parity
 test-parity: setup ## Each operator and processor beside Spark's own, row by row (CI runs them too)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m parity
+
+.PHONY: test-spark-suite
+test-spark-suite: setup ## Spark's own suites of transformWithState, unmodified, through our jobs (they ship inside the pyspark package)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m spark_suite tests/spark_suite
+
+.PHONY: test-postgres
+test-postgres: setup ## The laws of sensors, checks and jobs with Dagster's storage in a real PostgreSQL
+	STILLSTATE_TEST_STORAGE=postgres $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long' tests/orchestration
 
 .PHONY: test-kill
 test-kill: setup ## Drivers that are killed at every point and started again
@@ -58,9 +67,37 @@ test-kill: setup ## Drivers that are killed at every point and started again
 test-cluster: setup ## Tests on Spark clusters of several processes, started on loopback
 	$(BIN)/python -m pytest -m cluster
 
+BROWSER_READY := $(VENV)/.stillstate-browser-ready
+$(BROWSER_READY): $(SETUP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]'
+	@touch $(BROWSER_READY)
+
+.PHONY: chromium
+chromium:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name >/dev/null && exit 0; done; \
+	echo 'Chromium is needed and not on the path. On Debian: apt-get install chromium'; exit 1
+
+.PHONY: test-browser
+test-browser: chromium $(BROWSER_READY) ## Dagster's real pages over thirty jobs, looked at with Chromium; pictures go to .browser (about 5 minutes)
+	$(BIN)/python -m pytest -m browser tests/browser
+
+.PHONY: pictures
+pictures: chromium $(BROWSER_READY) ## The same, and the pictures of docs/images anew, those of the demo too (about 10 minutes); look at them before a commit
+	STILLSTATE_PICTURES=docs/images $(BIN)/python -m pytest -m browser tests/browser --basetemp /tmp/stillstate-pictures
+	$(BIN)/python -m examples.flights.demo_check --work .demo-check --screenshots .browser $(DEMO_ARGS)
+	cp .browser/asset-graph.png .browser/checkpoint-plots.png docs/images/
+
+SAMPLE := tests/spark/test_kill.py::test_a_frozen_driver_that_wakes_up_is_fenced_and_publishes_nothing \
+  tests/faults/test_kill_uploads.py tests/state_runtime/maintenance/test_kill_moves.py \
+  tests/cluster/test_cluster.py::test_a_killed_executor_moves_only_its_own_shards_and_they_come_back
+.PHONY: test-sample
+test-sample: setup ## A sample of test-kill and test-cluster, which CI has the time for
+	$(BIN)/python -m pytest $(SAMPLE)
+
 .PHONY: test-quick
 test-quick: setup ## Tests that start no Spark
-	$(BIN)/python -m pytest -m 'not spark and not long and not kill and not cluster'
+	$(BIN)/python -m pytest -m 'not spark and not long and not kill and not cluster and not browser'
 
 SOAK ?= 20
 SOAK_SEEDS ?= 20000
@@ -73,6 +110,11 @@ CYCLES ?= 1000
 .PHONY: soak-kill
 soak-kill: setup ## A job that is killed CYCLES (1000) times at random moments, with other settings each time; writes tests/soak/reports/kill.json
 	$(BIN)/python -m tests.soak.kill --cycles $(CYCLES)
+
+JOBS ?= 200
+.PHONY: soak-house
+soak-house: setup ## JOBS (200) jobs under a real Dagster daemon, twenty on a store that hangs and twenty on one that refuses; writes tests/soak/reports/house.json
+	$(BIN)/python -m tests.soak.house --jobs $(JOBS)
 
 TARGET ?= roots
 FUZZ_S ?= 300
@@ -116,6 +158,10 @@ bench: setup ## First table: Stillstate against Spark 4.3 on this machine (about
 bench-engine: setup ## Second table: every kind of state and operator against Spark 4.3, growth, tail, memory (about 25 minutes)
 	$(BIN)/python -m benchmarks.engine
 
+.PHONY: bench-nexmark
+bench-nexmark: setup ## NEXMark's queries, answers compared first, each against Spark's own streaming query (about 15 minutes)
+	$(BIN)/python -m benchmarks.nexmark
+
 .PHONY: bench-checkpoint
 bench-checkpoint: setup ## Third table: what a checkpoint costs, changelog on and off, both backends, and Spark (about 45 minutes)
 	$(BIN)/python -m benchmarks.checkpoint
@@ -124,8 +170,17 @@ bench-checkpoint: setup ## Third table: what a checkpoint costs, changelog on an
 bench-recovery: setup ## Fourth table: restarts from the primary store, from local copies, with twice the shards (about 12 minutes)
 	$(BIN)/python -m benchmarks.recovery
 
+.PHONY: bench-load
+bench-load: setup ## How long Dagster needs to load 1, 50 and 200 jobs (a minute; needs no Java)
+	$(BIN)/python -m benchmarks.load
+
+KILLS ?= 20
+.PHONY: bench-restart
+bench-restart: setup ## Kill -9 of a driver to its first checkpoint, KILLS (20) times by its supervisor and by Dagster alone (about 20 minutes)
+	$(BIN)/python -m benchmarks.restart --times $(KILLS)
+
 ##@ Tidy up
 
 .PHONY: clean
 clean: ## Remove what tests and the demo left (not the virtual environment)
-	rm -rf .demo .demo-check .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info spark-warehouse
+	rm -rf .demo .demo-check .browser .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info spark-warehouse

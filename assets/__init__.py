@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from assets.metadata import checkpoint_materialization, checkpoint_metadata, run_materialization
-from assets.specs import build_asset_specs, checkpoints_key, job_asset_specs, stream_key
+from assets.metadata import checkpoint_materialization, run_materialization
+from assets.mount import Mount
+from assets.specs import build_asset_specs, job_asset_specs
 
 __all__ = [
+    "Mount",
     "build_asset_specs",
     "checkpoint_materialization",
-    "checkpoint_metadata",
-    "checkpoints_key",
     "job_asset_specs",
     "run_materialization",
-    "stream_key",
 ]

@@ -6,63 +6,105 @@ are always present, so that a plot has no holes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import dagster as dg
 
-from assets.metadata_sets import CheckpointNumbers, Number, RunNumbers, numbers_metadata
-from assets.specs import checkpoints_key, materialized_key, stream_key
+from assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata
+from assets.tables import checkpoints_table, operators_table, phases_table
 from orchestration.folding.health import record_numbers
-from orchestration.text import time_text
+from orchestration.looking.points import Point
+from orchestration.text import duration_text, time_text
 from state_runtime.base.progress import Progress
 from state_runtime.materialize.records import Record
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = [
     "DATA_VERSION_TAG",
+    "ROOT_TAG",
+    "SHAPE_TAG",
+    "TERM_TAG",
     "checkpoint_materialization",
-    "checkpoint_metadata",
     "fold_materialization",
     "fold_metadata",
     "run_materialization",
+    "shape_of",
 ]
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 TERM_TAG: Final = "stillstate/term"
+ROOT_TAG: Final = "stillstate/root"
+SHAPE_TAG: Final = "stillstate/shape"
 
 
-def checkpoint_metadata(manifest: Manifest, complete: Progress | None = None) -> dict[str, Number]:
-    """The numbers of one checkpoint, each under a stable name with its unit.
-
-    Args:
-        complete: the epoch's complete numbers, where they are known (`Catalog.progress`); a manifest's own times end
-            where it is written.
-    """
-    progress = complete or manifest.progress or Progress(snapshot_id=manifest.snapshot_id)
-    phases = {f"phase_{name}_s": dg.FloatMetadataValue(ms / 1000) for name, ms in sorted(progress.phases_ms.items())}
-    return {**numbers_metadata(CheckpointNumbers.of(manifest, progress)), **phases}
+def shape_of(manifest: Manifest) -> str:
+    """What a person wants to hear of at once when it changes: format, parallelism, and whether the job was drained."""
+    bottom = "files" if manifest.shards is not None else "tables"
+    end = "drained" if manifest.drained else "open"
+    return f"{manifest.format_version}-{manifest.parallelism}-{bottom}-{end}"
 
 
 def checkpoint_materialization(
-    job: str, manifest: Manifest, complete: Progress | None = None
+    key: dg.AssetKey, uid: str, head: Manifest, newest: Sequence[Point], *, after: int, why: str
 ) -> dg.AssetMaterialization:
-    """A checkpoint as a run-less materialization; its data version is the snapshot id."""
+    """A job's newest snapshot and what happened since the last that was published, as a run-less materialization; its
+    data version is the snapshot's id.
+
+    Args:
+        key: of the job's checkpoints.
+        uid: of the job root.
+        newest: the newest snapshots, ascending; the last is `head`.
+        after: the last that was published; 0 if none was.
+        why: it is published now.
+    """
+    since = [point for point in newest if point.snapshot_id > after]
+    fences = sum(point.kind == "fencing" for point in since)
+    read = [point for point in since if point.kind == "checkpoint"] or [newest[-1]]
+    count = max(len(read), head.snapshot_id - after - fences) if after else len(read)
+    last = newest[-1].progress or Progress(snapshot_id=head.snapshot_id)
+    tables = {
+        "checkpoints": checkpoints_table(newest),
+        "operators": operators_table(head),
+        "phases": phases_table(last),
+    }
     return dg.AssetMaterialization(
-        checkpoints_key(job),
-        description=f"snapshot {manifest.snapshot_id} of {time_text(manifest.created_at_ms)}",
-        metadata=dict(checkpoint_metadata(manifest, complete)),
-        tags=_tags(manifest),
+        key,
+        description=_description(head, read, count, why),
+        metadata={**numbers_metadata(IntervalNumbers.of(read, count)), **tables},
+        tags={**_tags(uid, head.term), DATA_VERSION_TAG: str(head.snapshot_id), SHAPE_TAG: shape_of(head)},
     )
 
 
-def run_materialization(job: str, manifest: Manifest) -> dg.AssetMaterialization:
-    """A new run of the driver, seen by its fencing snapshot: the stream goes on from there under a new term."""
+def _description(head: Manifest, read: Sequence[Point], count: int, why: str) -> str:
+    over_s = (head.created_at_ms - read[0].at_ms) / 1000
+    held = f"{count} checkpoints" if count > 1 else "one checkpoint"
+    what = f"snapshot {head.snapshot_id} of {time_text(head.created_at_ms)} ({why}); {held} since the last event"
+    if count > len(read):
+        return f"{what}; numbers from the newest {len(read)} of them, which took {duration_text(over_s)}"
+    return what
+
+
+def run_materialization(
+    key: dg.AssetKey, uid: str, point: Point, status: RunStatus | None = None
+) -> dg.AssetMaterialization:
+    """A run of the driver, seen by the snapshot by which it took the job: the stream goes on from there under a new
+    term, which is the data version.
+
+    Args:
+        status: the newest heartbeat; it says why the run was started and where it is, if it is this run's.
+    """
+    from_what = f"snapshot {point.restored_from}" if point.restored_from else "nothing: it is the first"
+    said: dict[str, str] = {}
+    if status is not None and status.term == point.term:
+        said |= {"cause": status.cause or "a person, or a schedule", "process": f"{status.pid} on {status.host}"}
+        said |= {"backend": status.backend} if status.backend else {}
     return dg.AssetMaterialization(
-        stream_key(job),
-        description=f"term {manifest.term} took over at {time_text(manifest.created_at_ms)}",
-        metadata=dict(numbers_metadata(RunNumbers.of(manifest))),
-        tags=_tags(manifest),
+        key,
+        description=f"term {point.term} took over at {time_text(point.at_ms)}, and goes on from {from_what}",
+        metadata={**said, **numbers_metadata(RunNumbers.of(point))},
+        tags={**_tags(uid, point.term), DATA_VERSION_TAG: str(point.term)},
     )
 
 
@@ -74,15 +116,15 @@ def fold_metadata(numbers: Mapping[str, int | float]) -> dict[str, Number]:
     }
 
 
-def fold_materialization(job: str, record: Record, log_bytes_left: int | None) -> dg.AssetMaterialization:
+def fold_materialization(key: dg.AssetKey, record: Record, log_bytes_left: int | None) -> dg.AssetMaterialization:
     """A fold that no Dagster run made (the driver did, or the command line), as a run-less materialization."""
     return dg.AssetMaterialization(
-        materialized_key(job),
+        key,
         description=f"{record.mode} materialization {record.record_id} of snapshot {record.snapshot_id}",
         metadata={"mode": record.mode, **fold_metadata(record_numbers(record, log_bytes_left))},
         tags={DATA_VERSION_TAG: str(record.record_id)},
     )
 
 
-def _tags(manifest: Manifest) -> dict[str, str]:
-    return {DATA_VERSION_TAG: str(manifest.snapshot_id), TERM_TAG: str(manifest.term)}
+def _tags(uid: str, term: int) -> dict[str, str]:
+    return {ROOT_TAG: uid, TERM_TAG: str(term)}

@@ -1,95 +1,85 @@
 """The metadata of checkpoints and runs as typed sets: a field is a metadata key, its type is what Dagster plots; pure.
 
-A plot follows its key, so a field that is renamed ends a plot and begins another. Dagster's own `NamespacedMetadataSet`
-puts a prefix before each key and leaves empty ones out, which would break plots that exist and put holes into others.
+A plot follows its key, so a field that is renamed ends a plot and begins another. Dagster sorts plots by key: names
+begin with what they are about and end with their unit. Dagster's own `NamespacedMetadataSet` puts a prefix before each
+key and leaves empty ones out, which would break plots that exist and put holes into others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_type_hints
 
 import dagster as dg
 
+from orchestration.looking.points import Point
 from state_runtime.base.progress import Progress
-from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["CheckpointNumbers", "Number", "RunNumbers", "numbers_metadata"]
+__all__ = ["IntervalNumbers", "Number", "RunNumbers", "numbers_metadata", "rounded"]
 
 Number = dg.IntMetadataValue | dg.FloatMetadataValue
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointNumbers:
-    """The numbers of one checkpoint."""
+class IntervalNumbers:
+    """What is plotted of a job's checkpoints: the newest one's size, and what its interval held.
 
-    snapshot_id: int
-    term: int
-    batch_id: int
-    duration_s: float
+    Twelve, so that the page is seen at once. No number that stands still on a job that is well: those are in tables.
+    Where an interval had more checkpoints than were read, `interval_input_rows` and `interval_log_bytes` are
+    estimates: the mean of those read, times their number.
+
+    Attributes:
+        checkpoint_s: of the newest: from the last row processed to the durable manifest.
+        epoch_max_s, epoch_p50_s, epoch_p99_s: durations of the epochs that ended in the checkpoints read.
+        interval_log_bytes: changelog that was written.
+        interval_rows_per_s: input rows by the time from the first to the last of them.
+        lag_s: how far the watermark is behind the clock; 0 without one.
+        log_bytes, table_bytes: what a restart of the newest replays and reads.
+    """
+
     checkpoint_s: float
-    input_rows: int
-    output_rows: int
-    changed_rows: int
-    rows_per_s: float
-    state_rows: int
-    segment_bytes: int
-    output_bytes: int
+    epoch_max_s: float
+    epoch_p50_s: float
+    epoch_p99_s: float
+    interval_checkpoints: int
+    interval_input_rows: int
+    interval_log_bytes: int
+    interval_rows_per_s: float
+    lag_s: float
     log_bytes: int
-    log_segments: int
+    state_rows: int
     table_bytes: int
-    parallelism: int
-    local_restores: int
-    primary_restores: int
-    stale_restores: int
-    moved_shards: int
-    restore_s: float
-    restored_bytes: int
-    local_failures: int
-    epoch: int
-    epochs: int
-    uploads: int
-    upload_attempts: int
-    upload_wait_s: float
-    late_rows: int
-    watermark_lag_s: float
 
     @staticmethod
-    def of(manifest: Manifest, progress: Progress) -> CheckpointNumbers:
-        """From a snapshot, and from the numbers of the epoch that ended with it."""
-        lag_ms = max(0, progress.timestamp_ms - progress.watermark_ms) if progress.watermark_ms else 0
-        return CheckpointNumbers(
-            snapshot_id=manifest.snapshot_id,
-            term=manifest.term,
-            batch_id=progress.batch_id,
-            duration_s=progress.duration_ms / 1000,
-            checkpoint_s=progress.checkpoint_ms / 1000,
-            input_rows=progress.input_rows,
-            output_rows=progress.output_rows,
-            changed_rows=progress.changed_rows,
-            rows_per_s=progress.rows_per_s,
-            state_rows=progress.state_rows,
-            segment_bytes=progress.segment_bytes,
-            output_bytes=progress.output_bytes,
-            log_bytes=manifest.log_bytes,
-            log_segments=len(manifest.segments),
-            table_bytes=manifest.table_bytes,
-            parallelism=manifest.parallelism,
-            local_restores=progress.local_restores,
-            primary_restores=progress.primary_restores,
-            stale_restores=progress.stale_restores,
-            moved_shards=progress.moved_shards,
-            restore_s=progress.restore_ms / 1000,
-            restored_bytes=progress.restored_bytes,
-            local_failures=progress.local_failures,
-            epoch=progress.epoch,
-            epochs=progress.epochs,
-            uploads=progress.uploads,
-            upload_attempts=progress.upload_attempts,
-            upload_wait_s=progress.upload_wait_ms / 1000,
-            late_rows=progress.late_rows,
-            watermark_lag_s=lag_ms / 1000,
+    def of(points: Sequence[Point], count: int) -> IntervalNumbers:
+        """Of an interval.
+
+        Args:
+            points: checkpoints that were read, ascending; the last is the newest of all.
+            count: checkpoints that there were.
+        """
+        newest = points[-1]
+        last = newest.progress or Progress(snapshot_id=newest.snapshot_id)
+        read = [point.progress for point in points if point.progress is not None] or [last]
+        durations = sorted(progress.duration_ms / 1000 for progress in read)
+        share = max(count, len(points)) / len(read)
+        busy_s = sum(durations)
+        rows = sum(progress.input_rows for progress in read)
+        return IntervalNumbers(
+            checkpoint_s=last.checkpoint_ms / 1000,
+            epoch_max_s=durations[-1],
+            epoch_p50_s=_quantile(durations, 0.50),
+            epoch_p99_s=_quantile(durations, 0.99),
+            interval_checkpoints=max(count, len(points)),
+            interval_input_rows=round(rows * share),
+            interval_log_bytes=round(sum(progress.segment_bytes for progress in read) * share),
+            interval_rows_per_s=rows / busy_s if busy_s > 0 else 0.0,
+            lag_s=max(0, last.timestamp_ms - last.watermark_ms) / 1000 if last.watermark_ms else 0.0,
+            log_bytes=newest.log_bytes,
+            state_rows=last.state_rows,
+            table_bytes=newest.table_bytes,
         )
 
 
@@ -99,28 +89,40 @@ class RunNumbers:
 
     term: int
     snapshot_id: int
+    restored_from: int
     operators: int
     log_bytes: int
     table_bytes: int
     restore_bytes: int
 
     @staticmethod
-    def of(manifest: Manifest) -> RunNumbers:
+    def of(point: Point) -> RunNumbers:
         """From the snapshot by which the run took the job."""
         return RunNumbers(
-            term=manifest.term,
-            snapshot_id=manifest.snapshot_id,
-            operators=len(manifest.operators),
-            log_bytes=manifest.log_bytes,
-            table_bytes=manifest.table_bytes,
-            restore_bytes=manifest.total_bytes,
+            term=point.term,
+            snapshot_id=point.snapshot_id,
+            restored_from=point.restored_from,
+            operators=point.operators,
+            log_bytes=point.log_bytes,
+            table_bytes=point.table_bytes,
+            restore_bytes=point.total_bytes,
         )
 
 
-def numbers_metadata(numbers: CheckpointNumbers | RunNumbers) -> dict[str, Number]:
+def numbers_metadata(numbers: IntervalNumbers | RunNumbers) -> dict[str, Number]:
     """A set as Dagster's metadata, each number as the type that its field has: a plot never changes its type."""
     kinds = get_type_hints(type(numbers))
     return {
-        name: dg.IntMetadataValue(value) if kinds[name] is int else dg.FloatMetadataValue(float(value))
+        name: dg.IntMetadataValue(value) if kinds[name] is int else dg.FloatMetadataValue(rounded(float(value)))
         for name, value in ((f.name, getattr(numbers, f.name)) for f in dataclasses.fields(numbers))
     }
+
+
+def rounded(value: float) -> float:
+    """To what a person reads: three digits behind the point below ten, one above."""
+    return round(value, 3 if abs(value) < 10 else 1)
+
+
+def _quantile(ascending: Sequence[float], share: float) -> float:
+    """By nearest rank: a duration that was."""
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))]

@@ -12,53 +12,38 @@ from typing import Any, Final
 
 import dagster as dg
 
+from assets.mount import Mount
 from orchestration.config.spec import AvailableNow, JobSpec
 from orchestration.text import redacted_location
 
 __all__ = [
     "JOB_TAG",
     "build_asset_specs",
-    "checkpoints_key",
     "job_asset_specs",
-    "materialized_key",
     "materialized_spec",
-    "stream_key",
+    "shared_fields",
 ]
 
 JOB_TAG: Final = "stillstate/job"
 _WARN_SHARE: Final = 0.5  # of the freshness window: half of it is left to look before the badge turns red
 
 
-def stream_key(job: str) -> dg.AssetKey:
-    """`[job, "stream"]`: materialized once for each run of the driver."""
-    return dg.AssetKey([job, "stream"])
-
-
-def checkpoints_key(job: str) -> dg.AssetKey:
-    """`[job, "checkpoints"]`: materialized once for each checkpoint."""
-    return dg.AssetKey([job, "checkpoints"])
-
-
-def materialized_key(job: str) -> dg.AssetKey:
-    """`[job, "materialized_state"]`: materialized once for each fold of the changelog into tables, whoever made it."""
-    return dg.AssetKey([job, "materialized_state"])
-
-
-def build_asset_specs(jobs: Iterable[JobSpec]) -> list[dg.AssetSpec]:
+def build_asset_specs(mount: Mount, jobs: Iterable[JobSpec]) -> list[dg.AssetSpec]:
     """The specs of all jobs."""
-    return [spec for job in jobs for spec in job_asset_specs(job)]
+    return [spec for job in jobs for spec in job_asset_specs(mount, job)]
 
 
-def job_asset_specs(job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
+def job_asset_specs(mount: Mount, job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
     """The stream of a job, and its checkpoints downstream of it."""
     location = redacted_location(job.store).rstrip("/")
-    shared = _shared(job)
+    shared = shared_fields(mount, job)
     stream = dg.AssetSpec(
-        stream_key(job.name),
+        mount.stream(job.name),
         description=_paragraphs(
             job.description,
             f"The streaming job `{job.name}` (`{job.entry_point}`). One materialization is one run of its driver. "
-            f"Start it with `start_{job.identifier}`, stop it with `stop_{job.identifier}`.",
+            f"Start it with {mount.launch_text('start', job.name)}, "
+            f"stop it with {mount.launch_text('stop', job.name)}.",
         ),
         kinds={"spark"},
         metadata={
@@ -70,7 +55,7 @@ def job_asset_specs(job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
         **shared,
     )
     checkpoints = dg.AssetSpec(
-        checkpoints_key(job.name),
+        mount.checkpoints(job.name),
         deps=[stream.key],
         description=(
             f"Checkpoints of `{job.name}`: every materialization is one complete snapshot that the job can restart "
@@ -86,10 +71,10 @@ def job_asset_specs(job: JobSpec) -> tuple[dg.AssetSpec, dg.AssetSpec]:
         freshness_policy=_freshness(job),
         **shared,
     )
-    return stream, checkpoints
+    return mount.shown(stream), mount.shown(checkpoints)
 
 
-def materialized_spec(job: JobSpec) -> dg.AssetSpec:
+def materialized_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
     """The state tables of a job. Unlike the other two, a Dagster run can make them."""
     fold = job.materialization
     who = {
@@ -98,9 +83,9 @@ def materialized_spec(job: JobSpec) -> dg.AssetSpec:
         + (f", and so does the schedule `{fold.schedule}`." if fold.schedule else "."),
         "nobody": "Only a person starts a run.",
     }[fold.by]
-    return dg.AssetSpec(
-        materialized_key(job.name),
-        deps=[checkpoints_key(job.name)],
+    spec = dg.AssetSpec(
+        mount.materialized(job.name),
+        deps=[mount.checkpoints(job.name)],
         description=(
             f"State tables of `{job.name}`: each materialization folded its changelog into sorted tables, so that a "
             "restart has less "
@@ -116,12 +101,14 @@ def materialized_spec(job: JobSpec) -> dg.AssetSpec:
             "interval_s": fold.interval_s,
             "replay_s": fold.replay_s,
         },
-        **_shared(job),
+        **shared_fields(mount, job),
     )
+    return mount.shown(spec)
 
 
-def _shared(job: JobSpec) -> dict[str, Any]:
-    return {"group_name": job.identifier, "owners": list(job.owners), "tags": {JOB_TAG: job.name}}
+def shared_fields(mount: Mount, job: JobSpec) -> dict[str, Any]:
+    """What all assets of a job have: group, owners, tags."""
+    return {"group_name": mount.group_of(job.name), "owners": list(job.owners), "tags": {JOB_TAG: job.name}}
 
 
 def _freshness(job: JobSpec) -> dg.FreshnessPolicy | None:

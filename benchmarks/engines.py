@@ -87,6 +87,11 @@ class WorkerPlan:
         return self.workload.partitions or self.cores
 
     @property
+    def output(self) -> str:
+        """Folder of the sink, if the workload has one."""
+        return str(self.folder / "output")
+
+    @property
     def inbox(self) -> Path:
         """Folder that the query reads."""
         return self.folder / "inbox"
@@ -182,12 +187,11 @@ class _Peer:
         from benchmarks.operators import peer_operator
 
         output, output_mode = peer_operator(plan.workload.operator, self._spark, plan.workload.schema, plan.inbox)
-        self._query: StreamingQuery = (
-            output.writeStream.format("noop")
-            .outputMode(output_mode)
-            .option("checkpointLocation", str(plan.folder / "checkpoint"))
-            .start()
+        writer = output.writeStream.outputMode(output_mode).option(
+            "checkpointLocation", str(plan.folder / "checkpoint")
         )
+        writer = writer.format("parquet").option("path", plan.output) if plan.workload.sink else writer.format("noop")
+        self._query: StreamingQuery = writer.start()
 
     def run(self, batches: int, timeout_s: float) -> list[Sample]:
         first = self._inbox.released
@@ -200,7 +204,7 @@ class _Peer:
         self._spark.stop()
 
     def _sample(self, batch: int, progress: Mapping[str, Any]) -> Sample:
-        operator = progress["stateOperators"][0]
+        operator = next(iter(progress["stateOperators"]), {"commitTimeMs": 0, "numRowsTotal": 0})
         durations = progress["durationMs"]
         # commitTimeMs is the sum over the partitions, which run `cores` at a time.
         at_once = min(self._plan.cores, self._plan.partitions)
@@ -299,9 +303,9 @@ def _numbers(progress: Progress) -> dict[str, float]:
 
 
 def our_job(plan: WorkerPlan) -> StreamingJob:
-    """The plan's workload as a job; it has no sink, its output ends in the JVM."""
+    """The plan's workload as a job; without a sink its output ends in the JVM."""
     from benchmarks.operators import our_operator
-    from state_runtime import JobContext
+    from state_runtime import JobContext, ParquetSink
     from state_runtime.base.settings import JobSettings
 
     context = JobContext(
@@ -312,8 +316,12 @@ def our_job(plan: WorkerPlan) -> StreamingJob:
         storage_options=dict(plan.storage_options),
     )
     job = context.job()
-    # Without a reader our output would never leave the Python task, while the peer's ends in the JVM.
-    our_operator(plan.workload.operator, job, plan.workload.schema, plan.inbox).transform(_unchanged)
+    stream = our_operator(plan.workload.operator, job, plan.workload.schema, plan.inbox)
+    if plan.workload.sink:
+        stream.write(ParquetSink(plan.output))
+    else:
+        # Without a reader our output would never leave the Python task, while the peer's ends in the JVM.
+        stream.transform(_unchanged)
     return job
 
 

@@ -9,32 +9,26 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.engines import COMMON_CONF, PEER_CONF
+from benchmarks.comparisons import chosen_workloads, publish, report_of
 from benchmarks.measure import (
     DisagreementError,
     Measured,
-    figures_of,
     measure,
     new_console,
     progress_display,
-    samples_dict,
     steps_shown,
-    workload_dict,
 )
-from benchmarks.report import Report, describe_machine, render_table, usable_cores, write_json
+from benchmarks.report import usable_cores
 from benchmarks.workers import WorkerFailed
-from benchmarks.workloads import WORKLOADS, Workload, quick
+from benchmarks.workloads import WORKLOADS, quick
 
 __all__ = ["app"]
 
-RESULTS = Path(__file__).parent / "results"
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
@@ -52,7 +46,7 @@ def main(
     Example: [b]python -m benchmarks.main --only d[/b]
     """
     console = new_console()
-    chosen = _chosen(only)
+    chosen = chosen_workloads(only, WORKLOADS)
     if quick_run:
         chosen = [quick(workload) for workload in chosen]
     results: dict[str, Measured] = {}
@@ -72,38 +66,7 @@ def main(
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
-    report = _report(chosen, results)
-    name = "main-quick" if quick_run else "main-partial" if only else "main"
-    write_json(report, RESULTS / f"{name}.json")
-    console.print(render_table(report))
-    console.print(f"written: benchmarks/results/{name}.json")
-    if strict and not report.holds:
-        raise typer.Exit(1)
-
-
-def _report(workloads: Sequence[Workload], results: Mapping[str, Measured]) -> Report:
-    figures = [figure for workload in workloads for figure in figures_of(workload, results[workload.key])]
-    return Report(
-        name="main",
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        figures=tuple(figures),
-        machine=describe_machine(),
-        settings={
-            "both": COMMON_CONF,
-            "peer": PEER_CONF,
-            "workloads": {workload.key: workload_dict(workload) for workload in workloads},
-        },
-        samples={key: samples_dict(measured) for key, measured in results.items()},
-    )
-
-
-def _chosen(only: str) -> list[Workload]:
-    wanted = [part.strip() for part in only.split(",") if part.strip()]
-    known = {workload.key: workload for workload in WORKLOADS}
-    unknown = [key for key in wanted if key not in known]
-    if unknown:
-        raise typer.BadParameter(f"unknown workload {', '.join(unknown)}; there are {', '.join(known)}")
-    return [known[key] for key in wanted] if wanted else list(WORKLOADS)
+    publish(console, report_of("main", chosen, results), is_quick=quick_run, is_partial=bool(only), strict=strict)
 
 
 if __name__ == "__main__":

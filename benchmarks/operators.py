@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from benchmarks import processors
+from benchmarks.nexmark_queries import QUERIES
 from state_runtime import aggregates, windows
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ Peer = Callable[["DataFrame"], "DataFrame"]
 
 def peer_operator(name: str, spark: SparkSession, schema: str, inbox: Path) -> tuple[DataFrame, str]:
     """Spark's operator over the files of a folder, and the output mode that its query needs."""
+    if name in QUERIES:
+        return QUERIES[name].peer(_read(spark, schema, inbox)), QUERIES[name].mode
     peer, _, output_mode = OPERATORS[name]
     return peer(_read(spark, schema, inbox)), output_mode
 
@@ -44,7 +47,8 @@ def our_operator(name: str, job: StreamingJob, schema: str, inbox: Path) -> Stre
 
     spark = SparkSession.getActiveSession()
     assert spark is not None, "the worker starts its session before the job"
-    return OPERATORS[name][1](job, _read(spark, schema, inbox))
+    ours = QUERIES[name].ours if name in QUERIES else OPERATORS[name][1]
+    return ours(job, _read(spark, schema, inbox))
 
 
 def _read(spark: SparkSession, schema: str, inbox: Path) -> DataFrame:

@@ -26,6 +26,7 @@ __all__ = [
     "RunningTotalsInPandas",
     "RunningTotalsVectorized",
     "Timeouts",
+    "TopBids",
     "TotalsByKind",
 ]
 
@@ -175,3 +176,24 @@ class RunningTotalsVectorized(VectorizedProcessor):
         }
         batch.update("totals", totals)
         return pa.table({"key": batch.keys["key"], **totals})
+
+
+class TopBids(StatefulProcessor):
+    """Row flavour: the ten highest prices of each auction, in one ValueState."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._top = handle.getValueState("top", "prices array<bigint>")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
+        """Merge the rows of one auction and emit its list."""
+        before = self._top.get()
+        prices = list(before[0]) if before else []
+        prices.extend(row.price for row in rows)
+        prices.sort(reverse=True)
+        del prices[10:]
+        self._top.update((prices,))
+        yield Row(auction=key[0], top=prices)
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""

@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks import nexmark_data
 from benchmarks.report import Target
 
 __all__ = ["WORKLOADS", "Turns", "Workload", "quick", "write_data"]
 
 Side = Literal["ours", "peer"]
 Information = Literal["checkpoint", "cpu"]
-Data = Literal["uniform", "distinct", "events", "repeats", "sides"]
+Data = Literal["uniform", "distinct", "events", "repeats", "sides", "nexmark"]
 SEED = 20130101
 FIRST_FILE_S = 1_700_000_000
 SCHEMAS: Mapping[Data, str] = {
@@ -30,6 +31,7 @@ SCHEMAS: Mapping[Data, str] = {
     "events": "key long, amount long, ts timestamp",
     "repeats": "key long, amount long, ts timestamp",
     "sides": "key long, amount long, ts timestamp, side int",
+    "nexmark": nexmark_data.SCHEMA,
 }
 REPEATED = 0.1
 """Share of the rows of the shape `repeats` that come again in the next batch."""
@@ -67,6 +69,7 @@ class Workload:
         compare: What must be equal in both engines after every batch. Spark counts the rows of its store, which are
             other things than ours for lists and timers.
         peer_reads: How often the peer's plan reads each row; its progress counts every time.
+        sink: Both engines write what they emit as Parquet files; else they drop it.
         peer_from: The workload whose peer this one is judged by, if it has none of its own: same data, same run.
     """
 
@@ -88,6 +91,7 @@ class Workload:
     compare: tuple[str, ...] = ("input_rows", "state_rows")
     peer_reads: int = 1
     peer_from: str = ""
+    sink: bool = False
 
     @property
     def schema(self) -> str:
@@ -209,12 +213,14 @@ def write_data(workload: Workload, folder: Path) -> list[Path]:
 
     The shapes: keys `uniform` over the key space; `distinct` keys of it; `events`, uniform keys with an event time, a batch
     being one second; `repeats`, new keys with an event time, of which some come again one batch later; `sides`, events of two
-    streams, told apart by `side`.
+    streams, told apart by `side`; `nexmark`, see :mod:`benchmarks.nexmark_data`.
 
     The same seed gives the same rows on every machine. Each file has two row groups, so that the read
     stage of both engines has two tasks. The file source orders by modification time, hence the files get times
     one second apart.
     """
+    if workload.data == "nexmark":
+        return nexmark_data.write_events(folder, workload.batches, workload.rows)
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([SEED, ord((workload.peer_from or workload.key)[0])])
     files: list[Path] = []

@@ -11,13 +11,18 @@ from typing import Final
 import typer
 
 from orchestration.commands import (
+    begin_here,
     convert,
     deleting,
+    drill,
     export,
     import_spark,
     jobs,
     materialize,
+    metrics,
+    migrating,
     moving,
+    plans,
     rollback,
     savepoints,
     snapshots,
@@ -61,7 +66,23 @@ def configured(context: typer.Context, verbose: VerboseOption = False) -> None:
 
 
 # In the order of the help: what people look for first comes first.
-for topic in (jobs, snapshots, materialize, convert, import_spark, export, deleting, moving, savepoints, rollback):
+for topic in (
+    begin_here,
+    jobs,
+    metrics,
+    snapshots,
+    materialize,
+    convert,
+    import_spark,
+    export,
+    deleting,
+    plans,
+    moving,
+    drill,
+    savepoints,
+    rollback,
+    migrating,
+):
     topic.register(app)
 
 

@@ -4,35 +4,168 @@
 folder or above it. After a change of the file's set of jobs, reload the code location.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import dagster as dg
 
+from assets.mount import Mount, Translator
+from assets.overview import overview_spec
 from assets.specs import build_asset_specs
-from orchestration.config.spec import Spec, load_spec
-from orchestration.jobs import build_driver_jobs, build_fold_jobs
-from orchestration.resources import STILLSTATE, StillstateResource
+from orchestration.config.spec import JobSpec, Spec, load_spec
+from orchestration.jobs import build_alive_check, build_driver_jobs, build_fold_jobs
+from orchestration.jobs.checks import build_checks
+from orchestration.jobs.deletions import build_deletion_jobs
+from orchestration.jobs.matches_check import build_matches_check
+from orchestration.jobs.materialize import build_spark_resource
+from orchestration.jobs.migrate import build_migrate_job
+from orchestration.jobs.savepoints import build_savepoint_job
+from orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job
+from orchestration.jobs.upkeep import UpkeepJob
+from orchestration.jobs.verification import build_drill_job, build_verify_job
+from orchestration.resources import StillstateResource
 from orchestration.sensors import build_materialization_sensor, build_progress_sensor, build_recovery_sensor
+from orchestration.sensors.checks import build_checks_sensor
+from orchestration.sensors.desired_state import build_desired_state_sensor
+from orchestration.sensors.failures import build_failures_sensor
+from orchestration.upkeep.checks import limits_of
 
 __all__ = ["build_definitions", "defs"]
 
 
-def build_definitions(spec: Spec, stillstate: StillstateResource | None = None) -> dg.Definitions:
-    """Definitions for one configuration; `stillstate` replaces the resource in tests."""
-    resource = stillstate or StillstateResource(config_file=str(spec.file))
-    jobs = {name: build_driver_jobs(job, resource) for name, job in spec.jobs.items()}
-    folds = {name: build_fold_jobs(job) for name, job in spec.jobs.items()}
-    names = list(jobs)
-    return dg.Definitions(
-        assets=[*build_asset_specs(spec.jobs.values()), *(fold.asset for fold in folds.values())],
-        asset_checks=[fold.check for fold in folds.values()],
-        jobs=[*(d for job in jobs.values() for d in job.all()), *(fold.job for fold in folds.values())],
-        schedules=[fold.schedule for fold in folds.values() if fold.schedule is not None],
-        sensors=[
-            build_progress_sensor(names),
-            build_recovery_sensor(names, {name: job.recover for name, job in jobs.items()}),
-            build_materialization_sensor(names, {name: fold.job for name, fold in folds.items()}),
-        ],
-        resources={STILLSTATE: resource, **{key: r for fold in folds.values() for key, r in fold.resources.items()}},
+def build_definitions(
+    file: Spec | Path | str,
+    stillstate: StillstateResource | None = None,
+    *,
+    key_prefix: Sequence[str] | str = (),
+    group: str | None = None,
+    translator: Translator | None = None,
+) -> dg.Definitions:
+    """Everything that one configuration declares: assets, checks, jobs, schedules, sensors and the resource.
+
+    For a code location of your own, `dg.Definitions.merge` puts it beside your definitions and other files; with
+    prefixes that differ no names meet, and streams of one name do not hold each other's places among runs.
+
+    Args:
+        file: `stillstate.yaml`, or what was read of it.
+        stillstate: replaces the resource in tests.
+        key_prefix: before every asset key, and before the names of jobs, schedules, sensors and resources (with `_`).
+        group: of all assets; absent: one for each stream.
+        translator: gets each asset, and returns it with what it is to show; it may not change the key.
+
+    Raises:
+        InvalidConfiguration: every problem of the file; a prefix that Dagster's names cannot have; a translator that
+            changes a key.
+    """
+    spec = file if isinstance(file, Spec) else load_spec(file)
+    mount = Mount(
+        # A word is a sequence too: of letters.
+        key_prefix=(key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix),
+        group=group,
+        translator=translator,
+        is_shared=spec.dagster.is_shared(len(spec.jobs)),
     )
+    resource = stillstate or StillstateResource(config_file=str(spec.file))
+    made = _shared(mount, spec, resource) if mount.is_shared else _per_job(mount, spec, resource)
+    names = list(spec.jobs)
+    limits = {name: limits_of(job) for name, job in spec.jobs.items() if limits_of(job)}
+    return dg.Definitions(
+        assets=[overview_spec(mount, len(names)), *build_asset_specs(mount, spec.jobs.values()), *made.assets],
+        asset_checks=made.checks,
+        jobs=[*made.drivers, *made.folds, *made.upkeep],
+        schedules=made.schedules,
+        sensors=[
+            build_progress_sensor(mount, names),
+            build_recovery_sensor(mount, names, made.recover),
+            build_desired_state_sensor(mount, names, made.migrate),
+            build_materialization_sensor(mount, names, made.folds, made.fold_op),
+            build_checks_sensor(mount, limits),
+            *([build_failures_sensor(mount, list(spec.jobs.values()))] if spec.notify is not None else []),
+        ],
+        resources={mount.resource: resource, mount.spark: build_spark_resource()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What Dagster runs.
+
+    Attributes:
+        recover, migrate: the job that recovers a stream, and the one that migrates it, by the stream's name.
+        fold_op: which is told the stream to fold, where one job folds all.
+    """
+
+    drivers: Sequence[dg.JobDefinition]
+    recover: Mapping[str, dg.JobDefinition]
+    migrate: Mapping[str, dg.JobDefinition]
+    folds: Sequence[Any]  # asset jobs are resolved by `Definitions`; Dagster does not export the class
+    fold_op: str
+    upkeep: Sequence[Any]
+    assets: Sequence[dg.AssetsDefinition]
+    checks: Sequence[dg.AssetChecksDefinition]
+    schedules: Sequence[dg.ScheduleDefinition]
+
+
+def _shared(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
+    """One job for each kind of work."""
+    made = build_shared_jobs(mount, list(spec.jobs.values()), resource)
+    migrate = build_shared_migrate_job(mount, list(spec.jobs.values()), resource)
+    return _Made(
+        drivers=[*made.drivers.all(), migrate],
+        recover=dict.fromkeys(spec.jobs, made.drivers.recover),
+        migrate=dict.fromkeys(spec.jobs, migrate),
+        folds=[made.fold],
+        fold_op=made.fold_op,
+        upkeep=made.upkeep,
+        assets=made.assets,
+        checks=made.checks,
+        schedules=made.schedules,
+    )
+
+
+def _per_job(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
+    """Jobs for each stream."""
+    jobs = list(spec.jobs.values())
+    drivers = {job.name: build_driver_jobs(mount, job, resource) for job in jobs}
+    migrate = {job.name: build_migrate_job(mount, job, resource) for job in jobs}
+    folds = [build_fold_jobs(mount, job) for job in jobs]
+    upkeep = [u for job in jobs for u in _upkeep(mount, job)]
+    return _Made(
+        drivers=[
+            *(d for made in drivers.values() for d in made.all()),
+            *migrate.values(),
+        ],
+        recover={name: made.recover for name, made in drivers.items()},
+        migrate=migrate,
+        folds=[fold.job for fold in folds],
+        fold_op="",
+        upkeep=[u.job for u in upkeep],
+        assets=[*(fold.asset for fold in folds), *(a for u in upkeep for a in u.assets)],
+        checks=[
+            *(build_alive_check(mount, job) for job in jobs),
+            *(build_matches_check(mount, job) for job in jobs),
+            *(fold.check for fold in folds),
+            *(c for u in upkeep for c in u.checks),
+            *(made for job in jobs if (made := build_checks(mount, job)) is not None),
+        ],
+        schedules=[
+            *(fold.schedule for fold in folds if fold.schedule is not None),
+            *(schedule for u in upkeep for schedule in u.schedules),
+        ],
+    )
+
+
+def _upkeep(mount: Mount, job: JobSpec) -> list[UpkeepJob]:
+    """What is done for a job beside its stream."""
+    return [
+        build_savepoint_job(mount, job),
+        build_deletion_jobs(mount, job, "retention"),
+        build_deletion_jobs(mount, job, "gc"),
+        build_verify_job(mount, job),
+        build_drill_job(mount, job),
+    ]
 
 
 @dg.definitions

@@ -1,46 +1,117 @@
 """The one Dagster resource: the configuration file, and what is opened from it."""
 
-from typing import Final
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import dagster as dg
 
+from orchestration.config.home import home_of
 from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.launchers import Launcher, build_launcher
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import HOUSE, Lookout
+from orchestration.looking.watch import Seen, watch, watch_looks
 from orchestration.recovery.observe import Observation, observe
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
-__all__ = ["STILLSTATE", "StillstateResource"]
+__all__ = ["Seen", "StillstateResource"]
 
-STILLSTATE: Final = "stillstate"
+T = TypeVar("T")
 
 
 class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # Dagster's own docs leave it bare
     """Jobs, stores and launchers of one `stillstate.yaml`.
 
     Only the file's name is Dagster configuration, so that no secret can show in the UI; the file is read where it
-    is needed. Tests replace `launcher` and `clock` in a subclass.
+    is needed. Tests replace `launcher`, `clock`, `poll` and `lookout` in a subclass.
     """
 
     config_file: str
 
     def spec(self) -> Spec:
         """The configuration as it is now on disk; see `load_spec` for what it raises."""
-        return load_spec(self.config_file)
+        return _loaded(self.config_file)
 
     def clock(self) -> Clock:
         """What tells the time."""
         return SYSTEM_CLOCK
+
+    def poll(self) -> Callable[[float], object] | None:
+        """What waits between two looks of a run at a store; None: the clock on the wall."""
+        return None
+
+    def lookout(self) -> Lookout:
+        """What looks at stores for sensors."""
+        return HOUSE
 
     def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
         """What starts and stops the job's driver."""
         return build_launcher(spec, job)
 
     def catalog(self, job: JobSpec) -> Catalog:
-        """The job's snapshots."""
+        """The job's snapshots, for a run: a slow store is waited for."""
+        job = home_of(job)
         return Catalog(open_store(job.store, job.storage_options), job.name, self.clock())
 
     def observe(self, spec: Spec, job: JobSpec) -> Observation:
-        """The newest run and how it is, as of now."""
+        """The newest run and how it is, as of now, for a run; a sensor calls `look`."""
         return observe(job, self.catalog(job), self.launcher(spec, job), self.clock())
+
+    def look(self, spec: Spec, jobs: Sequence[str], start: str | None = None) -> Seen[Look]:
+        """One look at each job, side by side: each within its time, all within the tick's.
+
+        Args:
+            start: the job to begin with.
+        """
+        return watch_looks(spec, jobs, self.launcher, lookout=self.lookout(), clock=self.clock(), start=start)
+
+    def read(
+        self,
+        spec: Spec,
+        jobs: Sequence[str],
+        what: str,
+        read: Callable[[JobSpec, Catalog], T],
+        *,
+        start: str | None = None,
+        budget_s: float | None = None,
+        is_shared: bool = False,
+    ) -> Seen[T]:
+        """Read something of each job's store as `look` does; nothing else in a sensor may ask a store.
+
+        Args:
+            what: names it; what has the same name at the same time is read once.
+            read: called in a thread of its own; the catalog's store does not wait long.
+            budget_s: what is left of the tick's; absent: all.
+            is_shared: it is the same for whoever asks.
+        """
+        return watch(
+            spec,
+            jobs,
+            what,
+            read,
+            lookout=self.lookout(),
+            clock=self.clock(),
+            start=start,
+            budget_s=budget_s,
+            is_shared=is_shared,
+        )
+
+
+_LOADED: dict[str, tuple[tuple[int, int, int, int], Spec]] = {}
+"""By file. Two hundred jobs take half a second to check, and three sensors ask every few seconds."""
+
+
+def _loaded(file: str) -> Spec:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return load_spec(file)  # which says what is wrong
+    # Its variables come from the environment.
+    version = (found.st_ino, found.st_mtime_ns, found.st_size, hash(frozenset(os.environ.items())))
+    known = _LOADED.get(file)
+    if known is None or known[0] != version:
+        known = _LOADED[file] = version, load_spec(file)
+    return known[1]

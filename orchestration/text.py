@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from urllib.parse import urlsplit, urlunsplit
 
-__all__ = ["bytes_text", "count_text", "duration_text", "redacted_location", "time_text"]
+__all__ = ["age_text", "bytes_text", "count_text", "duration_text", "redacted_location", "time_text"]
 
 
 def count_text(value: float) -> str:
@@ -31,6 +31,15 @@ def duration_text(seconds: float) -> str:
     for size, unit, smaller_size, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller_size} {smaller}"
+    return f"{whole} s"
+
+
+def age_text(seconds: float) -> str:
+    """`9 s`, `4 min`, `2 h`, `5 d`: for a column, where whoever needs the seconds looks elsewhere."""
+    whole = int(seconds)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if whole >= size:
+            return f"{whole // size} {unit}"
     return f"{whole} s"
 
 

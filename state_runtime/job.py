@@ -19,7 +19,7 @@ from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.beginning import Beginning, StartFrom
-from state_runtime.driver.run import JobRun, RunResult
+from state_runtime.driver.run import BY_HAND, JobRun, RunResult, StartedBy
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.pipeline.compile import Step, TransformStep, WriteStep
 from state_runtime.pipeline.operators import (
@@ -44,6 +44,7 @@ from state_runtime.store import open_store
 
 __all__ = ["JobContext", "KeyedStream", "RunResult", "StartFrom", "Stream", "StreamingJob"]
 
+_JOINS = {"left": "left-outer", "leftouter": "left-outer", "left_outer": "left-outer"}
 _TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
 
 
@@ -140,8 +141,9 @@ class StreamingJob:
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
         start_from: StartFrom | None = None,
-        from_snapshot: int | None = None,
+        from_snapshot: int | str | None = None,
         on_copy: Callable[[CopyProgress], None] | None = None,
+        started_by: StartedBy = BY_HAND,
     ) -> RunResult:
         """Run until the source ends, someone asks to stop, or an error.
 
@@ -162,9 +164,10 @@ class StreamingJob:
             start_from: where a job without a snapshot begins: at one of another job, a savepoint, or a copy of either,
                 in any store. Parallelism, backend, changelog and states may be others than there. A job with snapshots
                 goes on from its own, and refuses any place but the one that it began with.
-            from_snapshot: id of an older snapshot of this job to go back to. Output that was published since then
-                stays, and what comes again has higher epoch numbers.
+            from_snapshot: an older snapshot of this job to go back to: its id, or the name of a savepoint. Output that
+                was published since then stays, and what comes again has higher epoch numbers.
             on_copy: called while what `start_from` names is copied.
+            started_by: why the run is started, if not by a person, and with which settings; its heartbeat says so.
 
         Raises:
             SnapshotInUse: the job's root, or what it is to start from, is another job's by now.
@@ -184,7 +187,7 @@ class StreamingJob:
             ids=self._ids,
             on_copy=on_copy,
         )
-        return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning, take_output)
+        return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning, take_output, started_by)
 
 
 class _Chain:
@@ -236,10 +239,12 @@ class Stream:
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
 
-        It must read its whole input: `limit` and the like are refused when the epoch ends. And it must give the same
-        rows when it is run again: Spark repeats tasks, so with random numbers or the time of day state and output
-        could disagree. A warning names columns that Spark knows to be so when the job starts; what a Python function
-        does is not seen.
+        It sees one epoch at a time. `groupBy` sums up an epoch's rows, which is fine before an operator that goes on
+        summing; `orderBy`, `distinct` and window functions say something about one epoch only, and the job warns of
+        them. It must read its whole input: a `limit` that stops reading is refused when the epoch ends. And it must
+        give the same rows when it is run again: Spark repeats tasks, so with random numbers or the time of day state
+        and output could disagree. A warning names columns that Spark knows to be so when the job starts; what a Python
+        function does is not seen.
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
@@ -509,7 +514,8 @@ class KeyedStream:
             right: the second stream, as for `read`.
             lower, upper: durations, may be negative: "-5 minutes".
             right_keys: its key columns, if they have other names.
-            how: "inner", or "left-outer": a left row without a match is emitted with nulls when none can come any more.
+            how: "inner", or "left-outer", also as Spark spells it ("left", "leftouter", "left_outer"): a left row
+                without a match is emitted with nulls when none can come any more.
 
         Example:
             job.read(views).key_by("ad").interval_join(clicks, lower="0 seconds", upper="10 minutes", uid="clicked")
@@ -526,7 +532,7 @@ class KeyedStream:
                 f"operator {uid!r}: {len(self._keys)} keys on the left, {len(streams.right_keys)} on the right"
             )
         range_us = parse_duration_us(lower), parse_duration_us(upper)
-        step = IntervalJoinStep(uid, self._keys, streams, *range_us, how.lower().replace("_", "-"))
+        step = IntervalJoinStep(uid, self._keys, streams, *range_us, _JOINS.get(how.lower(), how.lower()))
         return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def _processor(

@@ -18,14 +18,25 @@ PACKAGES = ("state_runtime", "assets", "orchestration")
 
 FLOORS = (
     # What a person or Dagster calls.
+    "orchestration",
+    "orchestration/component",
     "orchestration/definitions",
+    "orchestration/submitted",
     "orchestration/cli",
+    "orchestration/supervisor",
     "orchestration/commands",
     "orchestration/sensors",
+    "orchestration/jobs/shared",
     "orchestration/jobs",
     "assets",
     "orchestration/resources",
+    "orchestration/metrics",
+    "orchestration/looking",
+    "orchestration/notify",
     "orchestration/show",
+    "orchestration/starter",
+    "orchestration/upkeep",
+    "orchestration/migration",
     "orchestration/running",
     "orchestration/folding",
     "orchestration/recovery",
@@ -33,7 +44,6 @@ FLOORS = (
     "orchestration/config",
     "orchestration/run_phases",
     "orchestration/text",
-    "orchestration",
     # What runs a job and keeps its snapshots.
     "state_runtime",
     "state_runtime/job",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROW = re.compile(r"\| ([BFS]?\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|\Z")
+ROW = re.compile(r"\| ([BDFMS]?\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|\Z")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 ROWS = [found for line in (ROOT / "docs/faults.md").read_text().splitlines() if (found := ROW.match(line))]
 
@@ -22,11 +22,15 @@ def names_in(path: str) -> frozenset[str]:
 
 
 def test_all_72_rows_and_flinks_21_are_there_in_order() -> None:
-    ours = [row[1] for row in ROWS if row[1][0] not in "BS"]
+    ours = [row[1] for row in ROWS if row[1][0] not in "BDMS"]
     assert ours == [*map(str, range(1, 73)), *(f"F{n}" for n in range(1, 22))]
 
 
-@pytest.mark.parametrize(("letter", "least"), [("S", 7), ("B", 1)], ids=["sources", "beginnings"])
+@pytest.mark.parametrize(
+    ("letter", "least"),
+    [("S", 7), ("B", 1), ("D", 5), ("M", 8)],
+    ids=["sources", "beginnings", "watching", "migrations"],
+)
 def test_the_rows_of_a_topic_are_there_in_order(letter: str, least: int) -> None:
     found = [row[1] for row in ROWS if row[1][0] == letter]
     assert len(found) >= least

@@ -197,7 +197,9 @@ def test_the_runtime_knows_nothing_of_dagster(file: Path) -> None:
 @every([file for file in FILES if name_of(file).startswith("assets/")])
 def test_assets_are_built_from_the_configuration_and_numbers_alone(file: Path) -> None:
     """What exists is said without looking at how anything is done."""
-    allowed = ("orchestration.config", "orchestration.text", "orchestration.folding", "assets", "state_runtime")
+    pure = ("orchestration.config", "orchestration.text", "orchestration.folding", "orchestration.looking")
+    judged = ("orchestration.recovery.alive", "orchestration.migration.desired")
+    allowed = (*pure, *judged, "assets", "state_runtime")
     ours = [m for m, _ in imports(parsed(file.read_text())) if m.startswith(("orchestration", "assets"))]
     assert not [module for module in ours if not module.startswith(allowed)]
 
@@ -363,6 +365,45 @@ def test_every_path_that_a_text_names_exists(file: Path) -> None:
     assert not {path for path in PATH_IN_TEXT.findall(file.read_text()) if path not in ends}
 
 
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
+
+
+def anchors(file: Path) -> set[str]:
+    """The headings of a document, as a link names them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", file.read_text()))
+    return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(file: Path, text: str) -> list[str]:
+    """Links of a document to files, pictures and headings that are not there."""
+    found = []
+    for path, heading in LINK.findall(text):
+        target = (file.parent / path).resolve() if path else file
+        if not target.exists() or (heading and heading not in anchors(target)):
+            found.append(path + heading)
+    return found
+
+
+@every(documents())
+def test_every_link_of_a_document_arrives(file: Path) -> None:
+    """Somebody follows it at night; and a picture that is not there says nothing."""
+    assert broken_links(file, file.read_text()) == []
+
+
+def test_links_that_lead_nowhere_are_found() -> None:
+    """A rule that cannot fail protects nothing."""
+    text = "[a](operations.md#settings) ![b](images/none.png) [c](#no-such) [d](nowhere.md) [e](https://x.org/#y)"
+    assert broken_links(ROOT / "docs" / "guide.md", text) == ["images/none.png", "#no-such", "nowhere.md"]
+
+
+def test_every_picture_of_the_documents_is_shown_and_small() -> None:
+    """What nobody shows is forgotten when it is taken anew."""
+    pictures = sorted((ROOT / "docs" / "images").iterdir())
+    shown = "".join(file.read_text() for file in documents())
+    assert not [picture.name for picture in pictures if f"images/{picture.name})" not in shown]
+    assert not {picture.name: picture.stat().st_size for picture in pictures if picture.stat().st_size >= 200_000}
+
+
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
     """Who looks for what to catch reads the docstring."""
     drawn = dict(error_tree(errors.__doc__ or ""))
@@ -482,6 +523,7 @@ def test_every_rule_finds_what_it_forbids(rule: Callable[[Path], None]) -> None:
     """A rule that cannot fail protects nothing."""
     file = ROOT / "state_runtime" / "not_there.py"
     body = BROKEN[rule]
+    wide_classes()  # kept from its first call on: it must not be made of the broken text
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self: body)
         with pytest.raises(AssertionError):

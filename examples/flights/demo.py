@@ -98,17 +98,21 @@ def what_to_look_at(stack: Stack) -> str:
   {url}/assets/{JOB}/checkpoints
       the checkpoints; Metadata → Plots shows durations, bytes and rows
   {url}/automation
-      the two sensors: progress and recovery
+      the sensors: progress, recovery, materialization
   {url}/runs
       starts, stops and recoveries
 
-Kill the driver, and watch the recovery sensor bring it back:
-  kill -9 $(pgrep -f 'orchestration.cli run {JOB}')
+Kill the driver, and watch it come back: the line "try" below has the command, with the number of its process.
 Ask the command line, in another terminal:
-  {where}stillstate jobs --config {_short(CONFIG)}
+  {where}{_program("stillstate")} jobs --config {_short(CONFIG)}
 
 [bold]Ctrl-C stops everything.[/]
 """
+
+
+def _program(name: str) -> Path:
+    """One of this environment's programs, as a shell outside of it can call it."""
+    return _short(Path(sys.executable).with_name(name))
 
 
 def _short(path: Path) -> Path:
@@ -127,6 +131,8 @@ def status_table(stack: Stack, catalog: Catalog, progress: ProgressReader) -> Ta
         table.add_row("job", "not started")
         return table
     age_s = status.age_s(SYSTEM_CLOCK.now_ms())
+    if status.state == "running":
+        table.add_row("try", f"kill -9 {status.pid}")
     table.add_row("job", f"{status.state}, run {status.term}, process {status.pid}, heartbeat {age_s:.1f} s ago")
     table.add_row(
         "done",
@@ -140,7 +146,7 @@ def status_table(stack: Stack, catalog: Catalog, progress: ProgressReader) -> Ta
     )
     if progress.flights >= FLIGHTS_2013:
         table.add_row("", "[green]The year is over.[/] Compare the result with a recomputation (after Ctrl-C):")
-        table.add_row("", f"  python -m examples.flights.oracle --year {_short(stack.year)} \\")
+        table.add_row("", f"  {_program('python')} -m examples.flights.oracle --year {_short(stack.year)} \\")
         table.add_row("", f"    --legs {_short(stack.legs)} --by-carrier {_short(stack.by_carrier)}")
     return table
 

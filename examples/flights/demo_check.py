@@ -26,6 +26,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from assets.metadata import DATA_VERSION_TAG
 from examples.flights import oracle
 from examples.flights.data import FLIGHTS_2013, FlightsChanged, FlightsMissing
 from examples.flights.demo import ProgressReader
@@ -40,13 +41,14 @@ from examples.flights.stack import (
     START_JOB,
     STOP_JOB,
     DagsterRefused,
+    Materialization,
     NotADemoFolder,
     Stack,
     WaitedTooLong,
     wait_for,
 )
 from orchestration.jobs.tags import ACTION_TAG, JOB_TAG, TERM_TAG
-from orchestration.launchers.local import process_of
+from orchestration.launchers.processes import process_of
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
@@ -284,23 +286,20 @@ class Checker:
         self._list.holds("exactly one recovery run per failure", ok, found)
 
     def _checkpoints_are_in_dagster(self) -> None:
-        wanted = self._progress.checkpoint_ids
+        newest = max(self._progress.checkpoint_ids)
 
-        def published() -> dict[int, frozenset[str]] | None:
-            found = {
-                int(event.numbers["snapshot_id"]): frozenset(event.numbers)
-                for event in self._stack.dagster.materializations((JOB, "checkpoints"))
-                if "snapshot_id" in event.numbers
-            }
-            return found if found.keys() >= wanted else None
+        def published() -> list[Materialization] | None:
+            found = self._stack.dagster.materializations((JOB, "checkpoints"))
+            return found if found and int(found[0].tags[DATA_VERSION_TAG]) == newest else None
 
-        names = wait_for("all checkpoints to be materializations in Dagster", published, _SENSOR_S, poll_s=1)
-        numbers = frozenset.intersection(*names.values())
-        needed = {"duration_s", "segment_bytes", "input_rows", "state_rows", "log_bytes"}
+        events = wait_for("the newest checkpoint to be a materialization in Dagster", published, _SENSOR_S, poll_s=1)
+        numbers = frozenset.intersection(*(frozenset(event.numbers) for event in events))
+        needed = {"epoch_p50_s", "interval_log_bytes", "interval_input_rows", "state_rows", "log_bytes"}
+        versions = [event.tags[DATA_VERSION_TAG] for event in events]
         self._list.holds(
-            "every checkpoint is a materialization in Dagster, with its numbers",
-            names.keys() == wanted and needed <= numbers,
-            f"{len(names)} materializations, each with {len(numbers)} numbers",
+            "every interval is one materialization in Dagster, with its numbers",
+            len(set(versions)) == len(versions) and needed <= numbers,
+            f"{len(events)} materializations, each with {len(numbers)} numbers",
         )
 
     def _take_screenshots(self, folder: Path) -> None:

@@ -38,6 +38,7 @@ from examples.flights.data import year_parquet
 from examples.flights.replay import DAYS_IN_YEAR
 from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.launchers import build_launcher
+from orchestration.starter import instance_settings
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -100,10 +101,11 @@ class DagsterRun:
 
 @dataclass(frozen=True)
 class Materialization:
-    """One materialization of an asset: its numbers by name, and the run that made it ("" for none)."""
+    """One materialization of an asset: its numbers by name, its tags, and the run that made it ("" for none)."""
 
     run_id: str
     numbers: Mapping[str, float]
+    tags: Mapping[str, str]
 
 
 class Dagster:
@@ -227,6 +229,7 @@ class Dagster:
                     for entry in event["metadataEntries"]
                     if entry.get("intValue") is not None or entry.get("floatValue") is not None
                 },
+                tags={tag["key"]: tag["value"] for tag in event["tags"]},
             )
             for event in asset["assetMaterializations"]
         ]
@@ -254,7 +257,7 @@ query ($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
 """
 _ASSET_QUERY: Final = """
 query ($path: [String!]!, $limit: Int!) { assetOrError(assetKey: {path: $path}) { __typename
-    ... on Asset { assetMaterializations(limit: $limit) { runId metadataEntries { label
+    ... on Asset { assetMaterializations(limit: $limit) { tags { key value } runId metadataEntries { label
         ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } } } } } }
 """
 
@@ -421,7 +424,7 @@ def _prepare(work: Path, *, fresh: bool) -> None:
     for name in ("dagster", "inbox", "logs"):
         (work / name).mkdir(parents=True, exist_ok=True)
     marker.touch()
-    shutil.copyfile(ROOT / "dagster.yaml", work / "dagster" / "dagster.yaml")
+    (work / "dagster" / "dagster.yaml").write_text(instance_settings())
 
 
 def free_port(preferred: int = 0) -> int:

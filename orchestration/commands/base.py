@@ -124,9 +124,11 @@ def job_or_only(spec: Spec, name: str | None) -> JobSpec:
 
 
 def catalog_of(job: JobSpec) -> Catalog:
+    from orchestration.config.home import home_of
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.store import open_store
 
+    job = home_of(job)
     return Catalog(open_store(job.store, job.storage_options), job.name)
 
 

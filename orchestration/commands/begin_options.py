@@ -56,13 +56,12 @@ ClaimOption = Annotated[
     ),
 ]
 FromSnapshotOption = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--from-snapshot",
-        metavar="ID",
-        min=1,
-        help="Go back to an older snapshot of this job. Output written since then stays; rows that are processed again "
-        "appear in it again, under higher epoch numbers.",
+        metavar="ID|NAME",
+        help="Go back to an older snapshot of this job, or to a savepoint, as `stillstate snapshots` names it. Output "
+        "written since then stays; rows that are processed again appear in it again, under higher epoch numbers.",
         show_default=False,
     ),
 ]
@@ -88,8 +87,10 @@ class BeginOptions:
             InvalidConfiguration: the options contradict each other.
         """
         from orchestration.config.begin_at import BeginAt
+        from state_runtime.snapshot.locate import own_restore_point
 
-        return BeginAt(self.place, self.claim, self.from_snapshot)
+        wanted = own_restore_point(self.from_snapshot) if self.from_snapshot is not None else None
+        return BeginAt(self.place, self.claim, wanted)
 
 
 def with_begin_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""`stillstate delete`, `retention`, `gc`, `pin`, `unpin` and `pins`: what ends snapshots, and what keeps them."""
+"""`stillstate delete`, `pin`, `unpin` and `pins`: what ends a snapshot, and what keeps it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,57 +16,24 @@ from orchestration.commands.base import (
     JsonOption,
     OptionalJob,
     catalog_of,
-    console,
     guarded,
     job_or_only,
     print_json,
     print_table,
 )
-from orchestration.commands.kept_plans import find_plan, keep_plan
-from orchestration.config.spec import load_spec, to_policy
+from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.durations import parse_duration_s
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
 from state_runtime.base.ids import SYSTEM_IDS
 
 if TYPE_CHECKING:
-    from state_runtime.base.settings import RetentionPolicy
     from state_runtime.maintenance.delete.snapshots import Deleted
     from state_runtime.store import Store
 
 __all__ = ["register"]
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-PlanArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB|PLAN", help="A job, whose newest plan is meant, or a file of `plan --out`.", show_default=False
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FILE",
-        help="Also write the plan to this file, for `apply` elsewhere.",
-        show_default=False,
-    ),
-]
-CountOption = typer.Option(min=1, show_default=False)
-
-retention_app = typer.Typer(
-    no_args_is_help=True,
-    help="Keep snapshots by rules: plan, look, apply.",
-    epilog="Example: stillstate retention plan flights --keep-last 10, then: stillstate retention apply flights",
-    rich_markup_mode=None,
-)
-gc_app = typer.Typer(
-    no_args_is_help=True,
-    help="Collect what nothing needs: plan, look, apply.",
-    epilog="Example: stillstate gc plan flights, then: stillstate gc apply flights",
-    rich_markup_mode=None,
-)
 
 
 def _root(job: str, config: Path | None) -> Store:
@@ -212,182 +179,6 @@ def _exit(code: int) -> None:
         raise typer.Exit(code)
 
 
-# --- retention -------------------------------------------------------------------------------------------------------
-
-
-@retention_app.command("plan", epilog="Example: stillstate retention plan flights --keep-last 10 --keep-daily 7")
-@guarded
-def retention_plan(
-    job: JobArgument,
-    keep_last: Annotated[int | None, CountOption] = None,
-    keep_within: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="For example 6h or 7d.", show_default=False)
-    ] = None,
-    keep_hourly: Annotated[int | None, CountOption] = None,
-    keep_daily: Annotated[int | None, CountOption] = None,
-    keep_weekly: Annotated[int | None, CountOption] = None,
-    keep_monthly: Annotated[int | None, CountOption] = None,
-    keep_yearly: Annotated[int | None, CountOption] = None,
-    keep_tag: Annotated[list[str] | None, typer.Option(help="Savepoints with this tag.", show_default=False)] = None,
-    max_age: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Evict what is older.", show_default=False)
-    ] = None,
-    max_count: Annotated[int | None, CountOption] = None,
-    max_share: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Refuse a plan that deletes a larger share.", show_default=False),
-    ] = None,
-    out: OutOption = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show which snapshots the rules keep and why, and which would be deleted. Only looks.
-
-    Without a rule here, those of the job's `retention` section count. Windows are measured from the newest snapshot,
-    and the newest is always kept, as is whatever somebody needs.
-    """
-    from orchestration.show.deletions import retention_json, retention_table
-    from state_runtime.base.settings import RetentionPolicy
-    from state_runtime.maintenance.retention.apply import make_retention_plan
-    from state_runtime.maintenance.retention.plan import write_retention_plan
-
-    spec = load_spec(config).job(job)
-    given: dict[str, Any] = {
-        "keep_last": keep_last,
-        "keep_within_s": parse_duration_s(keep_within) if keep_within is not None else None,
-        "keep_hourly": keep_hourly,
-        "keep_daily": keep_daily,
-        "keep_weekly": keep_weekly,
-        "keep_monthly": keep_monthly,
-        "keep_yearly": keep_yearly,
-        "keep_tags": tuple(keep_tag or ()),
-        "max_age_s": parse_duration_s(max_age) if max_age is not None else None,
-        "max_count": max_count,
-    }
-    policy: RetentionPolicy = RetentionPolicy(**given) if any(given.values()) else to_policy(spec)
-    plan = make_retention_plan(
-        _root(job, config),
-        policy,
-        clock=SYSTEM_CLOCK,
-        share_max=spec.retention.deleted_share_max if max_share is None else max_share,
-    )
-    said = keep_plan(spec, "retention", lambda file: write_retention_plan(file, plan), out)
-    if as_json:
-        print_json(retention_json(plan))
-    else:
-        print_table(retention_table(plan))
-        print(said)
-
-
-@retention_app.command("apply", epilog="Example: stillstate retention apply flights")
-@guarded
-def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Execute a job's newest plan of retention, or one in a file. Refused if it is stale: of another job, old, or if it
-    would delete what is to be kept now."""
-    from orchestration.show.deletions import exit_code_of, show_failures
-    from orchestration.show.progress import count_bar
-    from orchestration.text import bytes_text, count_text
-    from state_runtime.maintenance.retention.apply import apply_retention
-    from state_runtime.maintenance.retention.plan import read_retention_plan
-
-    found = find_plan(plan_file, config, "retention")
-    plan = read_retention_plan(found.file)
-    job = plan.made.job
-    found.check_job(job)
-    with count_bar(f"retention of {job}", "objects") as on_progress:
-        done = apply_retention(
-            _root(job, config), plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress
-        )
-    found.executed()
-    if as_json:
-        print_json({"job": job, **dataclasses.asdict(done)})
-    else:
-        print(
-            f"{job}: deleted {count_text(len(done.snapshot_ids))} snapshots and {len(done.savepoints)} savepoints, "
-            f"{count_text(done.objects)} objects, {bytes_text(done.bytes)}"
-        )
-        show_failures(done.failures, done.kept)
-    _exit(exit_code_of(done.failures, done.kept))
-
-
-# --- garbage collection ----------------------------------------------------------------------------------------------
-
-
-@gc_app.command("plan", epilog="Example: stillstate gc plan flights")
-@guarded
-def gc_plan(
-    job: JobArgument,
-    min_age: Annotated[str, typer.Option(metavar="DURATION", help="Nothing younger is touched.")] = "24h",
-    unsafe_min_age: Annotated[
-        bool, typer.Option("--unsafe-min-age", help="Allow less than an hour: for a store whose clock never jumps.")
-    ] = False,
-    out: OutOption = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Find what nothing needs: objects without a snapshot, deletions that were cut short, what expired. Only looks.
-
-    A job may run meanwhile. Refused if anything that is needed is missing or cannot be read: then nothing is garbage.
-    """
-    from orchestration.show.deletions import gc_json, gc_tables
-    from orchestration.show.progress import count_bar
-    from state_runtime.maintenance.gc.collect import plan_gc
-    from state_runtime.maintenance.gc.plan import write_gc_plan
-
-    spec = load_spec(config).job(job)
-    with count_bar(f"list {job}", "objects") as on_listed:
-        plan = plan_gc(
-            _root(job, config),
-            clock=SYSTEM_CLOCK,
-            min_age_s=parse_duration_s(min_age),
-            failed_ttl_s=spec.retention.failed_ttl_s,
-            unsafe_min_age=unsafe_min_age,
-            on_listed=on_listed,
-        )
-    said = keep_plan(spec, "gc", lambda file: write_gc_plan(file, plan), out)
-    if as_json:
-        print_json(gc_json(plan))
-        return
-    for part in gc_tables(plan):
-        if isinstance(part, str):
-            console().print(part, markup=False, highlight=False)
-        else:
-            print_table(part)
-    print(said)
-
-
-@gc_app.command("apply", epilog="Example: stillstate gc apply flights")
-@guarded
-def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Look again, and delete what is in the plan and still garbage. Safe beside a running job, and twice at once."""
-    from orchestration.show.deletions import exit_code_of, show_failures
-    from orchestration.show.progress import count_bar
-    from orchestration.text import bytes_text, count_text
-    from state_runtime.maintenance.gc.collect import apply_gc
-    from state_runtime.maintenance.gc.plan import read_gc_plan
-
-    found = find_plan(plan_file, config, "gc")
-    plan = read_gc_plan(found.file)
-    job = plan.made.job
-    found.check_job(job)
-    with count_bar(f"collect {job}", "objects") as on_progress:
-        done = apply_gc(
-            _root(job, config), plan, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, owner=_owner(), on_progress=on_progress
-        )
-    found.executed()
-    if as_json:
-        print_json({"job": job, **dataclasses.asdict(done)})
-    else:
-        kinds = ", ".join(f"{count_text(n)} {kind}" for kind, n in sorted(done.objects.items())) or "nothing"
-        print(f"{job}: deleted {kinds}; {bytes_text(done.bytes)}")
-        if done.given_up or done.savepoints:
-            print(f"ended the deletion of {len(done.given_up)} snapshots and {len(done.savepoints)} savepoints")
-        if done.kept:
-            print(f"{done.kept:,} objects of the plan stay: they are gone already, or not garbage any more")
-        show_failures(done.failures, {})
-    _exit(exit_code_of(done.failures, {}))
-
-
 # --- pins ------------------------------------------------------------------------------------------------------------
 
 
@@ -472,8 +263,6 @@ def pins(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOpti
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(epilog="Example: stillstate delete flights 17 18 --dry-run")(delete)
-    app.add_typer(retention_app, name="retention")
-    app.add_typer(gc_app, name="gc")
     app.command(epilog="Example: stillstate pin flights 17 --note 'before the upgrade'")(pin)
     app.command(epilog="Example: stillstate unpin flights 17")(unpin)
     app.command(epilog="Example: stillstate pins flights")(pins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from orchestration.commands.base import (
 )
 from orchestration.commands.begin_options import BeginOptions, with_begin_options
 from orchestration.commands.logs import logged_run
+from orchestration.config.held import held_settings, refuse_while_migrating
 from orchestration.config.spec import JobSpec, Spec, load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
@@ -111,7 +113,13 @@ def start(
 
     begin = options.begin_at()
     spec = load_spec(config)
-    launcher = build_launcher(spec, spec.job(job))
+    job_spec = spec.job(job)
+    root = catalog_of(job_spec).root
+    refuse_while_migrating(job, root)
+    _, told = held_settings(job_spec, root)
+    if told:
+        print(told, file=sys.stderr)
+    launcher = build_launcher(spec, job_spec)
     launched = launcher.start(
         takeover=options.takeover,
         until_idle=options.until_idle,
@@ -142,7 +150,7 @@ def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = Fa
 
 @guarded
 def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show all jobs: state, term, heartbeat, newest snapshot, speed."""
+    """Show all jobs: health, term, shards (the parallelism that it runs with), heartbeat, newest snapshot, speed."""
     from orchestration.show import views
 
     spec = load_spec(config)

@@ -40,7 +40,7 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if not (self.file_has_more and record.name.split(".")[0] in _LIBRARIES):
+            if not (self.file_has_more and _is_of_library(record)):
                 print(self.format(record), file=sys.stderr)
         except Exception:
             self.handleError(record)
@@ -205,6 +205,11 @@ def _mark_stderr(*, file_has_more: bool) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Stderr):
             handler.file_has_more = file_has_more
+
+
+def _is_of_library(record: logging.LogRecord) -> bool:
+    """Whether one of `_LIBRARIES` said it; part of py4j says it in the name of the root logger."""
+    return record.name.split(".")[0] in _LIBRARIES or Path(record.pathname).parent.name in _LIBRARIES
 
 
 def _appended(file: Path) -> IO[bytes]:

@@ -31,8 +31,8 @@ def materialize(
     """Fold a job's changelog into state tables now, as a Spark job in this process, with a progress bar.
 
     The job may run meanwhile: its driver starts to use the tables with its next checkpoint. A job that does not run
-    starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold. A crash
-    at any point leaves unused files, never damage.
+    starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold: the store
+    is asked first, and Spark is not started for nothing. A crash at any point leaves unused files, never damage.
     """
     from orchestration.folding.health import fold_numbers
     from orchestration.folding.session import fold_in_new_session, fold_summary

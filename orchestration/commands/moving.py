@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -59,6 +60,14 @@ CompareOption = Annotated[
         help="full: read every object in the target and compare its digest, also where the store copies by itself.",
     ),
 ]
+IndependentOption = Annotated[
+    bool,
+    typer.Option(
+        "--independent",
+        help="Write the bytes anew where a copy would be a hard link (local stores): then damage to one is not damage "
+        "to the other.",
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=256, help="Objects at a time.")]
 
@@ -75,6 +84,7 @@ def copy(
     place: PlaceArgument,
     target: TargetArgument,
     compare: CompareOption = Compare.default,
+    independent: IndependentOption = False,
     dry_run: DryRunOption = False,
     threads: ThreadsOption = 16,
     config: ConfigOption = None,
@@ -87,7 +97,7 @@ def copy(
     interrupted, run it again: it goes on. A copy of a whole job is a backup: run only one of the two. To run both,
     start a new job from a snapshot.
     """
-    _carry("copy", place, target, compare, dry_run, threads, config, yes=True, as_json=as_json)
+    _carry("copy", place, target, compare, dry_run, threads, config, yes=True, independent=independent, as_json=as_json)
 
 
 @guarded
@@ -126,7 +136,6 @@ def _ends(place: str, target: str, config: Path | None) -> tuple[Store, Store, i
     """Source, target, the snapshot that is meant, and the job root that the source is a savepoint of."""
     from orchestration.commands.places import named_place
     from state_runtime.snapshot.locate import Place
-    from state_runtime.snapshot.paths import SAVEPOINTS_DIR
     from state_runtime.store import open_store
 
     named, to = named_place(place, config), named_place(target, config)
@@ -134,10 +143,18 @@ def _ends(place: str, target: str, config: Path | None) -> tuple[Store, Store, i
     if Place.parse(to.text).snapshot_id is not None:
         raise InvalidConfiguration(f"{target} names a snapshot; the target is a folder that does not exist yet")
     source = open_store(where.root_url, named.options)
-    above, _, _ = source.url.rpartition("/")
-    root, _, folder = above.rpartition("/")
-    parent = open_store(root, named.options) if folder == SAVEPOINTS_DIR and root else None
+    parent = _parent_of(source, named.options)
     return source, open_store(to.text.rstrip("/"), to.options), where.snapshot_id, parent
+
+
+def _parent_of(folder: Store, options: Mapping[str, Any]) -> Store | None:
+    """The job root that a folder is a savepoint of, by where it lies."""
+    from state_runtime.snapshot.paths import SAVEPOINTS_DIR
+    from state_runtime.store import open_store
+
+    above, _, _ = folder.url.rpartition("/")
+    root, _, name = above.rpartition("/")
+    return open_store(root, options) if name == SAVEPOINTS_DIR and root else None
 
 
 def _carry(
@@ -150,6 +167,7 @@ def _carry(
     config: Path | None,
     *,
     yes: bool,
+    independent: bool = False,
     as_json: bool,
 ) -> None:
     from orchestration.show.deletions import confirm
@@ -172,6 +190,7 @@ def _carry(
             plan,
             parent=parent,
             full=compare is Compare.full,
+            independent=independent,
             progress=None if bar is None else lambda now: bar(now.bytes_done, now.bytes),
             threads=threads,
             clock=SYSTEM_CLOCK,
@@ -250,6 +269,7 @@ def verify(
             share=share / 100,
             seed=seed,
             good=good,
+            parent=_parent_of(root, named.options),
             progress=None if bar is None else lambda _, now: bar(now.bytes_done, now.bytes),
             threads=threads,
             clock=SYSTEM_CLOCK,

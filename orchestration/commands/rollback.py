@@ -10,6 +10,7 @@ import typer
 
 from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, catalog_of, guarded, print_json
 from orchestration.commands.places import NamedPlace, named_place
+from orchestration.config.held import refuse_while_migrating
 from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
@@ -25,7 +26,7 @@ def rollback(
         str | None,
         typer.Argument(
             metavar="PLACE",
-            help="@ID of a snapshot of the job, the name of one of its savepoints, or where a copy of either lies "
+            help="What `stillstate snapshots` lists (@ID, or the name of a savepoint), or where a copy of either lies "
             "(STORE/JOB, STORE/JOB@ID, a savepoint's folder).",
             show_default=False,
         ),
@@ -50,16 +51,23 @@ def rollback(
     from state_runtime.base.actor import Actor
     from state_runtime.driver.rollback import execute_rollback, plan_rollback
     from state_runtime.maintenance.copy.objects import CopyProgress
+    from state_runtime.snapshot.locate import own_restore_point
     from state_runtime.snapshot.paths import savepoint_path
+    from state_runtime.snapshot.savepoint import read_savepoint
 
     if (place is None) != reset:
         raise InvalidConfiguration("give a PLACE to go back to, or --reset to begin empty: one of the two")
     spec = load_spec(config).job(job)
     catalog = catalog_of(spec)
+    refuse_while_migrating(job, catalog.root)
     where = NamedPlace(place or "", spec.storage_options)
-    if place is not None and "/" not in place and "@" not in place:
-        where = NamedPlace(catalog.root.child(savepoint_path(place)).url, spec.storage_options)
-    elif place is not None and not place.startswith("@"):
+    if place is not None and "/" not in place and "@" not in place[1:]:
+        wanted = own_restore_point(place)
+        if isinstance(wanted, str):
+            read_savepoint(catalog.root, wanted)  # a name that is none is told so in these words
+        own = f"@{wanted}" if isinstance(wanted, int) else catalog.root.child(savepoint_path(wanted)).url
+        where = NamedPlace(own, spec.storage_options)
+    elif place is not None:
         where = named_place(place, config)
     plan = plan_rollback(catalog, where.text, takeover=takeover, storage_options=where.options)
     shown = {

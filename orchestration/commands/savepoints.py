@@ -37,6 +37,13 @@ class Trigger(StrEnum):
     upgrade = "upgrade"
 
 
+class Format(StrEnum):
+    """What `savepoint --format` takes."""
+
+    native = "native"
+    canonical = "canonical"
+
+
 @guarded
 def savepoint(
     job: JobArgument,
@@ -62,6 +69,22 @@ def savepoint(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it is complete, or only ask the running job.")
     ] = True,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="native: as the job writes it, copied inside the store. canonical: a sorted Parquet set, written anew "
+            "by the process that makes the savepoint.",
+        ),
+    ] = Format.native,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            help="Write the bytes anew where a copy would be a hard link (local stores): then damage to one is not "
+            "damage to the other.",
+        ),
+    ] = False,
     trigger: Annotated[Trigger, typer.Option("--trigger", help="What is noted as the reason.")] = Trigger.user,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -69,9 +92,9 @@ def savepoint(
     """Make a savepoint: a complete copy of the job's state under a name, which is kept until it is deleted.
 
     The running job makes it after its epoch and goes on meanwhile; of a job that does not run, the newest snapshot is
-    copied by this process. The copy is made inside the store, in the format that the job writes. A job starts from it
-    with `run --from`. `stillstate convert <store>/JOB/savepoints/NAME TARGET --to canonical` makes one of another
-    format of it.
+    copied by this process. The copy is made inside the store, in the format that the job writes; with --format
+    canonical it is written anew, by the driver if it is small (256 MB), else by this process once the snapshot is made.
+    `rollback` and `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
     """
     from orchestration.running.savepoints import Savepointer, failed
     from orchestration.show.savepoints import savepoint_view
@@ -80,7 +103,8 @@ def savepoint(
 
     if stop and drain:
         raise InvalidConfiguration("--drain stops the job too; give one of --stop and --drain")
-    if resume and (name is None or stop or drain or not wait or tag or note):
+    chosen = format is not Format.native or independent
+    if resume and (name is None or stop or drain or not wait or tag or note or chosen):
         raise InvalidConfiguration("--resume takes the NAME of a savepoint, and nothing else")
     then: SavepointThen = "drain" if drain else "stop" if stop else "continue"
     spec = load_spec(config)
@@ -89,7 +113,16 @@ def savepoint(
         made = (
             maker.resume(name)
             if resume and name is not None
-            else maker.make(name, then=then, trigger=trigger.value, tags=tuple(tag or ()), note=note, wait=wait)
+            else maker.make(
+                name,
+                then=then,
+                trigger=trigger.value,
+                tags=tuple(tag or ()),
+                note=note,
+                format=format.value,
+                independent=independent,
+                wait=wait,
+            )
         )
     if isinstance(made, ControlRequest):
         if as_json:

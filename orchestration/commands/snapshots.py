@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,12 @@ from orchestration.commands.base import (
 from orchestration.config.spec import load_spec
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, StillstateError
 
+if TYPE_CHECKING:
+    from orchestration.show import views
+    from state_runtime.maintenance.links import Shared
+    from state_runtime.snapshot.catalog import Catalog
+    from state_runtime.snapshot.manifest import Manifest
+
 __all__ = ["register"]
 
 
@@ -32,7 +39,11 @@ def snapshots(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List a job's snapshots, newest first."""
+    """List what a job can go back to, newest first: its snapshots, and its complete savepoints.
+
+    The name in the first column is what `rollback` and `--from-snapshot` take. `stillstate savepoints` also lists
+    savepoints that are being made or that failed.
+    """
     from orchestration.show import views
 
     job_spec = job_or_only(load_spec(config), job)
@@ -46,10 +57,29 @@ def snapshots(
             continue  # a folder whose manifest is still on its way, or whose writer died: not a snapshot
         except StillstateError as error:
             rows.append(views.SnapshotRow.broken(snapshot_id, error))
+    rows += _complete_savepoints(catalog)
+    rows = sorted(rows, key=lambda row: (row.snapshot_id, row.savepoint), reverse=True)[:limit]
     if as_json:
         print_json([row.to_json_dict() for row in rows])
     else:
         print_table(views.snapshots_table(job_spec.name, rows))
+
+
+def _complete_savepoints(catalog: Catalog) -> list[views.SnapshotRow]:
+    from orchestration.show import views
+    from state_runtime.snapshot.locate import open_snapshot
+    from state_runtime.snapshot.paths import savepoint_path
+    from state_runtime.snapshot.savepoint import complete_savepoints
+
+    rows = []
+    for found in complete_savepoints(catalog.root):
+        try:
+            opened = open_snapshot(catalog.root.child(savepoint_path(found.name)), found.snapshot_id)
+        except StillstateError as error:
+            rows.append(views.SnapshotRow.broken(found.snapshot_id, error, savepoint=found.name))
+        else:
+            rows.append(views.SnapshotRow.of(opened.manifest, savepoint=found.name))
+    return rows
 
 
 @guarded
@@ -72,12 +102,25 @@ def describe(
     manifest = catalog.latest() if snapshot_id is None else catalog.manifest(snapshot_id)
     if manifest is None:
         raise MissingSnapshot(f"job {job_spec.name!r} has no snapshot yet; the first epoch makes one")
+    shared = _shared_by(catalog, manifest)
     if as_json:
-        print_json(views.manifest_json(manifest))
+        print_json({**views.manifest_json(manifest), "shared_by_link": dataclasses.asdict(shared)})
     else:
         out = console()
-        for part in views.manifest_parts(job_spec.name, manifest):
+        for part in views.manifest_parts(job_spec.name, manifest, shared):
             out.print(part)
+
+
+def _shared_by(catalog: Catalog, manifest: Manifest) -> Shared:
+    """Which files of a snapshot are hard links of others. What its manifest itself names: no index is read for it."""
+    from state_runtime.maintenance.links import find_links
+
+    named = {segment.path for segment in manifest.segments}
+    for layer in manifest.layers:
+        named |= {table.path for table in layer.tables} | {log.path for log in layer.source_logs}
+    if manifest.shards is not None:
+        named.add(manifest.shards.path)
+    return find_links(catalog.root).of_paths(named)
 
 
 @guarded
@@ -143,13 +186,14 @@ def query(
     their keys, and `$timers` shows when a timer is due. Values that had expired at the snapshot's batch time are left
     out.
     """
+    from orchestration.config.home import home_of
     from orchestration.show import views
     from state_runtime.reading.query import open_state
     from state_runtime.store import open_store
 
     if as_json and as_csv:
         raise InvalidConfiguration("--json and --csv are two forms of the same output; give one of them")
-    spec = load_spec(config).job(job)
+    spec = home_of(load_spec(config).job(job))
     store = open_store(spec.store, spec.storage_options)
     view = open_state(store, spec.name, state, operator=operator, snapshot=_snapshot_id(snapshot))
     rows = view.read(

@@ -21,17 +21,17 @@ class BeginAt:
     Attributes:
         place: of another job's snapshot; goes before the file's `start_from`.
         claim: take the place over.
-        snapshot_id: an older snapshot of the job's own.
+        from_snapshot: an older snapshot of the job's own: its id, or the name of a savepoint.
     """
 
     place: str = ""
     claim: bool = False
-    snapshot_id: int | None = None
+    from_snapshot: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.claim and not self.place:
             raise InvalidConfiguration("--claim says what becomes of the place that --from names; give both")
-        if self.place and self.snapshot_id is not None:
+        if self.place and self.from_snapshot is not None:
             raise InvalidConfiguration(
                 "--from is for a job without snapshots, --from-snapshot goes back to one of its own; give one of them"
             )
@@ -40,7 +40,7 @@ class BeginAt:
         """The same on the command line of a driver."""
         given = ["--from", self.place] if self.place else []
         given += ["--claim"] if self.claim else []
-        return given + (["--from-snapshot", str(self.snapshot_id)] if self.snapshot_id is not None else [])
+        return given + (["--from-snapshot", str(self.from_snapshot)] if self.from_snapshot is not None else [])
 
     def start_from(self, job: JobSpec) -> StartFrom | None:
         """What the runtime is told. The place's storage options are those of `start_from`, where the file has them,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
+from orchestration.config.schedules import Schedule, is_cron
+from orchestration.config.secrets import SECRET_MODEL, SecretMapping
 from state_runtime.base.settings import (
     JOB_BOUNDS,
     RETENTION_BOUNDS,
@@ -20,13 +21,17 @@ from state_runtime.base.settings import (
 from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX
 
 __all__ = [
+    "PER_JOB_MAX",
     "SECTIONS",
     "AvailableNow",
     "CheckpointSpec",
-    "LauncherSpec",
+    "ConfValue",
+    "DagsterSpec",
     "LocalRecovery",
     "LocalRecoverySpec",
     "MaterializationSpec",
+    "MigrationSpec",
+    "ObservationSpec",
     "OnOff",
     "Placement",
     "ProcessingTime",
@@ -36,9 +41,13 @@ __all__ = [
     "Strict",
     "Trigger",
     "UploadSpec",
-    "is_cron",
     "setting",
 ]
+
+
+PER_JOB_MAX: Final = 40
+"""Streams that have Dagster jobs of their own unless the file says otherwise: they load in about four seconds of
+processor time."""
 
 
 def setting(name: str) -> Any:
@@ -131,6 +140,7 @@ class CheckpointSpec(Strict):
         batches: at least so many epochs from one to the next. Either of the two makes one due.
         pending_bytes_max: changes of epochs without a checkpoint that the driver holds before it writes them.
         tolerable_failures: in a row, of epochs and checkpoints, while a store is away; then the run ends.
+        drain_epochs_max: epochs that draining runs at most.
         freshness_s: age of the newest checkpoint at which Dagster's badge turns red.
     """
 
@@ -140,6 +150,7 @@ class CheckpointSpec(Strict):
     batches: int = setting("checkpoint_batches")
     pending_bytes_max: int = setting("pending_bytes_max")
     tolerable_failures: int = setting("tolerable_failures")
+    drain_epochs_max: int = setting("drain_epochs_max")
     freshness_s: float | None = Field(default=None, ge=60, le=31 * 86_400)
 
 
@@ -147,22 +158,31 @@ class UploadSpec(Strict):
     """How changelog objects reach the store.
 
     Attributes:
-        timeout_s: an attempt that takes longer (and a second more per few megabytes) gets another beside it; the first
-            wins.
+        timeout_s: an attempt that takes longer (and what `bytes_per_s` adds for its size) gets another beside it; the
+            first wins.
         attempts_max: of one object, under way at once at most.
         in_flight_bytes_max: held by uploads of one executor; its tasks wait beyond it.
+        deadline_s: of one object, all attempts together; never less than `attempts_max` timeouts.
+        bytes_per_s: what one upload reaches at least while the store is well.
     """
 
     timeout_s: float = setting("upload_timeout_s")
     attempts_max: int = setting("upload_attempts_max")
     in_flight_bytes_max: int = setting("upload_in_flight_bytes_max")
+    deadline_s: float = setting("upload_deadline_s")
+    bytes_per_s: int = setting("upload_bytes_per_s")
 
 
 class LocalRecoverySpec(Strict):
-    """Whether shards come back from copies on their host's disk, and what those may take of it."""
+    """Whether shards come back from copies on their host's disk, and what those may take of it.
+
+    Attributes:
+        copies_max: of one shard, that a restart looks at.
+    """
 
     enabled: bool = JobSettings.local_recovery
     bytes_max: int = setting("local_bytes_max")
+    copies_max: int = setting("local_copies_max")
 
 
 LocalRecovery = Annotated[
@@ -182,6 +202,8 @@ class MaterializationSpec(Strict):
         ratio: fold everything once log and deltas exceed this share of the base.
         max_segments: fold at this many segments, whatever their size.
         replay_s: fold when a restart would need about so long to replay the log.
+        cells_max: into so many tables a state is cut at most, as long as none exceeds `cell_bytes_max`.
+        cell_bytes_max: of a table, about; a fold holds several times as much in memory.
         schedule: cron line for runs by Dagster on top of what the sensor starts; "" is none.
         spark: the session of a fold that is not the driver's; absent: the job's own.
         timeout_s: Dagster ends a run that takes longer.
@@ -193,6 +215,8 @@ class MaterializationSpec(Strict):
     ratio: float = setting("materialize_ratio")
     max_segments: int = setting("materialize_max_segments")
     replay_s: float = setting("materialize_replay_s")
+    cells_max: int = setting("materialize_cells_max")
+    cell_bytes_max: int = setting("materialize_cell_bytes_max")
     schedule: str = ""
     spark: SparkSpec | None = None
     timeout_s: float = Field(default=6 * 3600, ge=60, le=31 * 86_400)
@@ -207,34 +231,6 @@ class MaterializationSpec(Strict):
         return value
 
 
-_CRON_RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
-_CRON_PART = re.compile(r"(?:\*|(?P<low>\d{1,2})(?:-(?P<high>\d{1,2}))?)(?:/(?P<step>\d{1,2}))?")
-
-
-def is_cron(line: str) -> bool:
-    """Whether a line is five fields of numbers, ranges, lists and steps, each within its bounds.
-
-    Checked here and not by Dagster, so that a bad one is an error with file and line, and the command line need not
-    load Dagster.
-    """
-    cron_fields = line.split()
-    return len(cron_fields) == len(_CRON_RANGES) and all(
-        _is_cron_part(part, low, high)
-        for field, (low, high) in zip(cron_fields, _CRON_RANGES)
-        for part in field.split(",")
-    )
-
-
-def _is_cron_part(part: str, low: int, high: int) -> bool:
-    match = _CRON_PART.fullmatch(part)
-    if match is None or (match["step"] is not None and int(match["step"]) == 0):
-        return False
-    if match["low"] is None:
-        return True
-    first = int(match["low"])
-    return low <= first <= int(match["high"] or first) <= high
-
-
 class RecoverySpec(Strict):
     """When a driver counts as lost, and how often it is brought back.
 
@@ -243,6 +239,12 @@ class RecoverySpec(Strict):
         start_grace_s: the same for a driver that is still starting.
         max_attempts: recoveries in a row without a new checkpoint; after that a person must look.
         backoff_s: wait before the second attempt; doubled for each further one.
+        stall_timeout_s: a driver in which nothing has ended for so long, neither an epoch nor a task, although its
+            source is not quiet, is stalled; 0: never.
+        restart_stalled: whether a stalled driver is ended and brought back, or only shown.
+        first_checkpoint_s: a recovery run waits so long for the driver's first checkpoint.
+        fallback: what becomes of a damaged newest snapshot: `never` leaves the choice to a person; `same_output` goes
+            back if nothing was published since; `older` goes back in any case.
     """
 
     enabled: bool = True
@@ -250,6 +252,10 @@ class RecoverySpec(Strict):
     start_grace_s: float = Field(default=120.0, gt=0, le=86_400)
     max_attempts: int = Field(default=5, ge=1, le=50)
     backoff_s: float = Field(default=10.0, ge=0, le=3600)
+    stall_timeout_s: float = setting("stall_timeout_s")
+    restart_stalled: bool = True
+    first_checkpoint_s: float = Field(default=600.0, gt=0, le=86_400)
+    fallback: Literal["never", "same_output", "older"] = "never"
 
 
 class RetentionSpec(Strict):
@@ -262,6 +268,8 @@ class RetentionSpec(Strict):
         keep_last … keep_tags, max_age_s, max_count: the rules, for the driver and for `stillstate retention plan`.
         failed_ttl_s: how long savepoints that failed are kept.
         deleted_share_max: `retention plan` refuses to delete a larger share of the snapshots.
+        schedule: when Dagster runs `retain_<job>`; `auto` is every night.
+        timeout_s: Dagster ends a run that takes longer.
     """
 
     retained_checkpoints: int = setting("retained_checkpoints")
@@ -277,15 +285,57 @@ class RetentionSpec(Strict):
     max_count: int | None = _rule("max_count")
     failed_ttl_s: float = _rule("failed_ttl_s")
     deleted_share_max: float = Field(default=DELETED_SHARE_MAX, gt=0, le=1)
+    schedule: Schedule = "off"
+    timeout_s: float = Field(default=6 * 3600, ge=60, le=31 * 86_400)
 
 
-class LauncherSpec(Strict):
-    """How a driver process comes to be."""
+class MigrationSpec(Strict):
+    """What becomes of a running job when the file says something else than it runs with.
 
-    kind: Literal["local"] = "local"
-    log_dir: str = Field(default="logs", min_length=1)
-    start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    stop_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    Attributes:
+        automatic: a sensor of Dagster's migrates it, once for each difference; else a check warns, and a person does.
+        to_store: where `stillstate migrate JOB --move` moves the job to. The job lives there from then on; `store` is
+            still where it was before, until somebody edits both.
+        to_storage_options: of that store; absent: the job's.
+    """
+
+    model_config = SECRET_MODEL
+
+    automatic: bool = False
+    to_store: str = ""
+    to_storage_options: SecretMapping | None = Field(default=None, repr=False)
+
+
+class ObservationSpec(Strict):
+    """How Dagster's sensors look at all jobs of the file, and what they publish; beside `jobs`, not below one.
+
+    Attributes:
+        timeout_s: for the look at one job; longer, and its store counts as away.
+        tick_budget_s: for the looks of one tick; jobs that were not reached come first in the next. Dagster ends a
+            tick after 60 s.
+        interval_s: one materialization of `<job>/checkpoints` for so long, with what happened meanwhile; 0: at every
+            tick that finds a new checkpoint.
+    """
+
+    timeout_s: float = Field(default=5.0, ge=0.1, le=30)
+    tick_budget_s: float = Field(default=20.0, ge=1, le=45)
+    interval_s: float = Field(default=60.0, ge=0, le=86_400)
+
+
+class DagsterSpec(Strict):
+    """How the jobs of the file become jobs of Dagster; beside `jobs`.
+
+    Attributes:
+        jobs: `per_job` has `start_<job>`, `retain_<job>` … for each of them; `shared` has one `start`, one `retain` …
+            which are told the stream. `auto` is `per_job` up to `PER_JOB_MAX` jobs: beyond, Dagster needs long to load
+            them.
+    """
+
+    jobs: Literal["auto", "per_job", "shared"] = "auto"
+
+    def is_shared(self, jobs: int) -> bool:
+        """What is meant, for so many jobs."""
+        return self.jobs == "shared" or (self.jobs == "auto" and jobs > PER_JOB_MAX)
 
 
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
@@ -296,5 +346,5 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "materialization": MaterializationSpec,
     "recovery": RecoverySpec,
     "retention": RetentionSpec,
-    "launcher": LauncherSpec,
+    "migration": MigrationSpec,
 }

@@ -4,9 +4,10 @@ Reading has four steps, all pure but the first: YAML with places (`yaml_tree`), 
 job, environment variables and relative paths resolved, and the strict schema below. Every problem of the file
 is reported at once, one per line, as `file:line: key: what is wrong`.
 
-`${NAME}` and `${NAME:-default}` are replaced in storage options and in paths (`store`, `local_dir`, `scratch_dir`,
-`launcher.log_dir` and the options that `path_options` names), and nowhere else; `$$` is a plain `$`. Values
-of storage options are never shown: not in a repr, an error, metadata or the command line's output.
+`${NAME}` and `${NAME:-default}` are replaced in storage options, in `notify` and in paths (`store`, `local_dir`,
+`scratch_dir`, `launcher.log_dir` and the options that `path_options` names), and nowhere else; `$$` is a plain `$`.
+Values of storage options and of `notify` are never shown: not in a repr, an error, metadata or the command line's
+output.
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
+from orchestration.config.launcher import LauncherSpec, contradictions, with_absolute_paths
+from orchestration.config.notify import NotifySpec
+from orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
 from orchestration.config.sections import (
     SECTIONS,
     AvailableNow,
     CheckpointSpec,
-    LauncherSpec,
+    DagsterSpec,
     LocalRecovery,
     LocalRecoverySpec,
     MaterializationSpec,
+    MigrationSpec,
+    ObservationSpec,
     OnOff,
     Placement,
     ProcessingTime,
@@ -41,11 +47,18 @@ from orchestration.config.sections import (
     UploadSpec,
     setting,
 )
+from orchestration.config.upkeep import (
+    UPKEEP_SECTIONS,
+    ChecksSpec,
+    DrillSpec,
+    GarbageSpec,
+    SavepointsSpec,
+    VerificationSpec,
+)
 from orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound
 from state_runtime.base.settings import Backend, Compression, JobSettings, RetentionPolicy
 from state_runtime.snapshot.locate import Place
-from state_runtime.store.options import REDACTED, StoreOptions
 
 if TYPE_CHECKING:
     # It lives beside the pipeline, which imports pyspark; the Dagster code location must load without it.
@@ -59,6 +72,8 @@ __all__ = [
     "JobSpec",
     "LauncherSpec",
     "MaterializationSpec",
+    "MigrationSpec",
+    "ObservationSpec",
     "ProcessingTime",
     "RecoverySpec",
     "RetentionSpec",
@@ -84,51 +99,20 @@ _PATH_KEYS: Final[tuple[tuple[str, ...], ...]] = (
     ("scratch_dir",),
     ("launcher", "log_dir"),
     ("start_from", "place"),
+    ("migration", "to_store"),
 )
+_SECTIONS: Final[dict[str, type[BaseModel]]] = {**SECTIONS, **UPKEEP_SECTIONS, "launcher": LauncherSpec}
+_HOUSE: Final[dict[str, type[BaseModel]]] = {
+    "observation": ObservationSpec,
+    "dagster": DagsterSpec,
+    "notify": NotifySpec,
+}
+"""What stands beside `jobs`."""
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\{[^}]*\}?))")
-
-
-class Secrets(Mapping[str, Any]):
-    """Storage options. Reading gives the values; printing never does.
-
-    Not a pydantic `SecretStr` per value, because fsspec wants the plain (and nested) options.
-    """
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = dict(values or {})
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Secrets({{{', '.join(f'{key!r}: {REDACTED!r}' for key in self._values)}}})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("storage options are not pickled; read the configuration again where they are needed")
-
-    def redact(self, text: str) -> str:
-        """`text` without any value that may be secret; for log lines of other programs that we pass on."""
-        return StoreOptions("", self._values).redact(text)
 
 
 Owner = Annotated[str, Field(pattern=r"^(team:[A-Za-z0-9_][A-Za-z0-9_ .-]*|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
-
-
-_SECRET_MODEL = ConfigDict(
-    strict=True,
-    extra="forbid",
-    frozen=True,
-    hide_input_in_errors=True,
-    allow_inf_nan=False,
-    arbitrary_types_allowed=True,
-)
 
 
 class StartFromSpec(Strict):
@@ -140,26 +124,22 @@ class StartFromSpec(Strict):
         storage_options: of the place; absent: the job's.
     """
 
-    model_config = _SECRET_MODEL
+    model_config = SECRET_MODEL
 
     place: str = Field(min_length=1)
     mode: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
-    storage_options: Annotated[Secrets, BeforeValidator(lambda value: _secrets(value))] | None = Field(
-        default=None, repr=False
-    )
+    storage_options: SecretMapping | None = Field(default=None, repr=False)
 
 
 class JobSpec(Strict):
     """One job. `name` and the resolved paths are filled in by `load_spec`."""
 
-    model_config = _SECRET_MODEL
+    model_config = SECRET_MODEL
 
     name: str = ""
     entry_point: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
     store: str = Field(min_length=1)
-    storage_options: Annotated[Secrets, BeforeValidator(lambda value: _secrets(value))] = Field(
-        default_factory=Secrets, repr=False
-    )
+    storage_options: SecretMapping = Field(default_factory=Secrets, repr=False)
     start_from: StartFromSpec | None = None
     storage_profile: str = Field(default="", max_length=200)
     single_writer: bool = False
@@ -180,6 +160,12 @@ class JobSpec(Strict):
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
     retention: RetentionSpec = RetentionSpec()
+    migration: MigrationSpec = MigrationSpec()
+    savepoints: SavepointsSpec = SavepointsSpec()
+    garbage: GarbageSpec = GarbageSpec()
+    verification: VerificationSpec = VerificationSpec()
+    drill: DrillSpec = DrillSpec()
+    checks: ChecksSpec = ChecksSpec()
     launcher: LauncherSpec = LauncherSpec()
     description: str = Field(default="", max_length=10_000)
     owners: list[Owner] = Field(default_factory=list, max_length=10)
@@ -194,6 +180,13 @@ class JobSpec(Strict):
             object.__setattr__(self, "storage_options", Secrets({**self.storage_options, **more}))
         return self
 
+    def redact(self, text: str) -> str:
+        """A text without the credentials of any store that the job names."""
+        start = self.start_from.storage_options if self.start_from is not None else None
+        for options in (self.storage_options, start, self.migration.to_storage_options):
+            text = text if options is None else options.redact(text)
+        return text
+
     @property
     def identifier(self) -> str:
         """The name as Dagster names and groups allow it."""
@@ -205,6 +198,9 @@ class Spec(Strict):
 
     version: Literal[1]
     jobs: dict[JobName, JobSpec] = Field(min_length=1)
+    observation: ObservationSpec = ObservationSpec()
+    dagster: DagsterSpec = DagsterSpec()
+    notify: NotifySpec | None = None
     file: Path = Path()
 
     def job(self, name: str) -> JobSpec:
@@ -289,18 +285,23 @@ def to_settings(spec: JobSpec) -> JobSettings:
         scratch_dir=spec.scratch_dir,
         backend=spec.backend,
         heartbeat_interval_s=checkpoint.heartbeat_interval_s,
+        stall_timeout_s=spec.recovery.stall_timeout_s,
         inline_bytes_max=checkpoint.inline_bytes_max,
         checkpoint_interval_s=checkpoint.interval_s,
         checkpoint_batches=checkpoint.batches,
         pending_bytes_max=checkpoint.pending_bytes_max,
         tolerable_failures=checkpoint.tolerable_failures,
+        drain_epochs_max=checkpoint.drain_epochs_max,
         changelog=spec.changelog,
         compression=spec.compression,
         upload_timeout_s=upload.timeout_s,
         upload_attempts_max=upload.attempts_max,
         upload_in_flight_bytes_max=upload.in_flight_bytes_max,
+        upload_deadline_s=upload.deadline_s,
+        upload_bytes_per_s=upload.bytes_per_s,
         local_recovery=spec.local_recovery.enabled,
         local_bytes_max=spec.local_recovery.bytes_max,
+        local_copies_max=spec.local_recovery.copies_max,
         placement=spec.placement,
         materialize=materialization.by == "driver",
         materialize_interval_s=materialization.interval_s,
@@ -308,6 +309,8 @@ def to_settings(spec: JobSpec) -> JobSettings:
         materialize_ratio=materialization.ratio,
         materialize_max_segments=materialization.max_segments,
         materialize_replay_s=materialization.replay_s,
+        materialize_cells_max=materialization.cells_max,
+        materialize_cell_bytes_max=materialization.cell_bytes_max,
         retained_checkpoints=spec.retention.retained_checkpoints,
         retention=to_policy(spec),
     )
@@ -366,14 +369,18 @@ def _merge_defaults(root: Located, problems: Problems) -> Located:
 
 def _resolve(root: Located, folder: Path, environ: Mapping[str, str], problems: Problems) -> Located:
     """Replace environment variables and relative paths where the schema allows them."""
-    jobs = root.get("jobs")
-    if jobs is None or not isinstance(jobs.value, dict):
-        return root
 
     def variables(place: Located) -> Scalar:
         if isinstance(place.value, str):
             return _interpolate(place.value, place, environ, problems)
         return None if isinstance(place.value, list | dict) else place.value
+
+    notify = root.get("notify")
+    if notify is not None:
+        root = root.with_child("notify", notify.mapped(variables))
+    jobs = root.get("jobs")
+    if jobs is None or not isinstance(jobs.value, dict):
+        return root
 
     def path(place: Located) -> Scalar:
         text = variables(place)
@@ -388,6 +395,10 @@ def _resolve(root: Located, folder: Path, environ: Mapping[str, str], problems: 
         secret = start.get("storage_options") if start is not None else None
         if start is not None and secret is not None:
             job = job.with_child("start_from", start.with_child("storage_options", secret.mapped(variables)))
+        move = job.get("migration")
+        secret = move.get("to_storage_options") if move is not None else None
+        if move is not None and secret is not None:
+            job = job.with_child("migration", move.with_child("to_storage_options", secret.mapped(variables)))
         for keys in _PATH_KEYS:
             job = _change_at(job, keys, path)
         resolved[name] = _resolve_path_options(job, path, problems)
@@ -456,9 +467,19 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
             if not problems.has(line, path):  # what follows from a mistake that is already named
                 problems.add(line, path, message)
         return None
+    if spec.observation.tick_budget_s < 2 * spec.observation.timeout_s:
+        place = root.find(("observation", "tick_budget_s"))[0]
+        message = (
+            f"tick_budget_s = {spec.observation.tick_budget_s:g} is under twice the timeout_s = "
+            f"{spec.observation.timeout_s:g}: a look at a slow store would never end"
+        )
+        problems.add(place.line, place.path, message)
     for name, job in spec.jobs.items():
         if (problem := _store_problem(job.store)) is not None:
             place = root.find(("jobs", name, "store"))[0]
+            problems.add(place.line, place.path, problem)
+        if job.migration.to_store and (problem := _target_problem(job)) is not None:
+            place = root.find(("jobs", name, "migration", "to_store"))[0]
             problems.add(place.line, place.path, problem)
         if job.start_from is not None and (problem := _place_problem(job.start_from.place)) is not None:
             place = root.find(("jobs", name, "start_from", "place"))[0]
@@ -467,7 +488,7 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
             place = root.find(("jobs", name, *keys))[0]
             problems.add(place.line, place.path, message)
     jobs = {
-        name: job.model_copy(update={"name": name, "launcher": _absolute_logs(job.launcher, file.parent)})
+        name: job.model_copy(update={"name": name, "launcher": with_absolute_paths(job.launcher, file.parent)})
         for name, job in spec.jobs.items()
     }
     return spec.model_copy(update={"file": file, "jobs": jobs})
@@ -493,17 +514,18 @@ def _contradictions(job: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
             ("materialization", "schedule"),
             f"a schedule needs `by: dagster`; it is `by: {fold.by}`, and nobody would look at the schedule",
         )
-
-
-def _absolute_logs(launcher: LauncherSpec, folder: Path) -> LauncherSpec:
-    # The default is relative too, and is not in the file.
-    return launcher.model_copy(update={"log_dir": _absolute(launcher.log_dir, folder)})
+    for keys, message in contradictions(job.launcher):
+        yield ("launcher", *keys), message
 
 
 def _check_names(root: Located, problems: Problems) -> None:
     """What the file may not say itself, and names that would meet in Dagster."""
     if (own := root.get("file")) is not None:
-        problems.add(own.line, own.path, "unknown key; the file has `version`, `jobs` and `defaults`")
+        problems.add(
+            own.line,
+            own.path,
+            "unknown key; the file has `version`, `jobs`, `defaults`, `observation`, `dagster`, `notify`",
+        )
     jobs = root.get("jobs")
     if jobs is None or not isinstance(jobs.value, dict):
         return
@@ -525,19 +547,17 @@ def _store_problem(store: str) -> str | None:
     return None
 
 
+def _target_problem(job: JobSpec) -> str | None:
+    if job.migration.to_store.rstrip("/") == job.store.rstrip("/"):
+        return "is the store that the job has; leave it out once the job was moved"
+    return _store_problem(job.migration.to_store)
+
+
 def _place_problem(text: str) -> str | None:
     try:
         return _store_problem(Place.parse(text).root_url)
     except InvalidConfiguration as error:
         return str(error)
-
-
-def _secrets(value: object) -> object:
-    if isinstance(value, Secrets):
-        return value
-    if isinstance(value, dict):
-        return Secrets(value)
-    raise PydanticCustomError("secrets", "must be a mapping of options of the store's library")
 
 
 def _problem(detail: ErrorDetails, root: Located) -> tuple[int, tuple[Key, ...], str]:
@@ -574,8 +594,10 @@ def _unknown_key(loc: tuple[Key, ...]) -> str:
             model = JobSpec
         elif isinstance(part, str) and model is JobSpec and part == "start_from":
             model = StartFromSpec
-        elif isinstance(part, str) and model is JobSpec and part in SECTIONS:
-            model = SECTIONS[part]
+        elif isinstance(part, str) and model is Spec and part in _HOUSE:
+            model = _HOUSE[part]
+        elif isinstance(part, str) and model is JobSpec and part in _SECTIONS:
+            model = _SECTIONS[part]
     known = sorted(set(model.model_fields) - {"name", "file"}) + (["defaults"] if model is Spec else [])
     if model is MaterializationSpec and loc[-1] == "enabled":
         return "unknown key; it is `by: driver` or `by: nobody` now"

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from orchestration.config.home import home_of
 from orchestration.config.spec import JobSpec, SparkSpec, to_settings
 from orchestration.folding.health import log_bytes_left
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.materialize.plan import Mode
+from state_runtime.materialize.worth import MaterializationResult, what_to_fold
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -19,9 +22,7 @@ if TYPE_CHECKING:
     # It needs pyspark, which the Dagster code location and the rest of the command line must do without.
     from pyspark.sql import SparkSession
 
-    from state_runtime.materialize.spark_job import MaterializationResult
-
-__all__ = ["fold", "fold_in_new_session", "fold_summary", "spark_of"]
+__all__ = ["fold", "fold_in_new_session", "fold_summary", "nothing_to_fold", "spark_of"]
 
 
 def spark_of(spec: JobSpec) -> SparkSpec:
@@ -47,6 +48,7 @@ def fold(
     """
     from state_runtime.materialize.spark_job import materialize_job
 
+    spec = home_of(spec)
     return materialize_job(
         session,
         spec.store,
@@ -58,16 +60,32 @@ def fold(
     )
 
 
+def nothing_to_fold(catalog: Catalog, mode: Mode, clock: Clock) -> MaterializationResult | None:
+    """Why a fold would do nothing, from a look at the store; None if there is something to fold.
+
+    Asked before a Spark session is started for it: a start takes longer than most folds. The fold itself asks again.
+
+    Raises:
+        JobNotFound, CorruptData, Unavailable: the same as of the fold.
+    """
+    catalog.job_info()
+    found = what_to_fold(catalog, mode, clock)
+    return found if isinstance(found, MaterializationResult) else None
+
+
 def fold_in_new_session(
-    spec: JobSpec, *, mode: Mode, on_progress: Callable[[int, int], None] | None = None
+    spec: JobSpec, *, mode: Mode, on_progress: Callable[[int, int], None] | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> tuple[MaterializationResult, int]:
-    """Start a session, fold, stop it.
+    """Start a session, fold, stop it; start none where there is nothing to fold.
 
     Returns:
         The result, and the bytes of changelog that are left.
     """
-    catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name)
-    catalog.job_info()  # before the start of Spark: a wrong name is known at once
+    spec = home_of(spec)
+    catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name, clock)
+    nothing = nothing_to_fold(catalog, mode, clock)
+    if nothing is not None:
+        return nothing, log_bytes_left(catalog, 0)
     from state_runtime.spark.session import build_session
 
     spark = spark_of(spec)

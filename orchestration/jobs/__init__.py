@@ -1,6 +1,7 @@
-"""Dagster jobs: for each streaming job one to start, one to stop and one to recover its driver, and one to fold its
-changelog."""
+"""Dagster jobs: for each streaming job one to start, one to stop, one to recover and one to migrate its driver,
+and one to fold its changelog."""
 
+from orchestration.jobs.alive_check import build_alive_check
 from orchestration.jobs.driver import DriverJobs, build_driver_jobs
 from orchestration.jobs.materialize import FoldJobs, build_fold_jobs
 from orchestration.jobs.tags import (
@@ -27,6 +28,7 @@ __all__ = [
     "TERM_TAG",
     "DriverJobs",
     "FoldJobs",
+    "build_alive_check",
     "build_driver_jobs",
     "build_fold_jobs",
     "recovery_run_key",

@@ -4,20 +4,40 @@ Each is a single op over a plain function of the launcher. None of them relies o
 that should not run is fenced by its term.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 
+from assets.mount import Mount
+from orchestration.config.held import refuse_while_migrating
 from orchestration.config.spec import JobSpec
+from orchestration.jobs.recover import RecoverConfig, note_exit, recover_driver, recovered_value
 from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
 from orchestration.launchers import Launched
-from orchestration.resources import STILLSTATE, StillstateResource
+from orchestration.resources import StillstateResource
 from state_runtime.base.errors import StillstateError
 
-__all__ = ["DriverJobs", "RecoverConfig", "StartConfig", "build_driver_jobs", "typed_failures"]
+__all__ = [
+    "VALUE",
+    "DriverJobs",
+    "StartConfig",
+    "build_driver_jobs",
+    "one_op_job",
+    "recover_stream",
+    "runtime_max_s",
+    "start_stream",
+    "stillstate_of",
+    "stop_stream",
+    "typed_failures",
+]
+
+VALUE: Final = dg.Out(dict[str, Any])
+
+LOOK_FOR_DAMAGE_S: Final = 3600
+"""For reading a damaged snapshot and those below it."""
 
 
 class StartConfig(dg.Config):
@@ -32,16 +52,6 @@ class StartConfig(dg.Config):
     until_idle: bool = False
 
 
-class RecoverConfig(dg.Config):
-    """Which failure to recover.
-
-    Attributes:
-        term: the term that was lost; 0 takes the newest. A newer term means that somebody was faster.
-    """
-
-    term: int = 0
-
-
 @dataclass(frozen=True)
 class DriverJobs:
     """The Dagster jobs of one streaming job."""
@@ -54,106 +64,125 @@ class DriverJobs:
         return [self.start, self.stop, self.recover]
 
 
-def build_driver_jobs(job: JobSpec, stillstate: StillstateResource) -> DriverJobs:
-    """Build the three jobs; names are Dagster identifiers (`-` becomes `_`)."""
+def build_driver_jobs(mount: Mount, job: JobSpec, stillstate: StillstateResource) -> DriverJobs:
+    """Build the three jobs of one stream; names are Dagster identifiers (`-` becomes `_`)."""
+    tags = {JOB_TAG: mount.tag(job.name)}
+
+    def one_op(action: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
+        name = mount.job_name(action, job.name)
+        return one_op_job(mount, stillstate, name, action, op, description, [job], tags)
+
     return DriverJobs(
-        start=_one_op_job(
-            job, stillstate, "start", _start_op(job), f"Start the driver of {job.name} and wait until it runs."
-        ),
-        stop=_one_op_job(
-            job,
-            stillstate,
+        start=one_op("start", _start_op(mount, job.name), f"Start the driver of {job.name} and wait until it runs."),
+        stop=one_op(
             "stop",
-            _stop_op(job),
+            _stop_op(mount, job.name),
             f"Ask the driver of {job.name} to stop after its epoch; it stays stopped.",
         ),
-        recover=_one_op_job(
-            job,
-            stillstate,
+        recover=one_op(
             "recover",
-            _recover_op(job),
-            f"Bring {job.name} back after its driver was lost. Does nothing if it runs, stopped or finished.",
+            _recover_op(mount, job.name),
+            f"Bring {job.name} back after its driver was lost, until its first checkpoint. Does nothing if it runs, "
+            "stopped or finished. With `from_snapshot` it goes back to that snapshot.",
         ),
     )
 
 
-def _start_op(job: JobSpec) -> dg.OpDefinition:
-    name = job.name
-
-    @dg.op(name=f"start_{job.identifier}_driver", out=dg.Out(dict[str, Any]))
-    def start(
-        context: dg.OpExecutionContext, config: StartConfig, stillstate: StillstateResource
-    ) -> dg.Output[dict[str, Any]]:
-        with typed_failures():
-            spec = stillstate.spec()
-            launcher = stillstate.launcher(spec, spec.job(name))
-            context.log.info(f"starting the driver of {name} (takeover: {config.takeover})")
-            launched = launcher.start(takeover=config.takeover, until_idle=config.until_idle)
-        return _launched_output(context, launched)
+def _start_op(mount: Mount, name: str) -> dg.OpDefinition:
+    @dg.op(name=mount.name("start", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
+    def start(context: dg.OpExecutionContext, config: StartConfig) -> dg.Output[dict[str, Any]]:
+        return start_stream(context, config, stillstate_of(context, mount), name)
 
     return start
 
 
-def _stop_op(job: JobSpec) -> dg.OpDefinition:
-    name = job.name
-
-    @dg.op(name=f"stop_{job.identifier}_driver", out=dg.Out(dict[str, Any]))
-    def stop(context: dg.OpExecutionContext, stillstate: StillstateResource) -> dg.Output[dict[str, Any]]:
-        with typed_failures():
-            spec = stillstate.spec()
-            stopped = stillstate.launcher(spec, spec.job(name)).stop()
-        context.log.info(f"term {stopped.term} of {name}: {stopped.how}")
-        value = {"job": name, "term": stopped.term, "state": stopped.state, "how": stopped.how}
-        return dg.Output(value, metadata=_metadata(value))
+def _stop_op(mount: Mount, name: str) -> dg.OpDefinition:
+    @dg.op(name=mount.name("stop", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
+    def stop(context: dg.OpExecutionContext) -> dg.Output[dict[str, Any]]:
+        return stop_stream(context, stillstate_of(context, mount), name)
 
     return stop
 
 
-def _recover_op(job: JobSpec) -> dg.OpDefinition:
-    name = job.name
-
-    @dg.op(name=f"recover_{job.identifier}_driver", out=dg.Out(dict[str, Any]))
-    def recover(
-        context: dg.OpExecutionContext, config: RecoverConfig, stillstate: StillstateResource
-    ) -> dg.Output[dict[str, Any]]:
-        with typed_failures():
-            spec = stillstate.spec()
-            job = spec.job(name)
-            seen = stillstate.observe(spec, job)
-            # Asked again here: between the sensor's tick and this run somebody may have started it.
-            if seen.status is None or not seen.health.needs_recovery:
-                return _nothing_to_do(context, name, seen.health.reason)
-            if config.term and seen.status.term != config.term:
-                return _nothing_to_do(
-                    context, name, f"term {config.term} was followed by {seen.health.reason}: another failure"
-                )
-            launcher = stillstate.launcher(spec, job)
-            context.log.warning(f"{name} is {seen.health.verdict}: {seen.health.reason}")
-            context.log.info(launcher.end_lost(seen.status))
-            # It was just judged lost, so its last heartbeat must not turn the new driver away.
-            launched = launcher.start(takeover=True)
-        return _launched_output(context, launched)
+def _recover_op(mount: Mount, name: str) -> dg.OpDefinition:
+    @dg.op(name=mount.name("recover", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
+    def recover(context: dg.OpExecutionContext, config: RecoverConfig) -> dg.Output[dict[str, Any]]:
+        return recover_stream(context, config, mount, name)
 
     return recover
 
 
-def _one_op_job(
-    job: JobSpec, stillstate: StillstateResource, action: str, op: dg.OpDefinition, description: str
+def start_stream(
+    context: dg.OpExecutionContext, config: StartConfig, stillstate: StillstateResource, name: str
+) -> dg.Output[dict[str, Any]]:
+    """Start the driver of a stream."""
+    with typed_failures():
+        spec = stillstate.spec()
+        now = spec.job(name)
+        launcher = stillstate.launcher(spec, now)
+        refuse_while_migrating(name, stillstate.catalog(now).root)
+        context.log.info(f"starting the driver of {name} (takeover: {config.takeover})")
+        launched = launcher.start(takeover=config.takeover, until_idle=config.until_idle)
+    return _launched_output(context, launched)
+
+
+def stop_stream(context: dg.OpExecutionContext, stillstate: StillstateResource, name: str) -> dg.Output[dict[str, Any]]:
+    """Stop the driver of a stream."""
+    with typed_failures():
+        spec = stillstate.spec()
+        stopped = stillstate.launcher(spec, spec.job(name)).stop()
+    context.log.info(f"term {stopped.term} of {name}: {stopped.how}")
+    value = {"job": name, "term": stopped.term, "state": stopped.state, "how": stopped.how}
+    return dg.Output(value, metadata=_metadata(value))
+
+
+def recover_stream(
+    context: dg.OpExecutionContext, config: RecoverConfig, mount: Mount, name: str
+) -> dg.Output[dict[str, Any]]:
+    """Bring the driver of a stream back."""
+    launch = mount.launch_text("recover", name)
+    with typed_failures(lambda error: note_exit(context, error)):
+        done = recover_driver(context, config, stillstate_of(context, mount), name, launch)
+    value = recovered_value(name, done)
+    if done.launched is None:
+        context.log.info(f"nothing to do for {name}: {done.reason}")
+        return dg.Output(value, metadata=_metadata(value))
+    metadata = {**_metadata(value), "log": dg.MetadataValue.path(done.launched.log)}
+    # An event of the stream too: whoever looks at that need not look for the run.
+    said = f"term {done.launched.term} goes on from {done.restored_from}; {value['how']}"
+    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
+    return dg.Output(value, metadata=metadata)
+
+
+def one_op_job(
+    mount: Mount,
+    stillstate: StillstateResource,
+    name: str,
+    action: str,
+    op: dg.OpDefinition,
+    description: str,
+    streams: Sequence[JobSpec],
+    tags: Mapping[str, str],
 ) -> dg.JobDefinition:
-    # A lost worker would otherwise keep the job's only slot for ever (see dagster.yaml).
-    runtime_max_s = int(job.launcher.start_timeout_s + job.launcher.stop_timeout_s) + 120
+    """A job of one op.
+
+    Args:
+        streams: those that it may be about: a run lasts as long as any of them allows.
+        tags: what is known before a run says which it is.
+    """
 
     @dg.job(
-        name=f"{action}_{job.identifier}",
+        name=name,
         description=description,
         # Bound here and not by `Definitions`: that would copy the sensor that targets these jobs, through a
         # parameter that Dagster still calls beta.
-        resource_defs={STILLSTATE: stillstate},
+        resource_defs={mount.resource: stillstate},
         executor_def=dg.in_process_executor,  # one op: a second process would only cost a second start
         tags={
-            JOB_TAG: job.name,
+            **tags,
             ACTION_TAG: action,
-            "dagster/max_runtime": str(runtime_max_s),
+            # A lost worker would otherwise keep the job's only slot for ever (see dagster.yaml).
+            "dagster/max_runtime": str(max(runtime_max_s(action, stream) for stream in streams)),
             # The recovery sensor is the only one that tries again; two mechanisms would start two drivers.
             "dagster/max_retries": "0",
         },
@@ -162,6 +191,17 @@ def _one_op_job(
         op()
 
     return one_op
+
+
+def runtime_max_s(action: str, job: JobSpec) -> int:
+    """How long Dagster lets a run go on."""
+    there_s = job.launcher.start_timeout_s + job.launcher.stop_timeout_s
+    more_s = {
+        "recover": job.recovery.first_checkpoint_s + LOOK_FOR_DAMAGE_S,
+        # There and back, with a savepoint that is made and read.
+        "migrate": there_s + job.recovery.first_checkpoint_s + job.savepoints.timeout_s + job.verification.timeout_s,
+    }
+    return int(there_s + more_s.get(action, 0.0)) + 120
 
 
 def _launched_output(context: dg.OpExecutionContext, launched: Launched) -> dg.Output[dict[str, Any]]:
@@ -181,24 +221,25 @@ def _launched_output(context: dg.OpExecutionContext, launched: Launched) -> dg.O
     return dg.Output(value, metadata={**_metadata(value), "log": dg.MetadataValue.path(launched.log)})
 
 
-def _nothing_to_do(context: dg.OpExecutionContext, job: str, reason: str) -> dg.Output[dict[str, Any]]:
-    context.log.info(f"nothing to do for {job}: {reason}")
-    value = {"job": job, "outcome": "nothing to do", "reason": reason}
-    return dg.Output(value, metadata=_metadata(value))
-
-
 def _metadata(value: dict[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if isinstance(item, str | int | float)}
 
 
+def stillstate_of(context: Any, mount: Mount) -> StillstateResource:
+    """The mount's resource, of any of Dagster's contexts."""
+    found: StillstateResource = getattr(context.resources, mount.resource)
+    return found
+
+
 @contextmanager
-def typed_failures() -> Iterator[None]:
-    """Our errors as a Dagster failure that reads like one and is not retried."""
+def typed_failures(on_error: Callable[[StillstateError], None] = lambda error: None) -> Iterator[None]:
+    """Our errors as a Dagster failure that reads like one and is not retried; `on_error` is told of them first."""
     try:
         yield
     except StillstateError as error:
+        on_error(error)
         raise dg.Failure(
-            description=str(error),
+            description="\n".join([str(error), *getattr(error, "__notes__", [])]),
             metadata={"kind": error.kind, "exit_code": error.exit_code},
             allow_retries=False,
         ) from error

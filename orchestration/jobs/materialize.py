@@ -6,7 +6,7 @@ adopts the result with its next checkpoint, and a run that fails or dies costs t
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,22 +14,34 @@ from typing import Any, Final
 import dagster as dg
 
 from assets.metadata import fold_metadata
-from assets.specs import materialized_key, materialized_spec
+from assets.mount import Mount
+from assets.specs import materialized_spec
 from orchestration.config.spec import JobSpec
 from orchestration.folding.health import FAILURES_ALARMED, FoldHealth, fold_health, fold_numbers, log_bytes_left
 from orchestration.folding.mode import FoldMode
 from orchestration.folding.plan import failed_in_a_row
-from orchestration.folding.session import fold, spark_of
-from orchestration.jobs.driver import typed_failures
+from orchestration.folding.session import fold, nothing_to_fold, spark_of
+from orchestration.jobs.checks import result_of, stream_check
+from orchestration.jobs.driver import stillstate_of, typed_failures
 from orchestration.jobs.past_runs import past_folds
 from orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
-from orchestration.resources import STILLSTATE, StillstateResource
+from orchestration.jobs.upkeep import LogsSteps, asset_of
 from state_runtime.base.errors import InvalidConfiguration
 
-__all__ = ["CHECK_NAME", "FoldConfig", "FoldJobs", "build_fold_jobs", "fold_evaluation"]
+__all__ = [
+    "CHECK_NAME",
+    "FoldConfig",
+    "FoldJobs",
+    "build_fold_jobs",
+    "build_spark_resource",
+    "fold_evaluation",
+    "fold_stream",
+    "fold_tags",
+    "folds_of_stream",
+    "folds_spec",
+]
 
 CHECK_NAME: Final = "materializations_succeed"
-_STEPS_LOGGED: Final = 10
 
 
 class FoldConfig(dg.Config):
@@ -51,104 +63,107 @@ class FoldJobs:
     check: dg.AssetChecksDefinition
     job: Any  # an asset job is resolved by `Definitions`; Dagster does not export the class
     schedule: dg.ScheduleDefinition | None
-    resources: dict[str, dg.ResourceDefinition]
 
 
-def build_fold_jobs(job: JobSpec) -> FoldJobs:
+def build_fold_jobs(mount: Mount, job: JobSpec) -> FoldJobs:
     """Build them; names are Dagster identifiers (`-` becomes `_`)."""
-    asset = _asset(job)
+    asset = _asset(mount, job)
     asset_job = dg.define_asset_job(
-        f"materialize_{job.identifier}",
+        mount.job_name("materialize", job.name),
         # The check is a look at the past and would say nothing of this run.
         selection=dg.AssetSelection.assets(asset).without_checks(),
         description=f"Fold the changelog of {job.name} into state tables, in a Spark job of its own.",
         executor_def=dg.in_process_executor,  # one step: a second process would only cost a second start
-        tags={
-            MATERIALIZE_TAG: job.name,
-            ACTION_TAG: "materialize",
-            "dagster/max_runtime": str(int(job.materialization.timeout_s)),
-            # The sensor is the only one that tries again.
-            "dagster/max_retries": "0",
-        },
+        tags={**fold_tags(job.materialization.timeout_s), MATERIALIZE_TAG: mount.tag(job.name)},
     )
     schedule = None
     if job.materialization.schedule:
         schedule = dg.ScheduleDefinition(
-            name=f"materialize_{job.identifier}_schedule",
+            name=f"{mount.job_name('materialize', job.name)}_schedule",
             job=asset_job,
             cron_schedule=job.materialization.schedule,
             execution_timezone="UTC",
             default_status=dg.DefaultScheduleStatus.RUNNING,
             description=f"Folds the changelog of {job.name}, whether or not it has grown much.",
         )
-    return FoldJobs(asset, _check(job), asset_job, schedule, {_spark_key(job): _lazy_pyspark(job)})
+    check = stream_check(mount, job.name, folds_spec(mount, job.name), folds_of_stream)
+    return FoldJobs(asset, check, asset_job, schedule)
 
 
-def _spark_key(job: JobSpec) -> str:
-    return f"spark_{job.identifier}"
+def fold_tags(timeout_s: float) -> dict[str, str]:
+    """Tags of a run that folds."""
+    return {
+        ACTION_TAG: "materialize",
+        "dagster/max_runtime": str(int(timeout_s)),
+        # The sensor is the only one that tries again.
+        "dagster/max_retries": "0",
+    }
 
 
-def _lazy_pyspark(job: JobSpec) -> dg.ResourceDefinition:
-    """`LazyPySparkResource` with the session settings of the job; it is imported when a run needs it, for it imports
-    pyspark."""
+def build_spark_resource() -> dg.ResourceDefinition:
+    """What makes the `LazyPySparkResource` of a job, with the job's session settings.
+
+    One for all jobs: Dagster writes every resource into every job, so that one for each job would cost their square.
+    dagster-pyspark is imported when a run needs it, for it imports pyspark.
+    """
 
     @dg.resource(
-        description=f"LazyPySparkResource of dagster-pyspark: the session in which {job.name} is materialized."
+        description="Makes the LazyPySparkResource of dagster-pyspark: the session in which a job is materialized."
     )
-    def lazy_pyspark(context: dg.InitResourceContext) -> Any:
-        try:
-            library = importlib.import_module("dagster_pyspark")
-        except ImportError as error:
-            raise InvalidConfiguration(
-                f"materializing {job.name} needs Spark in the environment of the Dagster run: "
-                f"pip install 'stillstate[spark]' ({error})"
-            ) from error
-        from state_runtime.spark.session import session_conf
-
-        spark = spark_of(job)
-        return library.LazyPySparkResource(
-            spark_config=session_conf(f"{job.name}-materialize", spark.master, spark.conf)
-        )
+    def lazy_pyspark(context: dg.InitResourceContext) -> Callable[[JobSpec], Any]:
+        return _lazy_pyspark
 
     return lazy_pyspark
 
 
-def _asset(job: JobSpec) -> dg.AssetsDefinition:
-    spec = materialized_spec(job)
+def _lazy_pyspark(job: JobSpec) -> Any:
+    try:
+        library = importlib.import_module("dagster_pyspark")
+    except ImportError as error:
+        raise InvalidConfiguration(
+            f"materializing {job.name} needs Spark in the environment of the Dagster run: "
+            f"pip install 'stillstate[spark]' ({error})"
+        ) from error
+    from state_runtime.spark.session import session_conf
+
+    spark = spark_of(job)
+    return library.LazyPySparkResource(spark_config=session_conf(f"{job.name}-materialize", spark.master, spark.conf))
+
+
+def _asset(mount: Mount, job: JobSpec) -> dg.AssetsDefinition:
     name = job.name
 
-    @dg.asset(
-        key=spec.key,
-        deps=[dep.asset_key for dep in spec.deps],
-        description=spec.description,
-        group_name=spec.group_name,
-        owners=list(spec.owners),
-        kinds=set(spec.kinds),
-        tags={key: value for key, value in spec.tags.items() if not key.startswith("dagster/kind/")},
-        metadata=dict(spec.metadata),
-        required_resource_keys={STILLSTATE, _spark_key(job)},
-        output_required=False,  # there may be nothing to fold, and then nothing was materialized
-    )
+    @asset_of(materialized_spec(mount, job), mount.resource, mount.spark)
     def materialized_state(
         context: dg.AssetExecutionContext, config: FoldConfig
     ) -> Iterator[dg.MaterializeResult[None]]:
-        stillstate: StillstateResource = getattr(context.resources, STILLSTATE)
-        with typed_failures():
-            now = stillstate.spec().job(name)
-            catalog = stillstate.catalog(now)
-            catalog.job_info()  # before the start of Spark
-            with _session(getattr(context.resources, _spark_key(job))) as session:
-                result = fold(session, now, mode=config.mode.value, on_progress=_Steps(context, name))
-            left = log_bytes_left(catalog, result.snapshot_id if result.record_id is not None else 0)
-        if result.record_id is None:
-            context.log.info(f"nothing was folded: {result.reason}")
-            return
-        yield dg.MaterializeResult(
-            metadata={"mode": result.mode, **fold_metadata(fold_numbers(result, left))},
-            data_version=dg.DataVersion(str(result.record_id)),
-        )
+        yield from fold_stream(context, mount, name, config.mode)
 
     return materialized_state
+
+
+def fold_stream(
+    context: dg.AssetExecutionContext, mount: Mount, name: str, mode: FoldMode
+) -> Iterator[dg.MaterializeResult[None]]:
+    """Fold the changelog of a stream. Where the store says that there is nothing to fold, Spark is not started and
+    nothing comes of it."""
+    stillstate = stillstate_of(context, mount)
+    with typed_failures():
+        now = stillstate.spec().job(name)
+        catalog = stillstate.catalog(now)
+        result = nothing_to_fold(catalog, mode.value, stillstate.clock())
+        if result is None:
+            with _session(getattr(context.resources, mount.spark)(now)) as session:
+                result = fold(session, now, mode=mode.value, on_progress=LogsSteps(context.log, name, "ranges"))
+        left = log_bytes_left(catalog, result.snapshot_id if result.record_id is not None else 0)
+    if result.record_id is None:
+        context.log.info(f"nothing was folded: {result.reason}")
+        return
+    yield dg.MaterializeResult(
+        asset_key=mount.materialized(name),
+        metadata={"mode": result.mode, **fold_metadata(fold_numbers(result, left))},
+        data_version=dg.DataVersion(str(result.record_id)),
+    )
 
 
 @contextmanager
@@ -168,47 +183,27 @@ def _session(lazy: Any) -> Iterator[Any]:
             session.stop()
 
 
-class _Steps:
-    """Logs about every tenth of the way."""
-
-    def __init__(self, context: dg.AssetExecutionContext, name: str) -> None:
-        self._context = context
-        self._name = name
-        self._logged = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        step = done * _STEPS_LOGGED // total if total else 0
-        if step != self._logged:
-            self._logged = step
-            self._context.log.info(f"{self._name}: {done} of {total} ranges")
-
-
-def _check(job: JobSpec) -> dg.AssetChecksDefinition:
-    name = job.name
-
-    @dg.asset_check(
-        asset=materialized_key(name),
-        name=CHECK_NAME,
+def folds_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
+    """The check of a stream's materializations."""
+    return dg.AssetCheckSpec(
+        CHECK_NAME,
+        asset=mount.materialized(name),
         description=f"Fails after {FAILURES_ALARMED} materializations in a row failed, by the driver or by Dagster. "
-        "The job goes on; "
-        "its log, and so a restart, grows until one succeeds.",
-        required_resource_keys={STILLSTATE},
+        "The job goes on; its log, and so a restart, grows until one succeeds.",
     )
-    def materializations_succeed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        stillstate: StillstateResource = getattr(context.resources, STILLSTATE)
-        with typed_failures():
-            catalog = stillstate.catalog(stillstate.spec().job(name))
-            health = fold_health(catalog, stillstate.clock().now_ms())
-        failed_runs = failed_in_a_row(past_folds(context.instance, name))
-        seen = fold_evaluation(name, health, failed_runs)
-        return dg.AssetCheckResult(
-            passed=seen.passed, metadata=seen.metadata, severity=seen.severity, description=seen.description
-        )
-
-    return materializations_succeed
 
 
-def fold_evaluation(job: str, health: FoldHealth, failed_runs: int) -> dg.AssetCheckEvaluation:
+def folds_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str) -> dg.AssetCheckResult:
+    """How the materializations of a stream go."""
+    stillstate = stillstate_of(context, mount)
+    with typed_failures():
+        catalog = stillstate.catalog(stillstate.spec().job(name))
+        health = fold_health(catalog, stillstate.clock().now_ms())
+    failed_runs = failed_in_a_row(past_folds(context.instance, mount.tag(name)))
+    return result_of(fold_evaluation(mount, name, health, failed_runs))
+
+
+def fold_evaluation(mount: Mount, job: str, health: FoldHealth, failed_runs: int) -> dg.AssetCheckEvaluation:
     """The check's verdict.
 
     Args:
@@ -218,7 +213,7 @@ def fold_evaluation(job: str, health: FoldHealth, failed_runs: int) -> dg.AssetC
     failed = max(health.failed_in_a_row, failed_runs)
     passed = failed < FAILURES_ALARMED
     return dg.AssetCheckEvaluation(
-        asset_key=materialized_key(job),
+        asset_key=mount.materialized(job),
         check_name=CHECK_NAME,
         passed=passed,
         severity=dg.AssetCheckSeverity.ERROR,
@@ -227,7 +222,7 @@ def fold_evaluation(job: str, health: FoldHealth, failed_runs: int) -> dg.AssetC
             if passed
             else f"{failed} materializations in a row failed; the log grows until one succeeds. "
             "Look at the driver's log and at "
-            f"the runs of materialize_{job.replace('-', '_')}"
+            f"the runs of {mount.launch_text('materialize', job)}"
         ),
         metadata={"failed_in_a_row": dg.IntMetadataValue(failed), "last_id": dg.IntMetadataValue(health.last_id)},
     )

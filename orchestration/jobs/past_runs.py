@@ -11,25 +11,35 @@ from orchestration.jobs.tags import (
     ACTION_TAG,
     AFTER_TAG,
     ATTEMPT_TAG,
+    EXIT_TAG,
     JOB_TAG,
     MATERIALIZE_TAG,
     PROGRESS_TAG,
+    RESUMES_TAG,
     STREAK_TAG,
+    TARGET_TAG,
     TERM_TAG,
 )
+from orchestration.migration.desired import PastMigration
 from orchestration.recovery.plan import PastRun
 from orchestration.run_phases import PHASES
 
-__all__ = ["past_folds", "past_runs"]
+__all__ = ["past_folds", "past_migrations", "past_runs"]
 
 FOLDS_READ_MAX: Final = 50
+MIGRATIONS_READ_MAX: Final = 500
+"""Of all jobs: one question for all of them."""
 # The newest decide; the rest only keeps attempt numbers of one term apart.
 RUNS_READ_MAX: Final = 100
 
 
-def past_runs(instance: dg.DagsterInstance, job: str) -> list[PastRun]:
-    """The newest runs that started, stopped or recovered the job's driver, newest first."""
-    records = instance.get_run_records(dg.RunsFilter(tags={JOB_TAG: job}), limit=RUNS_READ_MAX)
+def past_runs(instance: dg.DagsterInstance, tag: str) -> list[PastRun]:
+    """The newest runs that started, stopped or recovered a job's driver, newest first.
+
+    Args:
+        tag: of the job (`Mount.tag`).
+    """
+    records = instance.get_run_records(dg.RunsFilter(tags={JOB_TAG: tag}), limit=RUNS_READ_MAX)
     return [_past_run(record) for record in records]
 
 
@@ -44,12 +54,13 @@ def _past_run(record: dg.RunRecord) -> PastRun:
         streak=_number(tags.get(STREAK_TAG)) or 0,
         progress=_number(tags.get(PROGRESS_TAG)),
         ended_s=_ended_s(record),
+        exit_code=_number(tags.get(EXIT_TAG)) or 0,
     )
 
 
-def past_folds(instance: dg.DagsterInstance, job: str) -> list[FoldRun]:
-    """The newest runs of the job `materialize_<job>`, newest first."""
-    records = instance.get_run_records(dg.RunsFilter(tags={MATERIALIZE_TAG: job}), limit=FOLDS_READ_MAX)
+def past_folds(instance: dg.DagsterInstance, tag: str) -> list[FoldRun]:
+    """The newest runs that folded a job's changelog, newest first."""
+    records = instance.get_run_records(dg.RunsFilter(tags={MATERIALIZE_TAG: tag}), limit=FOLDS_READ_MAX)
     return [_fold_run(record) for record in records]
 
 
@@ -62,6 +73,25 @@ def _fold_run(record: dg.RunRecord) -> FoldRun:
         attempt=_number(tags.get(ATTEMPT_TAG)) or 0,
         ended_s=_ended_s(record),
     )
+
+
+def past_migrations(instance: dg.DagsterInstance) -> dict[str, list[PastMigration]]:
+    """The newest runs that migrated drivers, newest first, by the tag of the job (`Mount.tag`)."""
+    filters = dg.RunsFilter(tags={ACTION_TAG: "migrate"})
+    found: dict[str, list[PastMigration]] = {}
+    for record in instance.get_run_records(filters, limit=MIGRATIONS_READ_MAX):
+        tags = record.dagster_run.tags
+        past = PastMigration(
+            run_id=record.dagster_run.run_id,
+            phase=PHASES[record.dagster_run.status.value],
+            term=_number(tags.get(TERM_TAG)) or 0,
+            target=tags.get(TARGET_TAG, ""),
+            resumes=tags.get(RESUMES_TAG, ""),
+            created_s=record.create_timestamp.timestamp(),
+            ended_s=_ended_s(record),
+        )
+        found.setdefault(tags.get(JOB_TAG, ""), []).append(past)
+    return found
 
 
 def _number(text: str | None) -> int | None:

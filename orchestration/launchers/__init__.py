@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from orchestration.config.spec import JobSpec, Spec
 from orchestration.launchers.local import LocalLauncher
-from orchestration.launchers.port import Launched, Launcher, LaunchFailed, Stopped, StopTimedOut
+from orchestration.launchers.port import (
+    FirstCheckpoint,
+    LastWords,
+    Launched,
+    Launcher,
+    LaunchFailed,
+    Stopped,
+    StopTimedOut,
+)
+from orchestration.launchers.spark_submit import SparkSubmitLauncher
 
 __all__ = [
+    "FirstCheckpoint",
+    "LastWords",
     "LaunchFailed",
     "Launched",
     "Launcher",
     "LocalLauncher",
+    "SparkSubmitLauncher",
     "StopTimedOut",
     "Stopped",
     "build_launcher",
@@ -19,4 +31,8 @@ __all__ = [
 
 def build_launcher(spec: Spec, job: JobSpec) -> Launcher:
     """The launcher that the job's `launcher.kind` names."""
-    return LocalLauncher(spec.file, job)
+    match job.launcher.kind:
+        case "local":
+            return LocalLauncher(spec.file, job)
+        case "spark-submit":
+            return SparkSubmitLauncher(spec.file, job)

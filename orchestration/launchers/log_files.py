@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
+from orchestration.config.launcher import secret_values
 from orchestration.config.spec import JobSpec
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import Ids
+from state_runtime.store.options import REDACTED, SECRET_CHARS_MIN
 
-__all__ = ["LOGS_KEPT", "new_log_file", "redacted"]
+__all__ = ["LOGS_KEPT", "new_log_file", "newest_log", "private_file", "redacted", "tail"]
+
+LOG_LINES_SHOWN: Final = 20
+LOG_TAIL_BYTES: Final = 64 * 1024
 
 LOGS_KEPT: Final = 50  # of one job; a crash loop must not fill the disk with names
 
@@ -25,30 +31,78 @@ def new_log_file(job: JobSpec, clock: Clock, ids: Ids) -> IO[bytes]:
         InvalidConfiguration: the folder cannot be written.
     """
     folder = Path(job.launcher.log_dir)
-    at = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S")
-    path = folder / f"{job.name}.{at}.{ids.short()[:8]}.log"
+    path = folder / _new_name(job, clock, ids, ".log")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _prune(folder, job.name)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     except OSError as error:
-        raise InvalidConfiguration(
-            f"job {job.name!r}: launcher.log_dir {folder} cannot be written: "
-            f"{error.strerror or error}; name a folder that this user can write"
-        ) from error
+        raise _unwritable(job, folder, error) from error
     return open(path, "ab", buffering=0, opener=lambda *_: descriptor)
 
 
+def private_file(job: JobSpec, clock: Clock, ids: Ids, suffix: str) -> Path:
+    """A new empty file beside the logs that only this user can read; whoever makes it removes it.
+
+    Raises:
+        InvalidConfiguration: the folder cannot be written.
+    """
+    folder = Path(job.launcher.log_dir)
+    path = folder / _new_name(job, clock, ids, suffix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise _unwritable(job, folder, error) from error
+    return path
+
+
 def redacted(job: JobSpec, text: str) -> str:
-    """A text without the credentials of a job's stores."""
-    text = job.storage_options.redact(text)
-    start = job.start_from
-    return start.storage_options.redact(text) if start is not None and start.storage_options is not None else text
+    """A text without the credentials of a job's stores, and without those in its Spark settings."""
+    text = job.redact(text)
+    for value in (*secret_values(job.spark.conf), *secret_values(job.launcher.conf)):
+        text = text.replace(value, REDACTED) if len(value) >= SECRET_CHARS_MIN else text
+    return text
+
+
+def newest_log(job: JobSpec) -> Path | None:
+    """The job's newest log; None if there is none, or the folder cannot be read."""
+    try:
+        return max(_logs(Path(job.launcher.log_dir), job.name), default=None)
+    except OSError:
+        return None
+
+
+def tail(job: JobSpec, log: Path) -> str:
+    """The last lines of a log, without the credentials of the job's stores."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            lines = deque(file.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines(), LOG_LINES_SHOWN)
+    except OSError as error:
+        return f"  (it cannot be read: {error.strerror or error})"
+    return redacted(job, "\n".join(f"  {line}" for line in lines) or "  (empty)")
+
+
+def _new_name(job: JobSpec, clock: Clock, ids: Ids, suffix: str) -> str:
+    at = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S")
+    return f"{job.name}.{at}.{ids.short()[:8]}{suffix}"
+
+
+def _unwritable(job: JobSpec, folder: Path, error: OSError) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"job {job.name!r}: launcher.log_dir {folder} cannot be written: "
+        f"{error.strerror or error}; name a folder that this user can write"
+    )
+
+
+def _logs(folder: Path, job: str) -> list[Path]:
+    """Only names that we give ourselves, oldest first: they begin with the time."""
+    ours = re.compile(re.escape(job) + r"\.\d{8}T\d{6}\.[0-9a-f]{8}\.log\Z")
+    return sorted(p for p in folder.iterdir() if ours.match(p.name))
 
 
 def _prune(folder: Path, job: str) -> None:
-    # Only names that we give ourselves, and never the newest ones.
-    ours = re.compile(re.escape(job) + r"\.\d{8}T\d{6}\.[0-9a-f]{8}\.log\Z")
-    logs = sorted(p for p in folder.iterdir() if ours.match(p.name))
+    logs = _logs(folder, job)  # never the newest ones
     for old in logs[: max(0, len(logs) - LOGS_KEPT + 1)]:
         old.unlink(missing_ok=True)

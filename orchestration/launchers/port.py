@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from orchestration.config.begin_at import NEWEST, BeginAt
 from state_runtime.base.errors import StillstateError, Unavailable
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot.term_files import RunState, RunStatus
 
-__all__ = ["LaunchFailed", "Launched", "Launcher", "Liveness", "StopTimedOut", "Stopped"]
+__all__ = [
+    "LOG_FOLLOWS",
+    "FirstCheckpoint",
+    "LastWords",
+    "LaunchFailed",
+    "Launched",
+    "Launcher",
+    "Liveness",
+    "StopTimedOut",
+    "Stopped",
+]
 
-Liveness = Literal["alive", "dead", "unknown"]
-"""What the operating system says about a driver's process; unknown on any host but its own."""
+LOG_FOLLOWS: Final = "The end of its log"
+"""In a message about a driver: what is below and after it the driver has said itself, and may be long."""
+
+Liveness = Literal["alive", "restarting", "dead", "unknown"]
+"""What the operating system says about a driver's process; unknown on any host but its own. `restarting`: it is gone,
+and its supervisor lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +41,31 @@ class Launched:
     host: str
     log: str
     """Where its output goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstCheckpoint:
+    """How a driver that was brought back went on.
+
+    Attributes:
+        snapshot_id: its first checkpoint; None if it made none.
+        how: one line for people.
+        at_ms: when that checkpoint was made; 0 without one.
+        progress: numbers of that checkpoint.
+    """
+
+    snapshot_id: int | None
+    how: str
+    at_ms: int = 0
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The end of a driver's log, without credentials."""
+
+    log: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -65,10 +105,12 @@ class Launcher(Protocol):
         allow_drained: bool = False,
         take_output: bool = False,
         begin: BeginAt = NEWEST,
+        cause: str = "",
     ) -> Launched:
         """Start a driver and wait until it runs.
 
         Args:
+            cause: why, if not because a person wants it; its heartbeat says so.
             begin: at which snapshot. What is copied from elsewhere counts against the time that a start may take; a
                 start that is ended for it is finished by the next.
 
@@ -89,6 +131,19 @@ class Launcher(Protocol):
 
     def is_alive(self, status: RunStatus) -> Liveness:
         """What is known about the process of a run."""
+        ...
+
+    def wait_for_checkpoint(self, launched: Launched, timeout_s: float) -> FirstCheckpoint:
+        """Wait until a driver that was started has made a checkpoint, or shown that its source is quiet, or ended well.
+        After `timeout_s` it is let be: it lives.
+
+        Raises:
+            LaunchFailed: it ended before; the message has the end of its log.
+        """
+        ...
+
+    def last_words(self, status: RunStatus) -> LastWords | None:
+        """The end of the newest log of the job, if the run was on this host and there is one."""
         ...
 
     def end_lost(self, status: RunStatus) -> str:

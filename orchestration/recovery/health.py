@@ -4,12 +4,15 @@ verdict         recover?   when
 never-started   no         no run has ever claimed a term
 starting        no         it said so within `start_grace_s`
 healthy         no         running, heartbeat within `heartbeat_timeout_s`
+restarting      no         its process is gone, and its supervisor lives and is bringing it back
 dead            yes        its process is gone from this host, and its heartbeat has stopped
 silent          yes        its heartbeat is too old (other host, or a process that hangs)
+stalled         yes        its heart beats, and for `stall_timeout_s` nothing has ended, though its source is not quiet
 failed          yes        it said that it failed
 stopped         no         it was asked to stop, or it was about to when it died
 finished        no         its input came to an end
 fenced          no         another run took the job over, and speaks for it
+migrating       no         it does not run, and a migration is under way, which starts and stops it
 """
 
 from __future__ import annotations
@@ -17,16 +20,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from orchestration.config.sections import RecoverySpec
 from orchestration.launchers.port import Liveness
+from orchestration.text import duration_text
+from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["Health", "HealthPolicy", "Verdict", "decide", "recovery_wait_s"]
+__all__ = ["MAY_BE_MIGRATING", "Health", "HealthPolicy", "Verdict", "decide", "recovery_wait_s", "while_migrating"]
 
-Verdict = Literal["never-started", "starting", "healthy", "dead", "silent", "failed", "stopped", "finished", "fenced"]
+Verdict = Literal[
+    "never-started",
+    "starting",
+    "healthy",
+    "restarting",
+    "dead",
+    "silent",
+    "stalled",
+    "failed",
+    "stopped",
+    "finished",
+    "fenced",
+    "migrating",
+]
 
 BACKOFF_MAX_S: Final = 600.0  # a job that waits for a repaired store should come back within minutes of the repair
 _BEATS_MISSED: Final = 2
-_TO_RECOVER: Final = frozenset({"dead", "silent", "failed"})
+_TO_RECOVER: Final = frozenset({"dead", "silent", "stalled", "failed"})
+MAY_BE_MIGRATING: Final = frozenset({"stopped", "finished", "fenced"}) | _TO_RECOVER
+"""What a driver looks like that a migration has stopped, or has not brought up."""
+MIGRATION_QUIET_S: Final = 3600.0
+"""A step of a migration that takes longer is a migration that nobody goes on with, until somebody has looked."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +58,32 @@ class HealthPolicy:
 
     heartbeat_timeout_s: float = 30.0
     start_grace_s: float = 120.0
+    stall_timeout_s: float = 0.0  # 0: never
+
+    @staticmethod
+    def of(recovery: RecoverySpec) -> HealthPolicy:
+        """As a job's section of `stillstate.yaml` says."""
+        return HealthPolicy(recovery.heartbeat_timeout_s, recovery.start_grace_s, recovery.stall_timeout_s)
 
 
 @dataclass(frozen=True)
 class Health:
-    """A verdict and one line that says why."""
+    """A verdict and one line that says why.
+
+    Attributes:
+        is_wanted: nobody has asked for the run to end.
+        is_overdue: of one that is migrating: nobody seems to go on with it.
+    """
 
     verdict: Verdict
     reason: str
+    is_wanted: bool = True
+    is_overdue: bool = False
 
     @property
     def needs_recovery(self) -> bool:
         """Whether the job should run and does not."""
-        return self.verdict in _TO_RECOVER
+        return self.verdict in _TO_RECOVER and self.is_wanted
 
 
 def decide(
@@ -75,24 +111,49 @@ def decide(
     age_s = status.age_s(now_ms)
     if status.state in ("stopped", "finished", "fenced"):
         return Health(status.state, f"{who} {status.state}" + (f": {status.message}" if status.message else ""))
-    if status.state == "failed":
+    stood_s = (status.at_ms - status.advanced_at_ms) / 1000 if status.advanced_at_ms else 0.0
+    if process == "restarting" and age_s <= policy.start_grace_s:
+        health = Health("restarting", f"{who} is gone, {age_s:.1f} s ago; its supervisor is bringing it back")
+    elif status.state == "failed":
         health = Health("failed", f"{who} failed: {status.message or 'no message'}")
-    elif process == "dead" and age_s > _BEATS_MISSED * status.heartbeat_interval_s:
+    elif process in ("dead", "restarting") and age_s > _BEATS_MISSED * status.heartbeat_interval_s:
         # Two containers may share a host name and not their processes. A heart that still beats outweighs a
         # process id that we cannot see.
         health = Health("dead", f"{who} is gone; its last heartbeat is {age_s:.1f} s old")
-    elif status.state == "starting":
+    elif status.state == "starting" and stood_s < (policy.stall_timeout_s or float("inf")):
         if age_s <= policy.start_grace_s:
             return Health("starting", f"{who} has been starting for {age_s:.1f} s")
         health = Health("silent", f"{who} did not start within {policy.start_grace_s:g} s")
+    elif age_s <= policy.heartbeat_timeout_s and policy.stall_timeout_s and stood_s >= policy.stall_timeout_s:
+        # Both times are the driver's own, so that its clock need not be ours.
+        health = Health(
+            "stalled",
+            f"{who} beats, and for {duration_text(stood_s)} neither an epoch nor a task has ended, with input waiting; "
+            "the stacks of its threads are in its log",
+        )
     elif age_s <= policy.heartbeat_timeout_s:
         return Health("healthy", f"{who} was heard of {age_s:.1f} s ago")
     else:
         limit = f"limit {policy.heartbeat_timeout_s:g} s"
         health = Health("silent", f"{who} was last heard of {age_s:.1f} s ago, {limit}")
+    if stop_requested and health.verdict == "stalled":
+        # It lives, and cannot obey: neither stopped nor to be brought back. `stillstate stop` ends it.
+        return Health("stalled", f"{health.reason}; a stop has been requested", is_wanted=False)
     if stop_requested:
         return Health("stopped", f"{health.reason}; a stop had been requested")
     return health
+
+
+def while_migrating(health: Health, migration: Migration, job: str, now_ms: int) -> Health:
+    """What is said of a job that does not run because it is being migrated: it is not to be recovered."""
+    age_s = max(0.0, (now_ms - migration.at_ms) / 1000)
+    return Health(
+        "migrating",
+        f"{migration} is under way, its step for {duration_text(age_s)}; recovery leaves the job alone until it is "
+        f"over. If nobody goes on with it: `stillstate migrate {job} --resume`, or launch migrate_<job> in Dagster. "
+        f"The driver: {health.reason}",
+        is_overdue=age_s > MIGRATION_QUIET_S,
+    )
 
 
 def recovery_wait_s(attempts_before: int, backoff_s: float) -> float:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from orchestration.config.spec import JobSpec
 from orchestration.launchers import Launcher
-from orchestration.recovery.health import Health, HealthPolicy, decide
+from orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
 from state_runtime.base.clock import Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import asked_to_stop
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.migration import read_migration
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["Observation", "observe", "progress_marker"]
+__all__ = ["Observation", "observe", "progress_marker", "progress_of"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Observation:
 
 def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) -> Observation:
     """Read the newest heartbeat and judge it."""
-    policy = HealthPolicy(job.recovery.heartbeat_timeout_s, job.recovery.start_grace_s)
+    policy = HealthPolicy.of(job.recovery)
     status = catalog.status()
     process = "unknown" if status is None else launcher.is_alive(status)
     now_ms = clock.now_ms()
@@ -33,13 +35,22 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
     if status is not None and health.needs_recovery and asked_to_stop(catalog.root, status.term):
         # Looked for only now: it is a listing, and a healthy job is the common case.
         health = decide(status, now_ms, policy, process, stop_requested=True)
+    if health.verdict in MAY_BE_MIGRATING:
+        # The same: another listing, for those only that do not run.
+        migration = read_migration(catalog.root)
+        if migration is not None and migration.is_open:
+            health = while_migrating(health, migration, job.name, now_ms)
     return Observation(status, health)
 
 
 def progress_marker(catalog: Catalog) -> int:
+    """`progress_of` what is newest now."""
+    return progress_of(catalog.latest())
+
+
+def progress_of(newest: Manifest | None) -> int:
     """The newest checkpoint that did work. It stands still while a job dies again and again at one place.
 
     A fencing snapshot repeats the progress of the checkpoint below it, so a start alone does not move it.
     """
-    latest = catalog.latest()
-    return 0 if latest is None or latest.progress is None else latest.progress.snapshot_id
+    return 0 if newest is None or newest.progress is None else newest.progress.snapshot_id

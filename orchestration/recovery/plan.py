@@ -3,23 +3,52 @@
 A *failure* is a term whose driver was lost. Each failure gets one run at a time; an attempt that did not help is
 followed by another, later each time. Attempts in a row are counted over terms for as long as the job makes no
 checkpoint, because a driver that starts and dies at once is one failure that repeats, not many new ones. A driver
-that lived for a while ends the row even without a checkpoint: its source may simply have been quiet.
+that lived for a while ends the row even without a checkpoint: its source may simply have been quiet (unless it
+stalled: then it lived and did nothing).
+
+How often a row is tried depends on why the driver ended (`StillstateError.kind`):
+
+why                          attempts in a row
+invalid, unsupported         none: the same start gets the same answer until somebody changes something
+corrupt, user-code           one: a read may have been cut short, and user code may have called something that was away
+unavailable                  without end, at most ten minutes apart: somebody will repair the store or the source
+anything else, or killed     `recovery.max_attempts`
+
+When they are used up, one run is requested that fails on purpose: whoever is told of failed runs is told of this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
-from orchestration.recovery.health import recovery_wait_s
+from orchestration.recovery.health import Verdict, recovery_wait_s
 from orchestration.run_phases import UNDER_WAY, RunPhase
 from orchestration.text import duration_text
 
-__all__ = ["SETTLED_S", "PastRun", "RecoveryPlan", "plan_recovery"]
+__all__ = [
+    "GIVE_UP",
+    "SETTLED_S",
+    "Loss",
+    "PastRun",
+    "RecoveryPlan",
+    "attempts_allowed",
+    "kind_of_exit",
+    "plan_recovery",
+]
 
 # A driver that fails for a reason in its code or its state does so within its first epochs.
 SETTLED_S: Final = 600.0
+GIVE_UP: Final = "give-up"
+"""The action of the run that fails on purpose."""
+
+_FEW: Final[Mapping[str, int]] = MappingProxyType({"invalid": 0, "unsupported": 0, "corrupt": 1, "user-code": 1})
+_WITHOUT_END: Final = "unavailable"
+_KINDS: Final[Mapping[int, str]] = MappingProxyType(
+    {2: "invalid", 3: "fenced", 4: "unavailable", 5: "corrupt", 6: "unsupported", 7: "user-code"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +56,13 @@ class PastRun:
     """One Dagster run for the job.
 
     Attributes:
-        action: start, stop or recover.
+        action: start, stop, recover or give-up.
         term: the failure that a recovery run was for; None for one that a person started.
         attempt: of that failure.
         streak: which attempt in a row it was, over all terms since the row began.
         progress: the job's progress marker when it was requested.
         ended_s: when it ended, or was created if that is not known.
+        exit_code: of the driver that it started, if that ended before it ran; 0: it ran, or that is not known.
     """
 
     run_id: str
@@ -43,65 +73,113 @@ class PastRun:
     streak: int = 0
     progress: int | None = None
     ended_s: float = 0.0
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A driver that was lost.
+
+    Attributes:
+        term: the newest term.
+        progress: the job's progress marker now.
+        lived_s: from the start of the term to its last heartbeat.
+        kind: of the error that ended it; empty if it did not say.
+    """
+
+    term: int
+    progress: int
+    lived_s: float
+    verdict: Verdict = "dead"
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class RecoveryPlan:
     """`attempt` is the number of the attempt to request now, None for none; `reason` says why, for the tick's log.
-    `streak` is to be noted with the request."""
+
+    Attributes:
+        streak: to be noted with the request.
+        gave_up: no attempt will follow.
+        tell: the run that fails on purpose is to be requested now.
+        next_s: wall clock of the next attempt, if one only waits for its time.
+        last_run_id: the newest recovery run of this row.
+    """
 
     attempt: int | None
     reason: str
     streak: int = 0
+    gave_up: bool = False
+    tell: bool = False
+    next_s: float | None = None
+    last_run_id: str = ""
+
+
+def kind_of_exit(exit_code: int) -> str:
+    """The kind of error behind a driver's exit code; empty for what says nothing (1, a signal)."""
+    return _KINDS.get(exit_code, "")
+
+
+def attempts_allowed(kind: str, max_attempts: int) -> int | None:
+    """How many attempts in a row an error of a kind gets; None: without end."""
+    return None if kind == _WITHOUT_END else min(max_attempts, _FEW.get(kind, max_attempts))
 
 
 def plan_recovery(
-    term: int,
-    progress: int,
-    lived_s: float,
-    runs: Sequence[PastRun],
-    now_s: float,
-    *,
-    max_attempts: int,
-    backoff_s: float,
+    loss: Loss, runs: Sequence[PastRun], now_s: float, *, max_attempts: int, backoff_s: float
 ) -> RecoveryPlan:
-    """Decide about the failed `term` of one job.
+    """Decide about a lost driver.
 
     Args:
-        term: the newest term, whose driver is lost.
-        progress: the job's progress marker now.
-        lived_s: from the start of the term to its last heartbeat.
         runs: the job's runs, newest first.
         now_s: wall clock.
-        max_attempts: in a row without progress.
+        max_attempts: in a row without progress, of errors that can pass.
         backoff_s: wait before the second of them.
     """
+    last = _last_in_row(loss, runs)
+    tried, last_id = (0, "") if last is None else (last.streak, last.run_id)
     for run in runs:
         if run.phase in UNDER_WAY:
-            return RecoveryPlan(None, f"run {run.run_id[:8]} ({run.action}) is {run.phase}")
-    last = _last_in_row(term, progress, lived_s, runs)
-    tried = 0 if last is None else last.streak
-    if tried >= max_attempts:
+            reason = f"run {run.run_id[:8]} ({run.action}) is {run.phase}"
+            return RecoveryPlan(None, reason, tried, last_run_id=run.run_id if run.action == "recover" else last_id)
+    kind = loss.kind
+    if last is not None and last.term == loss.term and last.exit_code:
+        kind = kind_of_exit(last.exit_code)  # it died before it had a term to say so in
+    allowed = attempts_allowed(kind, max_attempts)
+    if allowed is not None and tried >= allowed:
+        told = any(run.action == GIVE_UP and run.term == loss.term and run.phase != "abandoned" for run in runs)
         return RecoveryPlan(
-            None,
-            f"gave up after {tried} recoveries without a new checkpoint; look at the driver's log, then start "
-            "the job or raise recovery.max_attempts",
+            None, _why_gave_up(kind, tried, max_attempts), tried, gave_up=True, tell=not told, last_run_id=last_id
         )
+    of = "without end" if allowed is None else f"of {allowed}"
     if last is not None:
-        wait_s = last.ended_s + recovery_wait_s(tried, backoff_s) - now_s
-        if wait_s > 0:
-            return RecoveryPlan(None, f"attempt {tried + 1} of {max_attempts} follows in {duration_text(wait_s)}")
+        next_s = last.ended_s + recovery_wait_s(tried, backoff_s)
+        if next_s > now_s:
+            reason = f"attempt {tried + 1} {of} follows in {duration_text(next_s - now_s)}"
+            return RecoveryPlan(None, reason, tried, next_s=next_s, last_run_id=last_id)
     # Counted over everything that was ever requested for this term: Dagster ignores a run key that it has seen.
-    number = 1 + max((run.attempt for run in runs if run.term == term and run.phase != "abandoned"), default=0)
-    return RecoveryPlan(number, f"attempt {tried + 1} of {max_attempts}", tried + 1)
+    number = 1 + max(
+        (r.attempt for r in runs if r.term == loss.term and r.action != GIVE_UP and r.phase != "abandoned"), default=0
+    )
+    return RecoveryPlan(number, f"attempt {tried + 1} {of}", tried + 1, last_run_id=last_id)
 
 
-def _last_in_row(term: int, progress: int, lived_s: float, runs: Sequence[PastRun]) -> PastRun | None:
+def _why_gave_up(kind: str, tried: int, max_attempts: int) -> str:
+    if kind in _FEW and tried <= _FEW[kind]:
+        what = "is not tried again" if _FEW[kind] == 0 else "came back after one more start"
+        return f"gave up: an error of kind {kind!r} {what}; it does not pass by itself. Repair it, then start the job"
+    return (
+        f"gave up after {tried} recoveries without a new checkpoint (recovery.max_attempts {max_attempts}); look at "
+        "the driver's log, then start the job or raise recovery.max_attempts"
+    )
+
+
+def _last_in_row(loss: Loss, runs: Sequence[PastRun]) -> PastRun | None:
     """The newest recovery run, if the failure now is the same trouble going on."""
     for run in runs:
-        if run.phase == "abandoned" or run.action == "stop":
+        if run.phase == "abandoned" or run.action not in ("start", "recover"):
             continue
         by_hand = run.action != "recover" or run.term is None
-        helped = run.term != term and lived_s >= SETTLED_S
-        return None if by_hand or helped or run.progress != progress else run
+        helped = run.term != loss.term and loss.lived_s >= SETTLED_S and loss.verdict != "stalled"
+        return None if by_hand or helped or run.progress != loss.progress else run
     return None

@@ -5,6 +5,7 @@ How it goes is told to callbacks; `orchestration/show/runs.py` has displays for 
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -16,8 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestration.config.begin_at import NEWEST, BeginAt
+from orchestration.config.driver_settings import driver_settings
 from orchestration.config.entry_point import load_entry_point
+from orchestration.config.held import held_settings, refuse_while_migrating
+from orchestration.config.home import home_of, moved_text
 from orchestration.config.spec import JobSpec, to_context, to_trigger
+from orchestration.launchers.submit_command import driver_conf
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.progress import Progress
@@ -36,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["RestoreWatch", "run_job"]
 
 RESTORE_INTERVAL_S: Final = 1.0
+CAUSE_CHARS_MAX: Final = 1000
+SUBMITTED_ENV: Final = "STILLSTATE_SUBMITTED"  # set by orchestration/submitted.py
+WORKER_STACKS_CONF: Final = "spark.python.worker.tracebackDumpIntervalSeconds"
 _STDERR: Final = 2
 
 _LOG = logging.getLogger(__name__)
@@ -133,19 +141,30 @@ def run_job(
         StillstateError: see `state_runtime.base.errors`; the command line turns it into an exit code.
     """
     _let_python_workers_import_from(folder)
+    _show_stacks_on_request()
+    started_by = _started_by()
+    file_says, spec = spec, home_of(spec)
+    if spec.store != file_says.store:
+        _LOG.warning("%s", moved_text(spec))
     catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name)
     if not takeover:
         # Asked again by the run itself; here it saves a second driver the start of Spark.
         refuse_if_live(catalog, SYSTEM_CLOCK)
     refuse_if_claimed(catalog.root)
+    if not any(started_by):
+        refuse_while_migrating(spec.name, catalog.root)
+    spec, told = held_settings(spec, catalog.root)
+    if told:
+        _LOG.warning("%s", told)
     build = load_entry_point(spec.entry_point, folder)
     # Imported late: the rest of the command line must start quickly, and without Spark installed.
+    from state_runtime.driver.run import StartedBy
     from state_runtime.spark.session import build_session
 
     job = _build(spec, build)
     log = begin_log()
     with _stderr_of_children(log if spark_in_log else None):
-        session = build_session(spec.name, spec.spark.master, spec.spark.conf)
+        session = build_session(spec.name, *_session_of(spec))
     try:
         # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:
@@ -159,11 +178,42 @@ def run_job(
                 on_progress=show,
                 stop=stop,
                 start_from=begin.start_from(spec),
-                from_snapshot=begin.snapshot_id,
+                from_snapshot=begin.from_snapshot,
                 on_copy=on_copy,
+                started_by=StartedBy(*started_by, tuple(driver_settings(spec).items())),
             )
     finally:
         _end_session(session)
+
+
+def _started_by() -> tuple[str, int]:
+    """The cause of this start and the pid of the supervisor, as a launcher has put them into the environment. They are
+    of this process: whatever it starts does not inherit them."""
+    cause, supervisor = os.environ.pop("STILLSTATE_START_CAUSE", ""), os.environ.pop("STILLSTATE_SUPERVISOR_PID", "")
+    return cause[:CAUSE_CHARS_MAX], int(supervisor) if supervisor.isascii() and supervisor.isdigit() else 0
+
+
+def _show_stacks_on_request() -> None:
+    """SIGUSR1 writes the stacks of all threads to stderr, even of a process that hangs in C; so does a crash."""
+    try:
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1)
+    except (OSError, ValueError, AttributeError):
+        _LOG.debug("stacks cannot be shown: stderr is no file here", exc_info=True)
+
+
+def _session_of(spec: JobSpec) -> tuple[str, dict[str, str]]:
+    """The master and the settings of the driver's session; no master where `spark-submit` has said it."""
+    is_submitted = bool(os.environ.pop(SUBMITTED_ENV, ""))
+    master = spec.launcher.master or spec.spark.master
+    return "" if is_submitted else master, {**_stacks_of_workers(spec), **driver_conf(spec)}
+
+
+def _stacks_of_workers(spec: JobSpec) -> dict[str, str]:
+    """Spark's Python workers, in which user code runs, tell their stacks before a run counts as stalled."""
+    if not spec.recovery.stall_timeout_s:
+        return {}
+    return {WORKER_STACKS_CONF: str(max(1, int(spec.recovery.stall_timeout_s / 2)))}
 
 
 @contextmanager

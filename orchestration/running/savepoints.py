@@ -1,4 +1,5 @@
-"""Making, resuming and listing savepoints of a job, whether it runs or not. No Spark and no Dagster in here."""
+"""Making, resuming and listing savepoints of a job, whether it runs or not. No Dagster in here, and Spark only where a
+large savepoint is written in another format."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from orchestration.config.home import home_of
 from orchestration.config.spec import JobSpec, Spec
 from orchestration.launchers import build_launcher
 from orchestration.recovery.health import Verdict
-from orchestration.recovery.observe import observe
+from orchestration.recovery.observe import Observation, observe
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import (
     CorruptManifest,
@@ -24,9 +26,19 @@ from state_runtime.base.errors import (
     StillstateError,
     Unavailable,
     UnsupportedFormat,
+    check,
 )
 from state_runtime.base.ids import SYSTEM_IDS, Ids
-from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.maintenance.convert.savepoint import convert_savepoint, convert_small
+from state_runtime.maintenance.convert.snapshot import HERE_BYTES_MAX
+from state_runtime.maintenance.copy.savepoint import (
+    Convert,
+    Filled,
+    SavepointWork,
+    resume_savepoint,
+    savepoint_of_stopped,
+)
+from state_runtime.maintenance.links import Shared, find_links
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import (
     ControlAnswer,
@@ -34,8 +46,11 @@ from state_runtime.snapshot.control import (
     open_requests,
     read_answer,
     request_savepoint,
+    savepoint_request,
 )
+from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint import (
+    SavepointFormat,
     SavepointRecord,
     SavepointThen,
     SavepointTrigger,
@@ -43,7 +58,7 @@ from state_runtime.snapshot.savepoint import (
     savepoint_names,
 )
 from state_runtime.snapshot.term_files import RunStatus
-from state_runtime.store import open_store
+from state_runtime.store import Store, open_store
 
 __all__ = ["SavepointRow", "Savepointer", "failed", "savepoint_rows"]
 
@@ -59,6 +74,7 @@ class Savepointer:
         runs: whether a driver lives, from its newest heartbeat.
         watch: told of every change of a record that is waited for.
         poll: waits between two looks at the store; returns at once in tests.
+        convert: writes formats that the job does not write.
     """
 
     def __init__(
@@ -70,6 +86,7 @@ class Savepointer:
         ids: Ids = SYSTEM_IDS,
         watch: Callable[[SavepointRecord], None] = lambda record: None,
         poll: Callable[[float], object] | None = None,
+        convert: Convert = convert_small,
     ) -> None:
         self._catalog = catalog
         self._runs = runs
@@ -78,19 +95,31 @@ class Savepointer:
         self._watch = watch
         self._poll: Callable[[float], object] = threading.Event().wait if poll is None else poll
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._work = SavepointWork(catalog.root, owner, clock, ids, watch=watch)
+        self._work = SavepointWork(catalog.root, owner, clock, ids, watch=watch, convert=convert)
 
     @staticmethod
     def of_job(spec: Spec, job: JobSpec, watch: Callable[[SavepointRecord], None]) -> Savepointer:
         """Of a job of the configuration."""
+        job = home_of(job)
         catalog = Catalog(open_store(job.store, job.storage_options), job.name)
         launcher = build_launcher(spec, job)
+        return Savepointer.watching(
+            catalog, lambda: observe(job, catalog, launcher, SYSTEM_CLOCK), watch=watch, convert=_converter(job)
+        )
+
+    @staticmethod
+    def watching(catalog: Catalog, look: Callable[[], Observation], **more: Any) -> Savepointer:
+        """Of a job that is looked at in this way.
+
+        Args:
+            more: see the class.
+        """
 
         def runs() -> RunStatus | None:
-            seen = observe(job, catalog, launcher, SYSTEM_CLOCK)
+            seen = look()
             return seen.status if seen.health.verdict in _RUNS else None
 
-        return Savepointer(catalog, runs, watch=watch)
+        return Savepointer(catalog, runs, **more)
 
     def make(
         self,
@@ -100,6 +129,8 @@ class Savepointer:
         trigger: SavepointTrigger = "user",
         tags: tuple[str, ...] = (),
         note: str = "",
+        format: SavepointFormat = "native",
+        independent: bool = False,
         wait: bool = True,
     ) -> SavepointRecord | ControlRequest:
         """A savepoint of the running job, or of the newest snapshot of one that does not run.
@@ -107,6 +138,7 @@ class Savepointer:
         Args:
             name: by default the time, and some characters.
             then: what a running job does after it.
+            format, independent: see `SavepointRecord`.
             wait: until it is complete. Without it the request is returned, and what becomes of it is not known. A job
                 that does not run is always waited for.
 
@@ -125,16 +157,52 @@ class Savepointer:
                 raise InvalidConfiguration(
                     f"job {self._catalog.job!r} does not run: only a driver can drain it. Start it first"
                 )
-            return savepoint_of_stopped(self._work, chosen, trigger=trigger, tags=tags, note=note)
+            return savepoint_of_stopped(
+                self._work,
+                chosen,
+                trigger=trigger,
+                tags=tags,
+                note=note,
+                format=format,
+                independent=independent,
+            )
         request = request_savepoint(
             self._catalog.root, status.term, chosen, clock=self._clock, ids=self._ids, then=then, trigger=trigger,
-            tags=tags, note=note,
+            tags=tags, note=note, format=format, independent=independent,
         )  # fmt: skip
-        if not wait:
-            return request
+        return self._until_made(request) if wait else request
+
+    def make_or_join(self, name: str, **asked: Any) -> SavepointRecord:
+        """`make`, and wait; or wait for the one of this name that an earlier call has asked for, or begun, whose caller
+        is gone. Repeat it after any error.
+
+        Args:
+            asked: as of `make`; the same as the earlier call's.
+
+        Raises:
+            what `make` raises, but never that the name is taken.
+        """
+        asked_for = self._asked_for(name)
+        if asked_for is not None:
+            return self._until_made(asked_for)
+        try:
+            found = read_savepoint(self._catalog.root, name)
+        except MissingSnapshot:
+            made = self.make(name, **asked)
+            check(isinstance(made, SavepointRecord), "a savepoint that is waited for is made")
+            assert isinstance(made, SavepointRecord)
+            return made
+        return self.resume(name) if found.state == "FAILED" else self.wait_for(name)
+
+    def _asked_for(self, name: str) -> ControlRequest | None:
+        """The request for it to the run that lives now, answered or not."""
+        status = self._runs()
+        return None if status is None else savepoint_request(self._catalog.root, status.term, name)
+
+    def _until_made(self, request: ControlRequest) -> SavepointRecord:
         self._wait_for_answer(request)
-        made = self.wait_for(chosen)
-        while then != "continue" and (runs := self._runs()) is not None and runs.term == request.term:
+        made = self.wait_for(request.name)
+        while request.then != "continue" and (runs := self._runs()) is not None and runs.term == request.term:
             self._poll(POLL_S)
         return made
 
@@ -179,6 +247,35 @@ class Savepointer:
         return f"{at:%Y%m%dt%H%M%S}-{self._ids.short()[-4:]}"
 
 
+def _converter(job: JobSpec) -> Convert:
+    """In this process; with Spark on this machine where the state is large, as `stillstate convert` does."""
+
+    def convert(
+        root: Store,
+        manifest: Manifest,
+        folder: Store,
+        record: SavepointRecord,
+        reached: Callable[[str, int, int], None],
+        clock: Clock,
+        ids: Ids,
+    ) -> Filled:
+        if manifest.total_bytes <= HERE_BYTES_MAX:
+            return convert_small(root, manifest, folder, record, reached, clock, ids)
+        from state_runtime.maintenance.convert.spark_job import in_tasks
+        from state_runtime.spark.session import build_session
+
+        session = build_session("stillstate-savepoint", "local[*]")
+        try:
+            fold, compare = in_tasks(
+                session, root.url, folder.url, storage_options=job.storage_options, target_options=job.storage_options
+            )
+            return convert_savepoint(root, manifest, folder, record, reached, clock, ids, fold=fold, compare=compare)
+        finally:
+            session.stop()
+
+    return convert
+
+
 def _refuse(request: ControlRequest, given: ControlAnswer) -> None:
     if given.answer == "refused":
         raise InvalidConfiguration(f"savepoint {request.name!r} was refused: {given.message}")
@@ -205,10 +302,14 @@ class SavepointRow:
     owner: str = ""
     message: str = ""
     place: str = ""
+    format: str = "native"
+    shared_files: int = 0
+    shared_bytes: int = 0
+    shared_with: str = ""
 
     @staticmethod
-    def of(record: SavepointRecord, root_url: str, now_ms: int) -> SavepointRow:
-        """What a record says."""
+    def of(record: SavepointRecord, root_url: str, now_ms: int, shared: Shared) -> SavepointRow:
+        """What a record says, and whom its files are shared with by hard link."""
         wait_ms = record.next_attempt_at_ms - now_ms if record.next_attempt_at_ms else 0
         return SavepointRow(
             name=record.name,
@@ -226,6 +327,10 @@ class SavepointRow:
             owner=record.owner,
             message=record.message,
             place=f"{root_url}/savepoints/{record.name}",
+            format=record.format,
+            shared_files=shared.files,
+            shared_bytes=shared.bytes,
+            shared_with=str(shared),
         )
 
     @staticmethod
@@ -258,6 +363,7 @@ def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[Savepo
     catalog.job_info()
     now_ms = clock.now_ms()
     status = catalog.status()
+    links = find_links(catalog.root)
     rows, known = [], set()
     for name in savepoint_names(catalog.root):
         try:
@@ -267,7 +373,7 @@ def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[Savepo
         except (CorruptManifest, UnsupportedFormat) as error:
             rows.append(SavepointRow(name=name, state="UNREADABLE", trigger="", age_s=0.0, message=str(error)))
             continue
-        rows.append(SavepointRow.of(record, catalog.root.url, now_ms))
+        rows.append(SavepointRow.of(record, catalog.root.url, now_ms, links.of_owner(name)))
         known.add(record.uid)
     term = status.term if status is not None else 0
     for request in open_requests(catalog.root, before_term=term + 1):

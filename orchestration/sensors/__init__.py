@@ -1,5 +1,6 @@
-"""Three sensors for all jobs: one publishes what they achieved, one brings lost drivers back, one has their changelog
-folded."""
+"""Sensors for all jobs of a file: one publishes what they achieved, one brings lost drivers back, one has their
+changelog folded, one judges them by their limits, one compares them with the file, and one tells somebody outside of
+Dagster what is wrong."""
 
 from orchestration.sensors.materialize import build_materialization_sensor
 from orchestration.sensors.progress import build_progress_sensor

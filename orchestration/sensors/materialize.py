@@ -5,24 +5,26 @@ materialization is under way or waits to be adopted, and the store's own records
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import dagster as dg
 
 from assets.metadata import DATA_VERSION_TAG, fold_materialization
-from assets.specs import materialized_key
+from assets.mount import Mount
 from orchestration.config.spec import JobSpec
 from orchestration.folding.health import FoldHealth, fold_health, log_bytes_left, new_records, why_due
 from orchestration.folding.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
-from orchestration.jobs.materialize import fold_evaluation
+from orchestration.jobs.materialize import fold_evaluation, fold_tags
 from orchestration.jobs.past_runs import past_folds
-from orchestration.jobs.tags import ACTION_TAG, AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
+from orchestration.jobs.tags import AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
+from orchestration.looking.lookout import NoLook, troubles
 from orchestration.resources import StillstateResource
-from state_runtime.base.errors import JobNotFound, StillstateError
+from orchestration.sensors.sensor import sensor_of
+from state_runtime.base.errors import CorruptData, StillstateError, UnsupportedFormat
 from state_runtime.materialize.background import adoptable
-from state_runtime.materialize.records import record_ids
+from state_runtime.materialize.records import Record, record_ids
 from state_runtime.snapshot.catalog import Catalog
 
 __all__ = ["FoldCursor", "build_materialization_sensor", "read_fold_cursor"]
@@ -43,54 +45,71 @@ class FoldCursor:
 
 @dataclass
 class _Tick:
+    mount: Mount
+    op: str
     cursors: dict[str, FoldCursor]
     events: list[dg.AssetMaterialization | dg.AssetCheckEvaluation] = field(default_factory=list)
     requests: list[dg.RunRequest] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    start: str = ""
 
     def cursor_text(self) -> str:
         jobs = {name: [c.uid, c.record_id, c.failed] for name, c in sorted(self.cursors.items())}
-        return json.dumps({"version": CURSOR_VERSION, "jobs": jobs}, separators=(",", ":"))
+        return json.dumps({"version": CURSOR_VERSION, "start": self.start, "jobs": jobs}, separators=(",", ":"))
 
 
-def read_fold_cursor(text: str | None) -> dict[str, FoldCursor]:
-    """Parse a cursor; one that is not understood starts anew, since publishing twice is harmless."""
+def read_fold_cursor(text: str | None) -> tuple[dict[str, FoldCursor], str]:
+    """Parse a cursor: what was published, and the job to begin with. One that is not understood starts anew, since
+    publishing twice is harmless."""
     if not text:
-        return {}
+        return {}, ""
     try:
         data = json.loads(text)
         if data["version"] != CURSOR_VERSION:
-            return {}
-        return {str(n): FoldCursor(str(uid), int(last), int(failed)) for n, (uid, last, failed) in data["jobs"].items()}
+            return {}, ""
+        jobs = {str(n): FoldCursor(str(uid), int(last), int(failed)) for n, (uid, last, failed) in data["jobs"].items()}
+        return jobs, str(data.get("start", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return {}, ""
 
 
-def build_materialization_sensor(jobs: Sequence[str], fold_jobs: Mapping[str, Any]) -> dg.SensorDefinition:
-    """The sensor for the jobs that this code location knows."""
+def build_materialization_sensor(
+    mount: Mount, jobs: Sequence[str], fold_jobs: Sequence[Any], op: str = ""
+) -> dg.SensorDefinition:
+    """The sensor for the jobs that this code location knows.
 
-    @dg.sensor(
-        name="stillstate_materialization",
-        description="Starts a materialization where a log has grown and Dagster is to fold it; "
-        "shows every materialization.",
-        minimum_interval_seconds=10,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        jobs=[fold_jobs[name] for name in jobs],
+    Args:
+        op: which is told the stream, where they share one job.
+    """
+
+    @sensor_of(
+        mount,
+        "stillstate_materialization",
+        "Starts a materialization where a log has grown and Dagster is to fold it; shows every materialization.",
+        10,
+        fold_jobs,
     )
     def stillstate_materialization(
         context: dg.SensorEvaluationContext, stillstate: StillstateResource
     ) -> dg.SensorResult:
         spec = stillstate.spec()
-        before = read_fold_cursor(context.cursor)
-        tick = _Tick({name: cursor for name, cursor in before.items() if name in jobs})
-        for name in jobs:
+        before, start = read_fold_cursor(context.cursor)
+        tick = _Tick(mount, op, {name: cursor for name, cursor in before.items() if name in jobs}, start=start)
+        looks = stillstate.look(spec, jobs, start=tick.start)
+        # What a job never had, or cannot be seen, is not looked at a second time.
+        started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
+        seen = stillstate.read(spec, started, "folds", _reader(tick.cursors), budget_s=looks.left_s)
+        for trouble in troubles(looks.found):
+            # One job's unreadable store must not keep the others' logs growing.
+            context.log.error(trouble)
+            tick.notes.append(trouble)
+        for name in started:  # the others were not started yet: nothing to fold, and nothing wrong
             try:
-                job = spec.job(name)
-                _look_at(job, stillstate.catalog(job), stillstate.clock().now_ms(), context.instance, tick)
+                _decide(spec.job(name), seen.of(name), stillstate.clock().now_ms(), context.instance, tick)
             except StillstateError as error:
-                # One job's unreadable store must not keep the others' logs growing.
                 context.log.error(f"{name}: {error}")
                 tick.notes.append(f"{name}: {error}")
+        tick.start = looks.next_start
         notes = "; ".join(tick.notes) or "nothing new"
         return dg.SensorResult(
             run_requests=tick.requests or None,
@@ -102,74 +121,120 @@ def build_materialization_sensor(jobs: Sequence[str], fold_jobs: Mapping[str, An
     return stillstate_materialization
 
 
-def _look_at(job: JobSpec, catalog: Catalog, now_ms: int, instance: dg.DagsterInstance, tick: _Tick) -> None:
-    try:
+@dataclass(frozen=True, kw_only=True)
+class _Folds:
+    """What one reading of a job's store found.
+
+    Attributes:
+        known: where publishing goes on: the cursor's, or where a root that is new to it begins.
+        records: newer ones, at most so many as a tick publishes; `left` is the log after the newest of them.
+        due: snapshot and reason of a fold that is due, if Dagster is to make it.
+        waiting: a record that the driver will adopt.
+        trouble: why the newest snapshot cannot be read, if so.
+    """
+
+    known: FoldCursor
+    health: FoldHealth
+    records: tuple[Record, ...]
+    problems: tuple[str, ...]
+    left: int | None
+    due: tuple[int, str] | None = None
+    waiting: int | None = None
+    trouble: StillstateError | None = None
+
+
+def _reader(cursors: Mapping[str, FoldCursor]) -> Callable[[JobSpec, Catalog], _Folds]:
+    def read(job: JobSpec, catalog: Catalog) -> _Folds:
         uid = catalog.job_info().uid
-    except JobNotFound:
-        return  # not started yet: nothing to fold, and nothing wrong
-    runs = past_folds(instance, job.name)
-    health = fold_health(catalog, now_ms)
-    known = tick.cursors.get(job.name)
-    if known is None or known.uid != uid:
-        done = record_ids(catalog.root)[0]
-        known = FoldCursor(uid, done[-HISTORY_MAX] - 1 if len(done) >= HISTORY_MAX else 0)
+        now_ms = catalog.clock.now_ms()
+        health = fold_health(catalog, now_ms)
+        known = cursors.get(job.name)
+        if known is None or known.uid != uid:
+            done = record_ids(catalog.root)[0]
+            known = FoldCursor(uid, done[-HISTORY_MAX] - 1 if len(done) >= HISTORY_MAX else 0)
+        records, problems = new_records(catalog, known.record_id, RECORDS_PER_TICK_MAX)
+        left, due, waiting, trouble = None, None, None, None
+        try:
+            left = log_bytes_left(catalog, records[-1].snapshot_id) if records else None
+            if job.materialization.by == "dagster" and (due := why_due(job, catalog, health, now_ms)) is not None:
+                latest = catalog.latest()
+                found = None if latest is None else adoptable(catalog.root, latest, catalog.clock, refused=set())
+                waiting = None if found is None else found.record_id
+        except (CorruptData, UnsupportedFormat) as error:
+            trouble = error  # of the newest snapshot; how folds went is known all the same
+        return _Folds(
+            known=known,
+            health=health,
+            records=tuple(records),
+            problems=tuple(problems),
+            left=left,
+            due=due,
+            waiting=waiting,
+            trouble=trouble,
+        )
+
+    return read
+
+
+def _decide(job: JobSpec, seen: _Folds, now_ms: int, instance: dg.DagsterInstance, tick: _Tick) -> None:
+    runs = past_folds(instance, tick.mount.tag(job.name))
+    known = seen.known
     if not any(run.phase == "active" for run in runs):
         # A run publishes its own; while one is active, the newest record may be one that it is about to publish.
-        known = _publish(job, catalog, known, instance, tick)
-    failed = max(health.failed_in_a_row, failed_in_a_row(runs))
+        known = _publish(job, seen, instance, tick)
+    failed = max(seen.health.failed_in_a_row, failed_in_a_row(runs))
     if failed != known.failed:
-        tick.events.append(fold_evaluation(job.name, health, failed_in_a_row(runs)))
+        tick.events.append(fold_evaluation(tick.mount, job.name, seen.health, failed_in_a_row(runs)))
         known = replace(known, failed=failed)
     tick.cursors[job.name] = known
-    if job.materialization.by == "dagster":
-        _request(job, catalog, health, runs, now_ms, tick)
+    if seen.trouble is not None:
+        raise seen.trouble
+    if seen.due is not None:
+        _request(job, seen, seen.due, runs, now_ms, tick)
 
 
-def _publish(
-    job: JobSpec, catalog: Catalog, known: FoldCursor, instance: dg.DagsterInstance, tick: _Tick
-) -> FoldCursor:
-    records, problems = new_records(catalog, known.record_id, RECORDS_PER_TICK_MAX)
-    tick.notes.extend(f"{job.name}: {problem}" for problem in problems)
-    if not records:
-        return known
-    left = {record.record_id: log_bytes_left(catalog, record.snapshot_id) for record in records[-1:]}
-    published = _published(instance, job.name)
-    for record in records:
+def _publish(job: JobSpec, seen: _Folds, instance: dg.DagsterInstance, tick: _Tick) -> FoldCursor:
+    tick.notes.extend(f"{job.name}: {problem}" for problem in seen.problems)
+    if not seen.records:
+        return seen.known
+    newest = seen.records[-1].record_id
+    published = _published(instance, tick.mount.materialized(job.name))
+    for record in seen.records:
         if str(record.record_id) not in published:
-            tick.events.append(fold_materialization(job.name, record, left.get(record.record_id)))
-    tick.notes.append(f"{job.name}: materializations up to {records[-1].record_id} published")
-    return replace(known, record_id=records[-1].record_id)
+            left = seen.left if record.record_id == newest else None
+            tick.events.append(fold_materialization(tick.mount.materialized(job.name), record, left))
+    tick.notes.append(f"{job.name}: materializations up to {newest} published")
+    return replace(seen.known, record_id=newest)
 
 
-def _published(instance: dg.DagsterInstance, job: str) -> set[str]:
+def _published(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
     """Data versions of the newest materializations: those that runs published themselves."""
 
-    newest = instance.fetch_materializations(materialized_key(job), limit=RECORDS_PER_TICK_MAX).records
+    newest = instance.fetch_materializations(key, limit=RECORDS_PER_TICK_MAX).records
     tags = [event.tags or {} for record in newest if (event := record.asset_materialization) is not None]
     return {tag[DATA_VERSION_TAG] for tag in tags if DATA_VERSION_TAG in tag}
 
 
 def _request(
-    job: JobSpec, catalog: Catalog, health: FoldHealth, runs: Sequence[FoldRun], now_ms: int, tick: _Tick
+    job: JobSpec, seen: _Folds, due: tuple[int, str], runs: Sequence[FoldRun], now_ms: int, tick: _Tick
 ) -> None:
-    due = why_due(job, catalog, health, now_ms)
-    if due is None:
-        return
     snapshot_id, why = due
-    latest = catalog.latest()
-    waiting = None if latest is None else adoptable(catalog.root, latest, catalog.clock, refused=set())
-    decision = decide_fold(why, health, runs, now_ms / 1000, waiting=None if waiting is None else waiting.record_id)
+    decision = decide_fold(why, seen.health, runs, now_ms / 1000, waiting=seen.waiting)
     tick.notes.append(f"{job.name}: {decision.reason}")
     if decision.attempt is None:
         return
+    mount = tick.mount
     tick.requests.append(
         dg.RunRequest(
-            run_key=fold_run_key(job.name, health.last_id, decision.attempt),
-            job_name=f"materialize_{job.identifier}",
+            run_key=fold_run_key(mount.tag(job.name), seen.health.last_id, decision.attempt),
+            job_name=mount.job_name("materialize", job.name),
+            run_config={"ops": {tick.op: {"config": {"stream": job.name}}}} if mount.is_shared else {},
+            asset_selection=[mount.materialized(job.name)] if mount.is_shared else None,
+            asset_check_keys=[] if mount.is_shared else None,  # the check is a look at the past
             tags={
-                MATERIALIZE_TAG: job.name,
-                ACTION_TAG: "materialize",
-                AFTER_TAG: str(health.last_id),
+                **fold_tags(job.materialization.timeout_s),
+                MATERIALIZE_TAG: mount.tag(job.name),
+                AFTER_TAG: str(seen.health.last_id),
                 ATTEMPT_TAG: str(decision.attempt),
                 "stillstate/snapshot": str(snapshot_id),
             },

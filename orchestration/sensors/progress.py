@@ -1,134 +1,155 @@
-"""The progress sensor: new snapshots of every job become run-less materializations.
+"""The progress sensor: what jobs achieve becomes run-less materializations.
 
-At least once: if the daemon dies between storing a tick's events and its cursor, they are published again with the
-same data version. A tick reads a bounded number of manifests, so a long absence is caught up over several ticks.
+Once each: the cursor says what was published, and before something is, Dagster's own record is asked whether it was
+stored already by a tick whose cursor was lost. A tick reads a bounded number of manifests, and publishes a job's newest
+snapshot only: whoever was away has nothing to catch up with.
 """
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import dagster as dg
 
-from assets.metadata import checkpoint_materialization, run_materialization
-from orchestration.resources import StillstateResource
-from state_runtime.base.errors import CorruptData, JobNotFound, MissingSnapshot, StillstateError, UnsupportedFormat
+from assets.metadata import ROOT_TAG, checkpoint_materialization, run_materialization, shape_of
+from assets.mount import Mount
+from orchestration.config.spec import JobSpec
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import NoLook, troubles
+from orchestration.looking.points import Points, read_points
+from orchestration.resources import Seen, StillstateResource
+from orchestration.sensors.overview import overview
+from orchestration.sensors.publishing import ProgressCursor, Published, published_before, read_cursor, why_publish
+from orchestration.sensors.sensor import sensor_of
+from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["CURSOR_VERSION", "JobCursor", "ProgressTick", "build_progress_sensor", "read_cursor", "read_progress"]
+__all__ = ["JOBS_PER_TICK_MAX", "build_progress_sensor"]
 
-CURSOR_VERSION: Final = 1
-MANIFESTS_PER_TICK_MAX: Final = 200
-MANIFESTS_PER_JOB_MIN: Final = 10  # a share of its own, however many jobs there are
-HISTORY_MAX: Final = 500  # of a job that is seen for the first time
-
-
-@dataclass(frozen=True)
-class JobCursor:
-    """The last published snapshot of a job root; `uid` tells a root that was made anew from the one we knew."""
-
-    uid: str
-    snapshot_id: int
+JOBS_PER_TICK_MAX: Final = 500
+"""Of which something is published in one tick; the rest follows in the next, whoever waited longest first. Dagster
+stores some ten events in a second."""
 
 
 @dataclass
-class ProgressTick:
-    """What one tick found."""
-
-    cursors: dict[str, JobCursor] = field(default_factory=dict)
+class _Tick:
+    mount: Mount
+    published: dict[str, Published]
     events: list[dg.AssetMaterialization] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def cursor_text(self) -> str:
-        """The cursor as small versioned JSON."""
-        jobs = {name: [c.uid, c.snapshot_id] for name, c in sorted(self.cursors.items())}
-        return json.dumps({"version": CURSOR_VERSION, "jobs": jobs}, separators=(",", ":"))
 
-
-def read_cursor(text: str | None) -> dict[str, JobCursor]:
-    """Parse a cursor; one that we do not understand (a newer version, edited by hand) starts again from the newest
-    snapshots, since publishing twice is harmless and publishing nothing is not."""
-    if not text:
-        return {}
-    try:
-        data = json.loads(text)
-        if data["version"] != CURSOR_VERSION:
-            return {}
-        return {str(name): JobCursor(str(uid), int(last)) for name, (uid, last) in data["jobs"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def read_progress(catalogs: Mapping[str, Catalog], before: Mapping[str, JobCursor]) -> ProgressTick:
-    """Read what is new in every job. A problem of one job never hides another's progress."""
-    tick = ProgressTick({name: cursor for name, cursor in before.items() if name in catalogs})
-    share = max(MANIFESTS_PER_JOB_MIN, MANIFESTS_PER_TICK_MAX // max(1, len(catalogs)))
-    for name, catalog in catalogs.items():
-        try:
-            _read_job(name, catalog, share, tick)
-        except JobNotFound:
-            continue  # not started yet: no progress, and nothing wrong
-        except StillstateError as error:
-            tick.problems.append(f"{name}: {error}")
-    return tick
-
-
-def _read_job(name: str, catalog: Catalog, share: int, tick: ProgressTick) -> None:
-    uid = catalog.job_info().uid
-    known = tick.cursors.get(name)
-    if known is not None and known.uid == uid:
-        ids = catalog.snapshot_ids(after=known.snapshot_id)
-    else:
-        ids = catalog.snapshot_ids()[-HISTORY_MAX:]
-    for snapshot_id in ids[:share]:
-        try:
-            manifest = catalog.manifest(snapshot_id)
-        except (MissingSnapshot, CorruptData, UnsupportedFormat) as error:
-            newest = snapshot_id == ids[-1]
-            if not isinstance(error, MissingSnapshot):
-                tick.problems.append(f"{name}: {error}")
-            if newest:
-                # A folder without a manifest may be about to get one, and a damaged newest snapshot keeps the job
-                # from starting: the cursor stays, so that every tick says it until somebody has repaired it.
-                return
-            tick.cursors[name] = JobCursor(uid, snapshot_id)
-            continue
-        if manifest.kind == "checkpoint":
-            tick.events.append(checkpoint_materialization(name, manifest, catalog.progress(manifest)))
-        else:
-            tick.events.append(run_materialization(name, manifest))
-        tick.cursors[name] = JobCursor(uid, snapshot_id)
-
-
-def build_progress_sensor(jobs: Iterable[str]) -> dg.SensorDefinition:
+def build_progress_sensor(mount: Mount, jobs: Iterable[str]) -> dg.SensorDefinition:
     """The sensor for the jobs that this code location knows."""
     names = list(jobs)
 
-    @dg.sensor(
-        name="stillstate_progress",
-        description="Publishes new checkpoints of all jobs as materializations.",
-        minimum_interval_seconds=5,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    @sensor_of(
+        mount,
+        "stillstate_progress",
+        "Publishes runs and checkpoints of all jobs, and the overview, as materializations.",
+        5,
     )
     def stillstate_progress(context: dg.SensorEvaluationContext, stillstate: StillstateResource) -> dg.SensorResult:
         spec = stillstate.spec()
-        catalogs, broken = {}, []
-        for name in names:
-            try:
-                catalogs[name] = stillstate.catalog(spec.job(name))
-            except StillstateError as error:
-                broken.append(f"{name}: {error}")
-        tick = read_progress(catalogs, read_cursor(context.cursor))
-        problems = broken + tick.problems
-        for problem in problems:
+        cursor = read_cursor(context.cursor)
+        looks = stillstate.look(spec, names, start=cursor.start)
+        tick = _Tick(mount, {name: known for name, known in cursor.jobs.items() if name in names})
+        tick.problems += troubles(looks.found)
+        due = _due(looks, tick, context.instance, stillstate.clock().now_ms(), spec.observation.interval_s)
+
+        def read(job: JobSpec, catalog: Catalog) -> Points:
+            return read_points(catalog, looks.of(job.name))
+
+        points = stillstate.read(spec, list(due), "points", read, budget_s=looks.left_s)
+        for name in due:
+            _publish(name, looks.of(name), points, due[name], stillstate.clock().now_ms(), tick)
+        table, overview_cursor = overview(
+            mount, spec, replace(looks, left_s=points.left_s), stillstate, context.instance, cursor.overview
+        )
+        if table is not None:
+            tick.events.append(table)
+        for problem in tick.problems:
             context.log.error(problem)
-        published = f"{len(tick.events)} snapshots published" if tick.events else "no new snapshots"
+        said = f"{len(due)} jobs published" if due else "no new snapshots"
         # No runs are requested, so every tick counts as skipped; its reason is what people see in the list.
         return dg.SensorResult(
             asset_events=tick.events,
-            cursor=tick.cursor_text(),
-            skip_reason="; ".join([published, *problems]),
+            cursor=ProgressCursor(tick.published, looks.next_start, overview_cursor).text(),
+            skip_reason="; ".join([said, *tick.problems]),
         )
 
     return stillstate_progress
+
+
+def _due(
+    looks: Seen[Look], tick: _Tick, instance: dg.DagsterInstance, now_ms: int, interval_s: float
+) -> Mapping[str, tuple[Published, str | None]]:
+    """Jobs of which something is to be published: what was before, and why a checkpoint is."""
+    due: dict[str, tuple[Published, str | None]] = {}
+    for name, look in looks.found.items():
+        if isinstance(look, NoLook):
+            continue
+        if look.trouble is not None:
+            # Said at every tick until somebody has repaired it, for it keeps the job from starting.
+            tick.problems.append(f"{name}: {look.trouble}")
+        if look.head is None:
+            continue  # not started yet: no progress, and nothing wrong
+        known = tick.published.get(name)
+        if known is None or known.uid != look.uid:
+            known = Published(uid=look.uid)
+        if _is_due(look.head, known, now_ms, interval_s):
+            known = _read_back(tick.mount, instance, name, look.uid, known)
+            if _is_due(look.head, known, now_ms, interval_s):
+                due[name] = known, why_publish(look.head, known, now_ms, interval_s)
+        tick.published[name] = known
+    waited = sorted(due, key=lambda name: due[name][0].at_ms)
+    return {name: due[name] for name in waited[:JOBS_PER_TICK_MAX]}
+
+
+def _is_due(head: Manifest, known: Published, now_ms: int, interval_s: float) -> bool:
+    return head.term > known.run_term or why_publish(head, known, now_ms, interval_s) is not None
+
+
+def _read_back(mount: Mount, instance: dg.DagsterInstance, job: str, uid: str, known: Published) -> Published:
+    checkpoint, at_ms = _newest_of_root(instance, mount.checkpoints(job), uid)
+    run, _ = _newest_of_root(instance, mount.stream(job), uid)
+    return published_before(uid, checkpoint, at_ms, run, known)
+
+
+def _newest_of_root(instance: dg.DagsterInstance, key: dg.AssetKey, uid: str) -> tuple[Mapping[str, str], int]:
+    """Tags of an asset's newest materialization and when it was stored; none if it is of another root."""
+    for record in instance.fetch_materializations(key, limit=1).records:
+        event = record.asset_materialization
+        if event is not None and event.tags and event.tags.get(ROOT_TAG) == uid:
+            return event.tags, int(record.timestamp * 1000)
+    return {}, 0
+
+
+def _publish(
+    name: str, look: Look, points: Seen[Points], due: tuple[Published, str | None], now_ms: int, tick: _Tick
+) -> None:
+    before, why = due
+    try:
+        found = points.of(name)
+    except StillstateError as error:
+        tick.problems.append(f"{name}: {error}")  # nothing is lost: it is due at the next tick too
+        return
+    head = look.head
+    if head is None:
+        raise AssertionError("only what has a snapshot is due")
+    tick.problems.extend(f"{name}: {problem}" for problem in found.problems)
+    runs = [point for point in found.newest if point.kind == "fencing" and point.term > before.run_term]
+    if head.term > before.run_term and not any(point.term == head.term for point in runs):
+        runs.append(found.newest[-1])  # where it took over is long given up
+    # Ascending: what Dagster stores last is what it shows as newest.
+    stream, status = tick.mount.stream(name), look.seen.status
+    tick.events.extend(run_materialization(stream, look.uid, point, status) for point in runs)
+    after = replace(before, run_term=max(before.run_term, head.term))
+    if why is not None:
+        key = tick.mount.checkpoints(name)
+        tick.events.append(
+            checkpoint_materialization(key, look.uid, head, found.newest, after=before.snapshot_id, why=why)
+        )
+        after = replace(after, snapshot_id=head.snapshot_id, term=head.term, shape=shape_of(head), at_ms=now_ms)
+    tick.published[name] = after

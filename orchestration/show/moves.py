@@ -103,6 +103,16 @@ def report_json(job: str, report: VerifyReport) -> dict[str, Any]:
         "rows": report.rows,
         "findings": [finding.to_json_dict() for finding in report.findings],
         "findings_left_out": report.findings_left_out,
+        "shared_by_link": [
+            {
+                "owner": f"savepoint {owner}" if owner else "job",
+                "files": shared.files,
+                "bytes": shared.bytes,
+                "with": list(shared.owners),
+                "elsewhere": shared.elsewhere,
+            }
+            for owner, shared in report.shared
+        ],
         "seconds": round(report.seconds, 3),
     }
 
@@ -118,6 +128,12 @@ def show_report(job: str, report: VerifyReport) -> None:
         print(f"and {count_text(max(left, 0) + report.findings_left_out)} more; --json lists them")
     if not report.complete:
         print("the store does not answer any more: what follows was not looked at; repeat it later")
+    for owner, shared in report.shared:
+        print(
+            f"note: {count_text(shared.files)} files ({bytes_text(shared.bytes)}) of "
+            f"{f'savepoint {owner}' if owner else 'the job'} are hard links of files of {shared}: a damaged byte is "
+            "damaged in all of them"
+        )
     read = f", {count_text(report.objects_read)} read ({bytes_text(report.bytes_read)})" if report.objects_read else ""
     rows = f", {count_text(report.rows)} rows decoded" if report.level == "full" else ""
     verdict = "nothing wrong" if report.exit_code == 0 else f"{count_text(len(report.findings))} findings"

@@ -104,12 +104,15 @@ def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
 
 def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
     """Savepoints of one job and requests for them, one a line."""
-    table = new_table(f"Savepoints of {job}", "name", "state", "snapshot>", "size>", "age>", "tags", "trigger", "")
+    table = new_table(
+        f"Savepoints of {job}", "name", "state", "snapshot>", "format", "size>", "age>", "tags", "trigger", ""
+    )
     for row in rows:
         table.add_row(
             Text(row.name),
             Text(_state_text(row), style=_COLOURS.get(row.state, "")),
             str(row.snapshot_id) if row.snapshot_id else "-",
+            row.format,
             bytes_text(row.bytes) if row.bytes else "-",
             duration_text(row.age_s),
             Text(", ".join(row.tags)),
@@ -127,6 +130,8 @@ def _state_text(row: SavepointRow) -> str:
 
 def _remark(row: SavepointRow) -> str:
     parts = ["drained"] if row.drained else []
+    if row.shared_files:
+        parts.append(f"{row.shared_files} files ({bytes_text(row.shared_bytes)}) shared by link with {row.shared_with}")
     if row.state == "IN_PROGRESS" and row.attempts > 1:
         parts.append(f"attempt {row.attempts}")
     if row.next_attempt_s:

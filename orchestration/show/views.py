@@ -20,7 +20,9 @@ from orchestration.recovery.observe import Observation
 from orchestration.show.tables import new_table
 from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.base.errors import StillstateError
+from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import Manifest, StateEntry
+from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = [
     "JobRow",
@@ -43,8 +45,11 @@ _COLOURS: dict[Verdict | str, str] = {
     "starting": "yellow",
     "finished": "cyan",
     "stopped": "cyan",
+    "migrating": "yellow",
     "never-started": "dim",
+    "restarting": "yellow",
     "dead": "red",
+    "stalled": "red",
     "silent": "red",
     "failed": "red",
     "unreadable": "red",
@@ -60,6 +65,7 @@ class JobRow:
     health: str
     state: str | None = None
     term: int | None = None
+    parallelism: int | None = None
     heartbeat_age_s: float | None = None
     pid: int | None = None
     host: str | None = None
@@ -81,6 +87,7 @@ class JobRow:
             health=seen.health.verdict,
             state=None if status is None else status.state,
             term=None if status is None else status.term,
+            parallelism=_parallelism(status, latest),
             heartbeat_age_s=None if status is None else round(status.age_s(now_ms), 3),
             pid=None if status is None else status.pid,
             host=None if status is None else status.host,
@@ -104,10 +111,20 @@ class JobRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRow:
-    """One line of `stillstate snapshots`."""
+    """One line of `stillstate snapshots`.
+
+    Attributes:
+        name: what `rollback` and `--from-snapshot` call it.
+        kind: of the snapshot; "savepoint" of a savepoint's copy of it.
+        savepoint: its name; empty of a snapshot of the job itself.
+        format: see docs/formats.md; empty if it cannot be read.
+    """
 
     snapshot_id: int
     kind: str
+    name: str
+    savepoint: str = ""
+    format: str = ""
     created_at_ms: int | None = None
     term: int | None = None
     batch_id: int | None = None
@@ -119,12 +136,15 @@ class SnapshotRow:
     error: str | None = None
 
     @staticmethod
-    def of(manifest: Manifest) -> SnapshotRow:
+    def of(manifest: Manifest, savepoint: str = "") -> SnapshotRow:
         """A snapshot that can be read."""
         progress = manifest.progress
         return SnapshotRow(
             snapshot_id=manifest.snapshot_id,
-            kind=manifest.kind,
+            kind="savepoint" if savepoint else manifest.kind,
+            name=savepoint or f"@{manifest.snapshot_id}",
+            savepoint=savepoint,
+            format=manifest.snapshot_format,
             created_at_ms=manifest.created_at_ms,
             term=manifest.term,
             batch_id=None if manifest.source is None else manifest.source.batch_id,
@@ -136,9 +156,15 @@ class SnapshotRow:
         )
 
     @staticmethod
-    def broken(snapshot_id: int, error: StillstateError) -> SnapshotRow:
+    def broken(snapshot_id: int, error: StillstateError, savepoint: str = "") -> SnapshotRow:
         """A snapshot whose manifest cannot be trusted; listed all the same."""
-        return SnapshotRow(snapshot_id=snapshot_id, kind=error.kind, error=str(error))
+        return SnapshotRow(
+            snapshot_id=snapshot_id,
+            kind=error.kind,
+            name=savepoint or f"@{snapshot_id}",
+            savepoint=savepoint,
+            error=str(error),
+        )
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -211,13 +237,14 @@ def state_csv(found: StateRows) -> str:
 def jobs_table(rows: list[JobRow]) -> Table:
     """All jobs, one a line."""
     table = new_table(
-        "Jobs", "job", "health", "term>", "heartbeat>", "snapshot>", "age>", "rows/s>", "state rows>", "why"
+        "Jobs", "job", "health", "term>", "shards>", "heartbeat>", "snapshot>", "age>", "rows/s>", "state rows>", "why"
     )
     for row in rows:
         table.add_row(
             Text(row.job),
             Text(row.health, style=_COLOURS.get(row.health, "")),
             _number(row.term),
+            _number(row.parallelism),
             _age(row.heartbeat_age_s),
             _number(row.last_snapshot_id),
             _age(row.last_snapshot_age_s),
@@ -228,6 +255,12 @@ def jobs_table(rows: list[JobRow]) -> Table:
     return table
 
 
+def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | None:
+    """What the newest run says that it has; of one that says nothing, what its newest snapshot was made with."""
+    said = 0 if status is None else status.parallelism
+    return said or (latest.parallelism if latest is not None else None)
+
+
 def _why(row: JobRow) -> str:
     if row.health not in ("healthy", "starting"):
         return row.reason
@@ -236,11 +269,13 @@ def _why(row: JobRow) -> str:
 
 
 def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
-    """Snapshots of one job, newest first."""
+    """What a job can go back to, newest first."""
     table = new_table(
         f"Snapshots of {job}",
+        "name",
         "id>",
         "kind",
+        "format",
         "created",
         "term>",
         "batch>",
@@ -253,8 +288,10 @@ def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
     )
     for row in rows:
         table.add_row(
+            Text(row.name),
             str(row.snapshot_id),
-            Text(row.kind, style="red" if row.error else ""),
+            Text(row.kind, style="red" if row.error else "magenta" if row.savepoint else ""),
+            row.format or "-",
             "-" if row.created_at_ms is None else time_text(row.created_at_ms),
             _number(row.term),
             _number(row.batch_id),
@@ -278,9 +315,13 @@ def manifest_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def manifest_parts(job: str, manifest: Manifest) -> Iterator[RenderableType]:
-    """A snapshot for people, part by part."""
-    yield _facts(job, manifest)
+def manifest_parts(job: str, manifest: Manifest, shared: Shared = NOTHING_SHARED) -> Iterator[RenderableType]:
+    """A snapshot for people, part by part.
+
+    Args:
+        shared: which of its files are hard links of others.
+    """
+    yield _facts(job, manifest, shared)
     yield _operators(manifest)
     if manifest.segments:
         yield _segments(manifest)
@@ -292,7 +333,7 @@ def manifest_parts(job: str, manifest: Manifest) -> Iterator[RenderableType]:
         yield _progress(manifest)
 
 
-def _facts(job: str, manifest: Manifest) -> Table:
+def _facts(job: str, manifest: Manifest, shared: Shared) -> Table:
     table = new_table(f"Snapshot {manifest.snapshot_id} of {job}", "", "")
     source = manifest.source
     for name, value in (
@@ -308,6 +349,11 @@ def _facts(job: str, manifest: Manifest) -> Table:
         ("offsets", "-" if source is None else _offsets(source.offsets)),
         ("changelog", f"{bytes_text(manifest.log_bytes)} in {len(manifest.segments)} segments"),
         ("tables", f"{bytes_text(manifest.table_bytes)} in {len(manifest.layers)} layers"),
+        *(
+            [("shared by link", f"{shared.files} files ({bytes_text(shared.bytes)}) with {shared}")]
+            if shared.files
+            else []
+        ),
         *(("started from", f"snapshot {o.snapshot_id} of {o.job} ({o.mode})") for o in manifest.origins),
         *(
             ("abandoned", f"snapshots {first} to {last}: an older one was gone back to")

@@ -24,6 +24,8 @@ SEGMENT_INDEX_BYTES_MAX = 64 * MIB
 SEGMENT_PARTS_MAX = 1_000_000
 # One Arrow part is decoded at once; its uncompressed size is stated in the index and checked before decoding.
 PART_BYTES_MAX = 4 * 1024 * MIB
+# Tables of all states in a manifest, about: they take 260 bytes each, and half of a manifest may go to them.
+TABLES_MAX = MANIFEST_BYTES_MAX // 2 // 260
 
 MAX_PARALLELISM = 32768  # key groups: the top 15 bits of the key hash
 KEY_GROUP_BITS = 15
@@ -66,6 +68,9 @@ SMALL_FILE_BYTES_MAX = 20 * KIB
 # A savepoint's record is read whenever savepoints are listed; these keep it below SMALL_JSON_BYTES_MAX.
 SAVEPOINT_TAGS_MAX = 64
 SAVEPOINT_NOTE_CHARS_MAX = 4_000
+
+# Why a migration was taken back, in a line.
+MIGRATION_REASON_CHARS_MAX = 2_000
 
 # A plan of a deletion, as a document: about 200 bytes a line. What garbage collection finds beyond is in the next plan.
 PLAN_BYTES_MAX = 512 * MIB

@@ -71,6 +71,7 @@ JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
     {
         "parallelism": Bounds(0, MAX_PARALLELISM),
         "heartbeat_interval_s": Bounds(0.05, 3600),
+        "stall_timeout_s": Bounds(0, 31 * 86_400),
         "inline_bytes_max": Bounds(0, 64 * MIB),
         "materialize_min_bytes": Bounds(1, 1 << 50),
         "materialize_ratio": Bounds(0.01, 100),
@@ -84,9 +85,15 @@ JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
         "upload_timeout_s": Bounds(0.01, 600),
         "upload_attempts_max": Bounds(1, 10),
         "upload_in_flight_bytes_max": Bounds(MIB, 64 * GIB),
+        "upload_deadline_s": Bounds(1, 3600),
+        "upload_bytes_per_s": Bounds(64 * KIB, 64 * GIB),
         "materialize_interval_s": Bounds(0.1, 31 * 86_400),
         "materialize_replay_s": Bounds(0.1, 86_400),
+        "materialize_cells_max": Bounds(1, 4096),
+        "materialize_cell_bytes_max": Bounds(32 * MIB, GIB),
         "local_bytes_max": Bounds(0, 1 << 60),
+        "local_copies_max": Bounds(1, 1000),
+        "drain_epochs_max": Bounds(1, 1_000_000),
         "retained_checkpoints": Bounds(0, 1_000_000),
     }
 )
@@ -166,6 +173,8 @@ class JobSettings:
             the user, wherever `local_dir` is. A run cannot go on while its disk is full; a full `local_dir` does not
             matter.
         heartbeat_interval_s: how often the driver says that it lives, and looks for control requests.
+        stall_timeout_s: a run in which nothing has ended for so long, neither an epoch nor a task, logs what its
+            threads do, and says so; 0: never. A quiet source does not count.
         inline_bytes_max: changes of one task up to this size ride in its acknowledgement and are packed into the
             epoch's one segment; larger ones are uploaded by the task itself.
         materialize: whether the driver folds its changelog into state tables in the background.
@@ -189,14 +198,23 @@ class JobSettings:
         pending_bytes_max: changes of epochs without a checkpoint that the driver holds in memory before it writes them.
         tolerable_failures: so many times in a row an epoch or checkpoint may fail because a store is away, and is run
             again in the same process, before the run ends; 0: it ends at once.
-        upload_timeout_s: an upload that has taken so long (and a second more per few megabytes) is begun again beside
-            itself; the first to succeed wins.
+        upload_timeout_s: an upload that has taken so long (and what `upload_bytes_per_s` adds for its size) is begun
+            again beside itself; the first to succeed wins.
         upload_attempts_max: uploads of one object under way at most.
         upload_in_flight_bytes_max: bytes that uploads of one executor may hold; tasks wait beyond it.
+        upload_deadline_s: an upload fails, and its epoch is run again, after this, or after `upload_attempts_max`
+            timeouts if those take longer.
+        upload_bytes_per_s: what one upload reaches at least while the store is well.
         materialize_interval_s: fold the log at least so often, if there is anything to fold.
         materialize_replay_s: fold the log when a restart would need about so long to replay it.
+        materialize_cells_max: into so many tables a state is cut at most, of 32 MiB or more each; manifests name them
+            all. A state that is larger than `materialize_cell_bytes_max` times this has more, up to 8,192.
+        materialize_cell_bytes_max: a table's bytes, about (it is split at twice as many): a fold reads it whole, and
+            takes several times as much memory.
         local_recovery: whether shards may be restored from copies on the host's disk.
         local_bytes_max: what local copies of one job may take of one host's disk.
+        local_copies_max: copies of one shard that a restart looks at, the newest first.
+        drain_epochs_max: after the end of all input so many epochs are run at most, for timers that set timers.
         retained_checkpoints: so many newest checkpoints are kept; the driver gives older ones up, in the background,
             that nobody needs. `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
         retention: rules that keep more than these.
@@ -223,14 +241,21 @@ class JobSettings:
     upload_timeout_s: float = 1.0
     upload_attempts_max: int = 3
     upload_in_flight_bytes_max: int = 100 * MIB
+    upload_deadline_s: float = 120.0
+    upload_bytes_per_s: int = 4 * MIB
     materialize_interval_s: float = 600.0
     materialize_replay_s: float = 10.0
+    materialize_cells_max: int = 256
+    materialize_cell_bytes_max: int = 256 * MIB
     local_recovery: bool = True
     local_bytes_max: int = 64 * GIB
+    local_copies_max: int = 4
+    drain_epochs_max: int = 100
     placement: PlacementMode = "sticky"
     retained_checkpoints: int = 100
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     scratch_dir: str = ""
+    stall_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

@@ -93,6 +93,8 @@ def read_table(root: Store, table: TableEntry) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise CorruptSegment(f"{table.path} is not a table of {table.operator}/{table.state}: {error}") from error
     batches = stored.combine_chunks().to_batches()
+    if len(batches) > 1:  # one column has more than 2 GiB of text, which no batch can hold
+        raise CorruptSegment(f"{table.path} has a column that is larger than a table's may be")
     batch = batches[0] if batches else schema.empty()
     return schema.check_batch(batch, table.path)
 

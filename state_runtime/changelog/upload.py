@@ -64,6 +64,8 @@ class UploadPolicy:
         return UploadPolicy(
             timeout_s=settings.upload_timeout_s,
             attempts_max=settings.upload_attempts_max,
+            deadline_s=settings.upload_deadline_s,
+            bytes_per_s=settings.upload_bytes_per_s,
             in_flight_bytes_max=settings.upload_in_flight_bytes_max,
         )
 

@@ -40,7 +40,8 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MAX_PARALLELISM
-from state_runtime.driver.whole import newest_whole
+from state_runtime.driver.go_back import bring, brought_content, past_of
+from state_runtime.driver.whole import newest_whole, newest_whole_savepoint, refuse_cut_copy
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.maintenance.delete.claimed import ClaimEnding
 from state_runtime.pipeline.published import is_published
@@ -55,8 +56,9 @@ from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.lineage import check_belongs, gone_back, pending_outputs, taken_over
 from state_runtime.snapshot.locate import OpenedSnapshot, Place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest, StagedOutput
+from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import read_record
+from state_runtime.snapshot.savepoint import read_record, read_savepoint
 from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
 from state_runtime.store import Store, open_store
 
@@ -93,7 +95,7 @@ class Beginning:
     Args:
         catalog: of the job that begins.
         start_from: where a job without a snapshot begins; of a job with snapshots it must be what the job began with.
-        from_snapshot: an older snapshot of the job's own to go back to.
+        from_snapshot: an older snapshot of the job's own to go back to: its id, or the name of a savepoint.
         storage_options: of the job's own store.
         on_copy: called while the source is copied, after each object.
 
@@ -106,7 +108,7 @@ class Beginning:
         catalog: Catalog,
         *,
         start_from: StartFrom | None = None,
-        from_snapshot: int | None = None,
+        from_snapshot: int | str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         clock: Clock,
         ids: Ids,
@@ -115,7 +117,9 @@ class Beginning:
         self._catalog = catalog
         self._root = catalog.root
         self._start = start_from
-        self._from_snapshot = from_snapshot
+        self._savepoint = from_snapshot if isinstance(from_snapshot, str) else ""
+        self._from_snapshot = from_snapshot if isinstance(from_snapshot, int) else None
+        self._past: tuple[Manifest, Store] | None = None
         self._storage_options = storage_options
         self._clock = clock
         self._ids = ids
@@ -153,8 +157,8 @@ class Beginning:
         refuse_if_claimed(self._root)
         info = self.info = read_job_info(self._root)
         refuse_if_handed_over(self._root)
-        wanted = self._from_snapshot
-        own = self._own = self._catalog.latest() if wanted is None else self._catalog.latest_to_go_back_from()
+        goes_back = self._from_snapshot is not None or bool(self._savepoint)
+        own = self._own = self._catalog.latest_to_go_back_from() if goes_back else self._catalog.latest()
         if own is not None:
             if info is None:
                 raise JobRootMismatch(
@@ -170,10 +174,12 @@ class Beginning:
                     info.name,
                     self._start.place,
                 )
-            if self._from_snapshot is None:
+            if self._savepoint:
+                self._choose_savepoint(own)
+            elif not goes_back:
                 self._pass_over_what_a_copy_lacks(own, info)
             return self._looked_back(own)
-        if self._from_snapshot is not None:
+        if goes_back:
             raise MissingSnapshot(f"job {self._catalog.job!r} in {self._root.url} has no snapshot yet to go back to")
         if self._start is None:
             if info is not None and info.started_from is not None:
@@ -222,8 +228,25 @@ class Beginning:
                 "an import was cut here, repeat the import; else remove the folder to begin anew"
             )
 
+    def _choose_savepoint(self, own: Manifest) -> None:
+        """Go back to a savepoint of the job: to the snapshot that it is of where the root still has that, else to what
+        the savepoint holds.
+
+        Raises:
+            MissingSnapshot, JobNotFound: there is none of that name. SnapshotInUse: it is not complete.
+            JobRootMismatch, InvalidConfiguration: it is no past of this job.
+        """
+        read_savepoint(self._root, self._savepoint)  # a name that is none is told so in these words
+        opened = open_snapshot(self._root.child(savepoint_path(self._savepoint)), None, self._clock)
+        content, source = past_of(self._catalog, opened, own)
+        if source is None:
+            self._from_snapshot = content.snapshot_id
+        else:
+            self._past = content, source
+
     def _pass_over_what_a_copy_lacks(self, own: Manifest, info: JobInfo) -> None:
-        """In a folder that was copied while its job ran, go back to the newest snapshot that is whole.
+        """In a folder that was copied while its job ran, go back to the newest snapshot that is whole, be it a
+        savepoint's.
 
         Only where the folder lies elsewhere than its newest run left it: what is missing in place is damage, and is
         never passed over.
@@ -235,25 +258,35 @@ class Beginning:
         if place == self._root.url:
             return
         whole = newest_whole(self._catalog)
-        if whole is None:
+        if whole is not None and whole.snapshot_id == own.snapshot_id:
+            return
+        least = whole.snapshot_id if whole is not None else 0
+        savepoint = newest_whole_savepoint(self._catalog, info.uid, above=least, until=own.snapshot_id)
+        if savepoint is not None:
+            self._past = brought_content(savepoint.manifest), savepoint.root
+        elif whole is not None:
+            self._from_snapshot = whole.snapshot_id
+        else:
             raise MissingFile(
                 f"no snapshot in {self._root.url} is whole: files that it needs are missing. The folder was copied "
                 f"from elsewhere ({place or 'unknown'}); copy it again, snapshots/ first and everything else after it. "
                 "`stillstate verify` names the files"
             )
-        if whole.snapshot_id != own.snapshot_id:
-            _LOG.warning(
-                "job %r in %s was copied from %s while it ran: files of snapshot %d are missing here. It goes back to "
-                "snapshot %d, the newest one that is whole",
-                info.name,
-                self._root.url,
-                place or "elsewhere",
-                own.snapshot_id,
-                whole.snapshot_id,
-            )
-            self._from_snapshot = whole.snapshot_id
+        found = savepoint.manifest if savepoint is not None else whole
+        _LOG.warning(
+            "job %r in %s was copied from %s while it ran: files of snapshot %d are missing here. It goes back to "
+            "snapshot %d, the newest one that is whole%s",
+            info.name,
+            self._root.url,
+            place or "elsewhere",
+            own.snapshot_id,
+            found.snapshot_id if found is not None else 0,
+            f", in the savepoint {savepoint.root.url}" if savepoint is not None else "",
+        )
 
     def _looked_back(self, own: Manifest) -> Manifest:
+        if self._past is not None:
+            return replace(gone_back(self._past[0], own), snapshot_id=own.snapshot_id)
         wanted = self._from_snapshot
         if wanted is None:
             return own
@@ -353,12 +386,15 @@ class Beginning:
             info = open_job_root(self._root, self._catalog.job, clock=self._clock, ids=self._ids)
             if self._own is None and info.started_from is not None and self._catalog.latest() is None:
                 raise self._unfinished(info.started_from)
+            if self._past is not None:
+                return self._open_past(*self._past, info, empty, actor)
             if self._from_snapshot is None:
                 return self._open_run(info, empty, actor)
             # Until the fencing snapshot names what it needs.
             with self._pinned(self._root, self._from_snapshot, info, actor):
                 return self._open_run(info, empty, actor)
         uid = ""
+        refuse_cut_copy(source)
         if self._claims:
             uid, source = self._take_over(source, actor)
             faults.reach("start-claimed")
@@ -431,7 +467,25 @@ class Beginning:
             do_without=do_without,
         )
 
-    def _open_run(self, info: JobInfo, empty: Callable[[JobInfo], Manifest], actor: Actor) -> Committer:
+    def _open_past(
+        self,
+        content: Manifest,
+        source: Store,
+        info: JobInfo,
+        empty: Callable[[JobInfo], Manifest],
+        actor: Actor,
+    ) -> Committer:
+        """Go on from a savepoint's content, which is brought into the root first. A collection that was under way may
+        take some of it before the fencing snapshot names it, so it is looked at once more, as a rollback does."""
+        bring(source, self._root, content, actor, self._on_copy)
+        faults.reach("start-copied")
+        committer = self._open_run(info, empty, actor, content)
+        bring(source, self._root, content, actor)
+        return committer
+
+    def _open_run(
+        self, info: JobInfo, empty: Callable[[JobInfo], Manifest], actor: Actor, past: Manifest | None = None
+    ) -> Committer:
         decide = self._decide
         return open_run(
             self._catalog,
@@ -441,7 +495,7 @@ class Beginning:
             ids=actor.ids,
             host=actor.host,
             pid=actor.pid,
-            back_to=self._from_snapshot,
+            back_to=past if past is not None else self._from_snapshot,
             decide=(lambda content: decide(content, info)) if decide is not None else None,
         )
 

@@ -28,6 +28,7 @@ from state_runtime.driver.file_book import carried_source_logs
 from state_runtime.driver.head import Processed
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times
+from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
 from state_runtime.materialize.process import FoldProcess
@@ -51,9 +52,10 @@ class Checkpointer:
     """Makes what a run holds durable. Not thread-safe: called under the driver's lock.
 
     Attributes:
-        is_committing: a commit was tried and its outcome is not known yet: nothing may be taken back.
+        is_committing: a manifest's create was tried and its outcome is not known yet: nothing may be taken back.
         materializer: folds beside the epochs.
         retention: gives old checkpoints up beside them.
+        collection: removes what nothing needs, once a day.
     """
 
     def __init__(self, context: DriverContext, committer: Committer, books: Books, uploader: Uploader) -> None:
@@ -76,6 +78,15 @@ class Checkpointer:
         )
         self.retention = BackgroundRetention(
             context.root, context.settings, context.ids, context.clock, committer.ownership
+        )
+        term = committer.term
+        self.collection = BackgroundCollection(
+            context.root,
+            context.settings,
+            context.ids,
+            context.clock,
+            committer.ownership,
+            f"{term.host}:{term.pid}",
         )
         self.is_committing = False
 
@@ -119,6 +130,7 @@ class Checkpointer:
         self._leave_word()
         self.materializer.join(fold_timeout_s)
         self.retention.join(fold_timeout_s)
+        self.collection.join(0)
         if self._folding is not None:
             self._folding.close()
 
@@ -215,9 +227,11 @@ class Checkpointer:
         phases["segment"] = (segment_s - done.processed_s) * 1000 + done.flushed_ms
         so_far = self._timed(numbers, done, phases)
         faults.reach("before-manifest")
-        # A commit that fails may have happened.
+        record = self.materializer.record_of(draft)
+        manifest = self._committer.prepare(replace(draft, progress=together(interval.numbers, so_far)), record)
+        # Only from here on: a create that fails may have happened, a look that fails has not changed anything.
         self.is_committing = True
-        committed = self._committer.commit(replace(draft, progress=together(interval.numbers, so_far)))
+        committed = self._committer.create(manifest)
         manifest_s = context.clock.monotonic_s()
         numbers = self._timed(numbers, done, phases)
         faults.reach("manifest-written")
@@ -239,6 +253,7 @@ class Checkpointer:
         if books.files is None:
             self.materializer.start_if_due(committed)
         self.retention.committed(committed)
+        self.collection.committed()
         phases |= {"manifest": (manifest_s - segment_s) * 1000, "publish": (published_s - manifest_s) * 1000}
         complete = with_times(numbers, (published_s - done.started_s) * 1000, phases)
         self._previous = together(interval.numbers, complete)

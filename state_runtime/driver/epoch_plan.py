@@ -76,7 +76,7 @@ def plan_epoch(
             continue
         if part.operator is not None:
             keys, uid = part.operator.key_columns, part.operator.uid
-            frame = frame.selectExpr("*", *shard_columns(keys, parallelism))
+            frame = frame.selectExpr(*(part.reads or ("*",)), *shard_columns(keys, parallelism))
             if part.initial is not None and uid in beginning:
                 frame = _with_initial_state(frame, part.initial, keys, parallelism)
             if wake.get(uid):

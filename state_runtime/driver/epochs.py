@@ -40,6 +40,7 @@ from state_runtime.driver.books import Books
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.due import fires_at, is_anything_due, woken
+from state_runtime.driver.empty_outputs import with_empty_outputs
 from state_runtime.driver.epoch_plan import plan_epoch
 from state_runtime.driver.head import Processed, advanced, holds_batch, next_head, of_operators, steps_of
 from state_runtime.driver.numbers import of_epoch, with_times
@@ -61,10 +62,6 @@ _LOG = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
 """What a step that succeeded gives."""
-
-# Timers that fire timers while a job is drained: each round is an epoch. Code that sets the next timer from the one
-# that fires never ends.
-_DRAIN_EPOCHS_MAX = 100
 
 # From the first wait to the longest. With the default of three failures a store may be away for about two minutes:
 # Spark's action and the store's own repetitions take time too.
@@ -117,6 +114,9 @@ class EpochDriver:
         self.lock = threading.Lock()
         self.failure: BaseException | None = None
         self.progress: Progress | None = None
+        self._failures = 0
+        self._is_at_work = False
+        self._epochs_when_nothing_was_due = -1
         self._placement = self._tasks.placement(spark)
 
     @property
@@ -131,6 +131,11 @@ class EpochDriver:
         """
         done, total = self._acknowledgements.arrived(), self._books.shards.shard_count
         return (0, 0) if done is None or self.epochs > 0 else (min(done, total), total)
+
+    def mark(self) -> tuple[int, int, int]:
+        """Changes whenever the run gets on: epochs that ended, attempts that failed, acknowledgements that came. For
+        any thread."""
+        return self.epochs, self._failures, self._acknowledgements.arrived() or 0
 
     # --- what the run calls --------------------------------------------------------------------------------------
 
@@ -171,7 +176,15 @@ class EpochDriver:
         """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
         moved."""
         with self.lock:
-            return self._is_due(self._context.clock.now_ms())
+            is_due = self._is_due(self._context.clock.now_ms())
+            self._epochs_when_nothing_was_due = -1 if is_due else self.epochs
+            return is_due
+
+    @property
+    def has_nothing_to_do(self) -> bool:
+        """Whether no epoch is under way, and nothing was due when `is_due` was last asked, which was after the last
+        epoch. For any thread: it waits for none."""
+        return not self._is_at_work and self._epochs_when_nothing_was_due == self.epochs
 
     def run_without_batch(self, empty: DataFrame) -> None:
         """One epoch that Spark does not start; nothing happens if nothing is due any more.
@@ -231,13 +244,18 @@ class EpochDriver:
             if self.failure is not None:
                 return
             with self._failing():
-                for _ in range(_DRAIN_EPOCHS_MAX):
+                # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
+                # ends.
+                epochs_max = self._context.settings.drain_epochs_max
+                for _ in range(epochs_max):
                     self._run_epoch(empty, None, self._context.clock.now_ms(), drains=True)
                     faults.reach("drain-epoch")
                     if not fires_at(self._context.pipeline.operators, self._books.shards, END_OF_TIME_MS):
                         break
                 else:
-                    _LOG.warning("after %d epochs timers still set timers; the rest of them stays", _DRAIN_EPOCHS_MAX)
+                    _LOG.warning(
+                        "after %d epochs (drain_epochs_max) timers still set timers; the rest of them stays", epochs_max
+                    )
             self._checkpoint_and_begin()
 
     def finish(self) -> None:
@@ -268,6 +286,7 @@ class EpochDriver:
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """Keep an error as the run's failure, and take back what the run leaves of epochs that nobody will ever see."""
+        self._is_at_work = True
         try:
             yield
         except BaseException as error:
@@ -275,6 +294,8 @@ class EpochDriver:
             if not self._checkpointer.is_committing and not isinstance(self.failure, Fenced):
                 self._checkpointer.remove(self._acknowledgements.so_far(), self._books.interval)
             raise self.failure from cause_of(self.failure, error)
+        finally:
+            self._is_at_work = False
 
     # --- an epoch ------------------------------------------------------------------------------------------------
 
@@ -326,6 +347,7 @@ class EpochDriver:
             except Exception as error:
                 typed = typed_error(error)
                 failures += 1
+                self._failures += 1
                 is_open = self._checkpointer.is_committing or self._committer.last is not last
                 if is_open or not can_pass(typed) or failures > self._context.settings.tolerable_failures:
                     raise
@@ -417,12 +439,13 @@ class EpochDriver:
             for source, lines in self._checkpoint.new_log_lines(before.head.source, position).items():
                 changes.append(source_log_changes(source, lines))
         shards = books.shards.after(steps_of(done, stages))
+        staged = staged_outputs([s for a in done.acknowledged for s in a.staged], context.sinks, done.clock.epoch)
         books.epoch_done(
             next_head(before.head, done, context, shards, position=position, drained=drains),
             shards,
             books.files.after(a.files for a in done.acknowledged) if books.files is not None else None,
             changes,
-            staged_outputs([s for a in done.acknowledged for s in a.staged], context.sinks, done.clock.epoch),
+            with_empty_outputs(staged, context, self._committer.term.term),
         )
         moved = self._placement.ran((o.uid, a.shard, a.executor) for o, a in of_operators(done.acknowledged, stages))
         for operator, acknowledgement in of_operators(done.acknowledged, stages):

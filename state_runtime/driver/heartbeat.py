@@ -8,6 +8,7 @@ import threading
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.driver.advance import Advance
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.snapshot.commit import Committer
@@ -29,6 +30,10 @@ class Heartbeat:
     file: each time it looks first whether the term in the root is still this run's, because a run that slept through
     the end of its job would overwrite the heartbeat of the next job's run.
 
+    Args:
+        advance: when the run last got on; what is told of it is told here, for this thread does not hang with the run.
+        cause, supervisor_pid, parallelism, backend, settings: see `RunStatus`.
+
     Attributes:
         fenced: who took over, once it is seen.
     """
@@ -41,7 +46,19 @@ class Heartbeat:
         clock: Clock,
         stop: threading.Event,
         savepoints: Savepoints,
+        advance: Advance | None = None,
+        *,
+        cause: str = "",
+        supervisor_pid: int = 0,
+        parallelism: int = 0,
+        backend: str = "",
+        settings: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        self._advance = Advance(clock) if advance is None else advance
+        self._cause = cause
+        self._supervisor_pid = supervisor_pid
+        self._parallelism, self._backend, self._settings = parallelism, backend, settings
+        self._error_kind = ""
         self._root = root
         self._committer = committer
         self._interval_s = interval_s
@@ -69,8 +86,9 @@ class Heartbeat:
         self._state = "running"
         self._beat()
 
-    def finish(self, state: RunState, message: str) -> None:
+    def finish(self, state: RunState, message: str, error_kind: str = "") -> None:
         """The last heartbeat, saying how the run ended."""
+        self._error_kind = error_kind
         self._ended.set()
         self._thread.join()
         self._state = state
@@ -88,6 +106,7 @@ class Heartbeat:
             if self.fenced is not None:
                 return
             self._write("")
+            self._advance.tell_if_stalled()
             term = self._committer.term.term
             self._look_for_requests(term)
             # An idle run would only learn at its next commit that it is fenced.
@@ -131,6 +150,7 @@ class Heartbeat:
         last, term = self._committer.last, self._committer.term
         self._committer.ownership.check_term()
         restored, restoring = self._driver.restoring() if self._driver is not None else (0, 0)
+        advanced_at_ms, quiet = self._advance.seen()
         write_status(
             self._root,
             RunStatus(
@@ -148,5 +168,13 @@ class Heartbeat:
                 progress=self._driver.progress if self._driver is not None else None,
                 restored=restored,
                 restoring=restoring,
+                advanced_at_ms=advanced_at_ms,
+                quiet=quiet,
+                error_kind=self._error_kind,
+                cause=self._cause,
+                supervisor_pid=self._supervisor_pid,
+                parallelism=self._parallelism,
+                backend=self._backend,
+                settings=self._settings,
             ),
         )

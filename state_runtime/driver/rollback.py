@@ -15,20 +15,13 @@ The newest snapshot may be unreadable: only its id is needed (`Catalog.latest_to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from state_runtime.base.actor import Actor
-from state_runtime.base.errors import (
-    CorruptManifest,
-    InvalidConfiguration,
-    JobRootMismatch,
-    MissingSnapshot,
-    SnapshotInUse,
-    UnsupportedFormat,
-)
-from state_runtime.maintenance.copy.objects import Copier, CopyProgress, NeededObject, needed_objects
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
+from state_runtime.driver.go_back import bring, past_of
+from state_runtime.maintenance.copy.objects import CopyProgress, NeededObject, needed_objects
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.document import FORMAT_VERSION
@@ -36,9 +29,8 @@ from state_runtime.snapshot.fencing import open_run, refuse_if_live
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.kept_pin import kept_pin
 from state_runtime.snapshot.lineage import check_belongs
-from state_runtime.snapshot.locate import OpenedSnapshot, Place, open_snapshot
+from state_runtime.snapshot.locate import Place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.savepoint import read_record
 from state_runtime.snapshot.term_files import RunStatus, write_status
 from state_runtime.store import Store, open_store
 
@@ -123,50 +115,11 @@ def plan_rollback(
         opened = open_snapshot(root, where.snapshot_id, catalog.clock)
         return RollbackPlan(place=str(opened.place), target=opened.manifest, newest=newest, source=None)
     opened = open_snapshot(source_root, where.snapshot_id, catalog.clock)
-    own = _own_one(catalog, opened, newest)
-    if own is not None:
-        return RollbackPlan(place=str(opened.place), target=own, newest=newest, source=None)
-    # Versions of local copies are a hint for the root that the snapshot was made in, which this may not be.
-    target = replace(opened.manifest, versions={})
-    objects = tuple(need for need in needed_objects(source_root, target).values() if not _is_there(root, need))
-    return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=source_root, objects=objects)
-
-
-def _own_one(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> Manifest | None:
-    """The same snapshot in the job's own root, if it is there and whole enough to be read.
-
-    Raises:
-        JobRootMismatch, InvalidConfiguration, SnapshotInUse: the job cannot go back to that place.
-    """
-    manifest, root = opened.manifest, catalog.root
-    refuse_if_claimed(opened.root)
-    record = read_record(opened.root)
-    if record is not None and record.state != "COMPLETED":
-        raise SnapshotInUse(f"{opened.place} is a savepoint that is {record.state}; go back to it once it is COMPLETED")
-    if manifest.job_uid != newest.job_uid:
-        raise JobRootMismatch(
-            f"{opened.place} is of another job ({opened.info.name!r}, {manifest.job_uid}), and a job goes back to what "
-            f"was its own only. Begin a new job from it: `stillstate run NAME --from {opened.place}`"
-        )
-    if manifest.snapshot_id > newest.snapshot_id:
-        raise InvalidConfiguration(
-            f"{opened.place} is newer than anything in {root.url}, whose newest snapshot is {newest.snapshot_id}: this "
-            "root was put back from an older copy. Begin a new job from that place, or remove this root and begin it "
-            "from there (--from)"
-        )
-    if not read_boundary(root).keeps(manifest.snapshot_id):
-        return None
-    try:
-        own = catalog.manifest(manifest.snapshot_id)
-    except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
-        # Given up meanwhile, or damaged: then what the place has is what counts.
-        return None
-    if own.commit_id != manifest.commit_id:
-        raise InvalidConfiguration(
-            f"snapshot {manifest.snapshot_id} in {root.url} is another one than that in {opened.root.url}: the two "
-            "have gone on apart from each other. Begin a new job from that place"
-        )
-    return own
+    target, source = past_of(catalog, opened, newest)
+    if source is None:
+        return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=None)
+    objects = tuple(need for need in needed_objects(source, target).values() if not _is_there(root, need))
+    return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=source, objects=objects)
 
 
 def _is_there(root: Store, need: NeededObject) -> bool:
@@ -195,9 +148,9 @@ def execute_rollback(
     """
     root, info = catalog.root, catalog.job_info()
     if plan.source is not None:
-        _copy(plan.source, root, plan.target, actor, progress)
+        bring(plan.source, root, plan.target, actor, progress)
         committed = _commit(catalog, plan.target, actor)
-        _copy(plan.source, root, plan.target, actor, None)
+        bring(plan.source, root, plan.target, actor)
         return committed
     if plan.target.snapshot_id == 0:
         return _commit(catalog, plan.target, actor)
@@ -209,14 +162,6 @@ def execute_rollback(
         actor=actor,
     ):
         return _commit(catalog, plan.target, actor)
-
-
-def _copy(
-    source: Store, root: Store, target: Manifest, actor: Actor, progress: Callable[[CopyProgress], None] | None
-) -> None:
-    objects = needed_objects(source, target)
-    with Copier(source, root, progress=progress, ids=actor.ids) as copier:
-        copier.copy(objects.values())
 
 
 def _commit(catalog: Catalog, target: Manifest, actor: Actor) -> Manifest:

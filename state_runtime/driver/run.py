@@ -15,10 +15,11 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline
+from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, StillstateError
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.reader import stream_source_log
+from state_runtime.driver.advance import Advance
 from state_runtime.driver.beginning import Beginning
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
@@ -26,11 +27,14 @@ from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.interval import has_intervals
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.scratch import Scratch
+from state_runtime.driver.source_quiet import SourceQuiet, is_idle
+from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
 from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source
+from state_runtime.pipeline.spark_settings import SHUFFLE_PARTITIONS_CONF, shuffles_as_wide_as_the_job
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
@@ -44,11 +48,23 @@ from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
-__all__ = ["JobRun", "RunResult"]
+__all__ = ["BY_HAND", "JobRun", "RunResult", "StartedBy"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 30.0
 _CLAIM_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class StartedBy:
+    """Why a run was started, who starts it again if it dies, and with which settings; see `RunStatus`."""
+
+    cause: str = ""
+    supervisor_pid: int = 0
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+BY_HAND = StartedBy()
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,7 @@ class JobRun:
         self._stop = stop
         self._clock = plan.clock
         self._ids = plan.ids
+        self._advance = Advance(plan.clock, plan.settings.stall_timeout_s)
         self._catalog = Catalog(plan.store, plan.name, plan.clock)
         self._root: Store = self._catalog.root
 
@@ -91,6 +108,7 @@ class JobRun:
         allow_drained: bool,
         beginning: Beginning,
         take_output: bool = False,
+        started_by: StartedBy = BY_HAND,
     ) -> RunResult:
         """See `StreamingJob.run`."""
         plan = self._plan
@@ -116,11 +134,7 @@ class JobRun:
         before = beginning.look(decide)
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
-        committer = beginning.open(
-            self._empty,
-            host=host,
-            pid=pid,
-        )
+        committer = beginning.open(self._empty, host=host, pid=pid)
         info = committer.info
         # Another start may have been first: then there is something to go on from that was not there before.
         began_empty = before is None and committer.last.snapshot_id == 1
@@ -131,7 +145,18 @@ class JobRun:
             self._on_progress = ending.watching(self._on_progress, committer)
         savepoints = self._savepoints(committer)
         heartbeat = Heartbeat(
-            self._root, committer, self._plan.settings.heartbeat_interval_s, self._clock, self._stop, savepoints
+            self._root,
+            committer,
+            self._plan.settings.heartbeat_interval_s,
+            self._clock,
+            self._stop,
+            savepoints,
+            self._advance,
+            cause=started_by.cause,
+            supervisor_pid=started_by.supervisor_pid,
+            parallelism=parallelism,
+            backend=self._plan.settings.backend,
+            settings=started_by.settings,
         )
         local_dir = private_local_dir(self._plan.settings.local_dir)
         # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
@@ -143,16 +168,15 @@ class JobRun:
         heartbeat.start()
         savepoints.start()
         state: RunState = "failed"
-        message = ""
+        message = error_kind = ""
         try:
             driver = self._driver(
                 pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints, take_output
             )
             heartbeat.watch(driver)
-            with scratch.clear_when_full():
-                result = self._stream(
-                    source.frame, driver, checkpoint, scratch, committer, trigger, heartbeat, savepoints
-                )
+            with scratch.clear_when_full(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
+                frame = self._frame_read(source, pipeline)
+                result = self._stream(frame, driver, checkpoint, scratch, committer, trigger, heartbeat, savepoints)
             state = result.state
             return result
         except Fenced as error:
@@ -165,13 +189,21 @@ class JobRun:
                 state, message = "fenced", fenced
                 raise Fenced(fenced) from error
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            error_kind = error.kind if isinstance(error, StillstateError) else StillstateError.kind
             raise
         finally:
             savepoints.close(message or state)
-            heartbeat.finish(state, message)
+            heartbeat.finish(state, message, error_kind)
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
             if ending is not None:
                 ending.close(_CLAIM_TIMEOUT_S)
+
+    def _frame_read(self, source: OpenedSource, pipeline: CompiledPipeline) -> DataFrame:
+        """The source's frame, without what nothing reads."""
+        if pipeline.source_reads is None:
+            return source.frame
+        corrupt = str(self._spark.conf.get(CORRUPT_COLUMN_CONF))
+        return without_unread(source.frame, pipeline.source_reads, corrupt)
 
     def _opened_source(self) -> OpenedSource:
         """The source, if a job can be repeated on it.
@@ -289,15 +321,25 @@ class JobRun:
         scratch.keep_room()
         if committer.last.source is not None:
             scratch.retried(partial(self._prime, checkpoint, committer.last, committer.last.source))
-        writer = source.writeStream.foreachBatch(driver.run_batch).option(
-            "checkpointLocation", checkpoint.folder.as_uri()
-        )
+        shuffles = str(self._spark.conf.get(SHUFFLE_PARTITIONS_CONF))
+
+        def run_batch(frame: DataFrame, batch_id: int) -> None:
+            # The query has a session of its own, which takes this from the run that wrote its offsets.
+            frame.sparkSession.conf.set(SHUFFLE_PARTITIONS_CONF, shuffles)
+            driver.run_batch(frame, batch_id)
+
+        writer = source.writeStream.foreachBatch(run_batch).option("checkpointLocation", checkpoint.folder.as_uri())
         if trigger:
             writer = writer.trigger(**trigger)
         query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()
         heartbeat.running()
+        self._advance.moved()
         empty = self._spark.createDataFrame([], source.schema)
         stopped = False
+        source_is_quiet = SourceQuiet(query)
+        following = self._advance.following(
+            driver.mark, lambda: driver.has_nothing_to_do and source_is_quiet(), self._tasks_done
+        )
         try:
             while not query.awaitTermination(0.1):  # type: ignore[arg-type]
                 scratch.keep_room()
@@ -308,7 +350,7 @@ class JobRun:
                         driver.stop()
                     query.stop()
                     break
-                if driver.is_due() and _is_idle(query):
+                if driver.is_due() and is_idle(query):
                     driver.run_without_batch(empty)
                 driver.checkpoint_if_due()
             stopped = stopped or driver.is_ending
@@ -329,6 +371,7 @@ class JobRun:
                 _LOG.info("what Spark said of the error that ends this run", exc_info=error)
             raise failure from cause_of(failure, error)
         finally:
+            following.set()
             _end_query(query)
             with driver.lock:
                 driver.stop()
@@ -338,6 +381,12 @@ class JobRun:
         if heartbeat.fenced is not None:
             raise Fenced(heartbeat.fenced)
         return RunResult("stopped" if stopped else "finished", committer.last.snapshot_id, driver.epochs)
+
+    def _tasks_done(self) -> tuple[tuple[int, int], ...]:
+        """Of the stages that Spark works on now: how many tasks of each have ended."""
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = [(stage_id, tracker.getStageInfo(stage_id)) for stage_id in sorted(tracker.getActiveStageIds())]
+        return tuple((stage_id, info.numCompletedTasks) for stage_id, info in stages if info is not None)
 
     def _prime(self, checkpoint: SparkCheckpoint, last: Manifest, position: SourcePosition) -> None:
         """Lay Spark's checkpoint directory out; what an attempt before this one left is removed."""
@@ -354,6 +403,7 @@ class JobRun:
         begun_s, is_waiting = self._clock.monotonic_s(), driver.is_ending and not self._stop.is_set()
 
         def is_enough() -> bool:
+            self._advance.moved()  # copying is getting on; it has numbers of its own
             if heartbeat.fenced is not None or (is_waiting and self._stop.is_set()):
                 return True
             return not is_waiting and self._clock.monotonic_s() - begun_s > _STOP_TIMEOUT_S
@@ -385,9 +435,3 @@ def _end_query(query: StreamingQuery) -> None:
             raise
         # It went with its process. What ended the run is the error to tell.
         _LOG.info("the query went with Spark's Java process")
-
-
-def _is_idle(query: StreamingQuery) -> bool:
-    """Whether Spark neither works on a batch nor knows of data for one: then an epoch of our own is in nobody's way."""
-    status = query.status
-    return not status["isTriggerActive"] and not status["isDataAvailable"]

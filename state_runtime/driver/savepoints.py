@@ -21,8 +21,10 @@ from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Invalid, SnapshotInUse, StillstateError
 from state_runtime.base.ids import Ids
+from state_runtime.maintenance.convert.savepoint import convert_small
 from state_runtime.maintenance.copy.savepoint import (
     PIN_LASTS_MS,
+    Convert,
     SavepointWork,
     holder_of,
     resume_savepoint,
@@ -72,11 +74,17 @@ class Savepoints:
         clock: Clock,
         ids: Ids,
         prove: Callable[[], None] = lambda: None,
+        convert: Convert = convert_small,
     ) -> None:
         self._info = info
         self._term = term
         self._work = SavepointWork(
-            root=root, owner=f"{socket.gethostname()}:{os.getpid()}", clock=clock, ids=ids, prove=prove
+            root=root,
+            owner=f"{socket.gethostname()}:{os.getpid()}",
+            clock=clock,
+            ids=ids,
+            prove=prove,
+            convert=convert,
         )
         self._records: dict[str, SavepointRecord] = {}
         self._asked: list[_Asked] = []
@@ -100,8 +108,7 @@ class Savepoints:
         """
         try:
             record = self._records.setdefault(request.request_id, self._requested(request))
-            self._work.prove()
-            create_savepoint(self._work.root, record)
+            create_savepoint(self._work.root, record, self._work.prove)
         except Invalid as error:
             _LOG.warning("savepoint %s is refused: %s", request.name, error)
             self._answer(request, "refused", str(error))
@@ -128,6 +135,8 @@ class Savepoints:
             then=request.then,
             tags=check_tags(request.tags, request.note),
             note=request.note,
+            format=request.format,
+            independent=request.independent,
             term=self._term,
         )
 
@@ -204,9 +213,8 @@ class Savepoints:
         for asked in void:
             message = f"the run of term {self._term} ended before it made the snapshot: {reason}"
             try:
-                rewrite_savepoint(
-                    self._work.root, asked.record.to("ABANDONED", self._work.clock.now_ms(), message=message)
-                )
+                abandoned = asked.record.to("ABANDONED", self._work.clock.now_ms(), message=message)
+                rewrite_savepoint(self._work.root, abandoned, self._work.prove)
                 self._answer(asked.request, "void", message)
             except (StillstateError, OSError):
                 # The next run finds it REQUESTED by a run that is over.
@@ -256,6 +264,7 @@ class Savepoints:
             complete = {holder_of(r.name) for r in records if r.state == "COMPLETED"}
             for pin in read_pins(work.root):
                 if pin.reason == "savepoint" and pin.holder in complete:
+                    work.prove()
                     unpin(work.root, pin)  # its owner died before it did
             for record in records:
                 is_over = 0 < record.term < self._term and record.number == 1

@@ -20,7 +20,7 @@ from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import ShardFilesEntry, TimeEntry
 from state_runtime.task.listed_files import ListedFiles
-from state_runtime.task.shard_access import TaskJob, local_folder, root_id
+from state_runtime.task.shard_access import TaskJob, root_id, state_folder
 from state_runtime.task.stage import StageTask
 
 __all__ = ["StageTasks"]
@@ -71,6 +71,7 @@ class StageTasks:
             shards=self._flushed_files(),
             root_id=root_id(context.root.url),
             base_commit_id=last.commit_id,
+            run_uid=self._committer.term.run_uid,
         )
 
     @contextmanager
@@ -99,8 +100,9 @@ class StageTasks:
             spark,
             context.parallelism,
             enabled=context.settings.placement == "sticky",
-            state_folder=partial(local_folder, self.job(TimeEntry(0)), "state"),
+            state_folder=partial(state_folder, self.job(TimeEntry(0))),
             wanted=wanted,
+            clock=context.clock,
         )
 
     def _stage_task(

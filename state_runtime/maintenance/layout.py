@@ -34,6 +34,7 @@ ObjectKind = Literal[
     "building",
     "moved",
     "published",
+    "migration",
     "temporary",
 ]
 
@@ -73,6 +74,7 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
         ("building", r"building\.json"),
         ("moved", r"moved\.json"),
         ("published", r"published\.json"),
+        ("migration", rf"migrations/{_NUMBER}\.json"),
         ("savepoint", r"savepoint(-[1-9][0-9]{0,8})?\.json"),
     )
 )

@@ -102,9 +102,10 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
                 "deleted; restore "
                 f"{manifest_path(snapshot_id)} from a copy, or give the snapshot up with `stillstate delete --damaged`"
             )
-    # Behind the newest a listing that was cut short looks like an older one; and a running job commits meanwhile.
+    # Behind the newest a listing that was cut short looks like an older one; and a running job commits meanwhile. Of a
+    # listing that is older than the boundary everything may be given up by now, and newer ones be there all the same.
     first = following = max(found, default=boundary.snapshot_id) + 1
-    while found and root.exists(manifest_path(following)):
+    while (found or boundary.snapshot_id) and boundary.keeps(following) and root.exists(manifest_path(following)):
         found.add(following)
         following += 1
         if following - first > _GAP_MAX:

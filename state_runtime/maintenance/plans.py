@@ -6,16 +6,20 @@ if what it would delete is needed by now. So an old plan never deletes more than
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import PLAN_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, document_kind, encode_document
 from state_runtime.snapshot.job_info import JobInfo
 
-__all__ = ["PLAN_AGE_MAX_MS", "Made", "check_fresh", "read_plan", "write_plan"]
+__all__ = ["PLAN_AGE_MAX_MS", "Kind", "Made", "check_fresh", "digest_of_plan", "read_plan", "write_plan"]
+
+Kind = Literal["retention", "gc"]
+"""The twins: both delete by a plan."""
 
 Plan = TypeVar("Plan")
 """The kind of plan that is read."""
@@ -61,6 +65,11 @@ def check_fresh(made: Made, info: JobInfo, place: str, now_ms: int) -> None:
             f"{PLAN_AGE_MAX_MS // 86_400_000}; "
             "nothing was deleted. Make a new plan"
         )
+
+
+def digest_of_plan(kind: str, plan: Any) -> str:
+    """What a plan is called: whoever executes the plan of this digest executes what was looked at, to the byte."""
+    return hashlib.sha256(encode_document(kind, plan)).hexdigest()
 
 
 def write_plan(file: Path, kind: str, plan: Any) -> None:

@@ -28,6 +28,7 @@ from state_runtime.materialize.records import (
 )
 from state_runtime.materialize.run import materialize
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import materialization_path
 from state_runtime.store import Store
 
 __all__ = ["BackgroundMaterializer", "adoptable", "other_at_work"]
@@ -134,6 +135,16 @@ class BackgroundMaterializer:
                 self._result = None
                 return draft
             return apply(draft, self._result)
+
+    def record_of(self, draft: Manifest) -> str:
+        """The path of the record whose tables a draft names and no manifest names yet; empty if there is none.
+
+        It was written after them: where it is, they are.
+        """
+        with self._lock:
+            if self._result is None or not holds(draft, self._result):
+                return ""
+            return materialization_path(self._result.record_id)
 
     def settled(self, committed: Manifest) -> None:
         """Forget a record that a committed manifest holds."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from state_runtime.base import faults
+from state_runtime.base.errors import InvalidData
 from state_runtime.base.ids import Ids
+from state_runtime.base.limits import PART_BYTES_MAX
 from state_runtime.changelog.reader import read_table
 from state_runtime.changelog.segment import sha256
 from state_runtime.changelog.snapshot_state import StoredTable
@@ -53,13 +55,14 @@ class FoldContext:
     def of(manifest: Manifest, plan: FoldPlan, writer: str, sizes: FoldSizes) -> FoldContext:
         now_ms = manifest.time.batch_time_ms if manifest.time is not None else None
         files = replace(manifest, segments=(), layers=(), outputs=()) if manifest.shards is not None else None
+        bases = max(len(manifest.layers[0].tables) if manifest.layers else 0, sum(len(u.cells) for u in plan.units))
         return FoldContext(
             snapshot_id=manifest.snapshot_id,
             writer=writer,
             operators=manifest.operators,
             now_ms=now_ms,
             decide=plan.mode == "auto",
-            sizes=sizes,
+            sizes=sizes.bounded(bases),
             files=files,
         )
 
@@ -270,6 +273,12 @@ class _Work:
         unit = self.unit
         name = table_name(self.context.snapshot_id, self.context.writer, self.ids.short())
         path = f"tables/{unit.operator}/{safe_name(unit.state)}/{name}"
+        if batch.nbytes > PART_BYTES_MAX:
+            raise InvalidData(
+                f"the table of {unit.operator}/{unit.state} for key hashes from {cell.low:x} would have "
+                f"{batch.nbytes:,} bytes, more than the {PART_BYTES_MAX:,} that can be read: lower "
+                "materialization.cell_bytes_max. Nothing was changed"
+            )
         body = encode_table(batch)
         self.into.put(path, body)
         faults.reach("fold-table-written")

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from state_runtime.base.limits import MIB
+from state_runtime.base.limits import MIB, TABLES_MAX
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.snapshot_state import StoredPart, StoredTable
 from state_runtime.state.table import HASH_MAX
 
@@ -26,13 +27,17 @@ __all__ = ["Cell", "FoldSizes", "Range", "Weights", "cell_of", "grid", "threshol
 
 Range = tuple[int, int]
 
+_CELLS_LIMIT = 4096  # of one state, if each had what it should hold; halves of that are twice as many
+
 
 @dataclass(frozen=True)
 class FoldSizes:
     """Sizes that the grid aims at; tests make them small.
 
     Attributes:
-        table_bytes: of a base table. Larger where a state would have more than `cells_max` of them.
+        table_bytes: of a base table. Larger where a state would have more than `cells_max` of them, up to
+            `cell_bytes_max`: a larger state has more cells. Manifests must be able to name them all, so that from
+            1 TiB on tables get larger again, whatever is set.
         small_bytes: a base table up to this size is rewritten with every change: cheaper than another file.
         unit_bytes: log, base and deltas that are folded as one piece of work; the log of one is in memory at once.
         deltas_max: above one cell.
@@ -43,11 +48,26 @@ class FoldSizes:
 
     table_bytes: int = 32 * MIB
     cells_max: int = 256
+    cell_bytes_max: int = 256 * MIB
     small_bytes: int = MIB
     unit_bytes: int = 128 * MIB
     deltas_max: int = 8
     unfolded_bytes: int = 96 * MIB
     sampled_rows: int = 8_192
+
+    @staticmethod
+    def of(settings: JobSettings) -> FoldSizes:
+        """The sizes of a job."""
+        return FoldSizes(cells_max=settings.materialize_cells_max, cell_bytes_max=settings.materialize_cell_bytes_max)
+
+    def cell_bytes(self, state_bytes: int) -> int:
+        """What a cell of a state of so many bytes should hold; one that is split has at least half of it."""
+        wanted = min(-(-state_bytes // self.cells_max), self.cell_bytes_max)
+        return max(self.table_bytes, wanted, -(-state_bytes // _CELLS_LIMIT))
+
+    def bounded(self, bases: int) -> FoldSizes:
+        """With so few deltas above a cell that a manifest can name the tables of so many cells, of all states."""
+        return replace(self, deltas_max=max(1, min(self.deltas_max, TABLES_MAX // max(bases, 1) - 1)))
 
 
 @dataclass(frozen=True)
@@ -110,7 +130,7 @@ def grid(
         + [(*p.hash_range, p.part.length) for p in log]
         + ([(0, HASH_MAX, files_bytes)] if files_bytes else [])
     )
-    target = max(sizes.table_bytes, -(-weights.total // sizes.cells_max))
+    target = sizes.cell_bytes(weights.total)
     joined: list[Range] = []
     for cell in cells:
         joined.append(cell)

@@ -19,7 +19,7 @@ from state_runtime.changelog.snapshot_state import SnapshotState, StoredPart, St
 from state_runtime.materialize.grid import Cell, FoldSizes, Weights, cell_of, grid
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["FoldPlan", "Mode", "Unit", "due", "make_plan"]
+__all__ = ["FoldPlan", "Mode", "Unit", "due", "make_plan", "replay_s"]
 
 Mode = Literal["auto", "minor", "major"]
 
@@ -83,11 +83,20 @@ def due(
         return "segments"
     if log_bytes >= max(settings.materialize_min_bytes, settings.materialize_ratio / 2 * manifest.table_bytes):
         return "bytes"
-    if log_bytes / (replay_bytes_per_s or _REPLAY_BYTES_PER_S) >= settings.materialize_replay_s:
+    if replay_s(log_bytes, replay_bytes_per_s) >= settings.materialize_replay_s:
         return "replay"
     if since_s is not None and since_s >= settings.materialize_interval_s:
         return "interval"
     return None
+
+
+def replay_s(log_bytes: int, replay_bytes_per_s: float = 0.0) -> float:
+    """About how long a restart would take to replay a log.
+
+    Args:
+        replay_bytes_per_s: as measured; 0 takes a careful guess.
+    """
+    return log_bytes / (replay_bytes_per_s or _REPLAY_BYTES_PER_S)
 
 
 def make_plan(
@@ -108,7 +117,7 @@ def make_plan(
     Raises:
         CorruptSegment: a table holds a state that its operator does not have and did not drop.
     """
-    sizes = sizes or FoldSizes()
+    sizes = sizes or FoldSizes.of(settings)
     everything = manifest.shards is not None
     # How the files' bytes are shared between states nobody knows; too many cells only cost a little.
     files_bytes = manifest.shards.total_bytes if manifest.shards is not None else 0

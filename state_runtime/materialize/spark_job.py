@@ -10,56 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.settings import JobSettings
-from state_runtime.materialize.background import adoptable, other_at_work
 from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
 from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.plan import FoldPlan, Mode, Unit
 from state_runtime.materialize.run import Reached, materialize
+from state_runtime.materialize.worth import MaterializationResult, what_to_fold
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.spark.tasks import SparkSession, run_in_tasks
 from state_runtime.store import Store, open_store
 
-__all__ = ["Location", "MaterializationResult", "SparkFold", "materialize_job"]
-
-
-@dataclass(frozen=True)
-class MaterializationResult:
-    """What one call did, in numbers.
-
-    Attributes:
-        mode: "major" if any base table was written anew, "none" if nothing was done.
-        reason: why nothing was done; else empty.
-        ranges: cells of the hash range that were folded.
-        read_bytes, written_bytes: of log and tables.
-        rows: written.
-        log_bytes_folded: of the segments that a restart need not replay any more, once the driver has adopted the
-            record.
-        shared_tables: tables that stay as they are.
-        snapshot_id: what was folded; 0 if there is no snapshot.
-        record_id: of the record; None if nothing was done.
-    """
-
-    mode: Literal["none", "minor", "major"]
-    reason: str = ""
-    ranges: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    rows: int = 0
-    log_bytes_folded: int = 0
-    shared_tables: int = 0
-    duration_s: float = 0.0
-    snapshot_id: int = 0
-    record_id: int | None = None
-
-    @property
-    def write_amplification(self) -> float:
-        """Bytes written for each byte of log that was folded; 0 if none was."""
-        return self.written_bytes / self.log_bytes_folded if self.log_bytes_folded else 0.0
+__all__ = ["Location", "SparkFold", "materialize_job"]
 
 
 def materialize_job(
@@ -94,18 +59,9 @@ def materialize_job(
     started_s = clock.monotonic_s()
     catalog = Catalog(open_store(store_url, storage_options), job, clock)
     catalog.job_info()
-    manifest = catalog.latest()
-    if manifest is None:
-        return MaterializationResult("none", "the job has no snapshot yet")
-    nothing = partial(MaterializationResult, "none", snapshot_id=manifest.snapshot_id)
-    if not manifest.state_segments and mode != "major":
-        return nothing("there is no changelog to fold")
-    other = other_at_work(catalog.root, clock)
-    if other is not None:
-        return nothing(f"materialization {other.record_id} is under way")
-    waiting = adoptable(catalog.root, manifest, clock, refused=set())
-    if waiting is not None:
-        return nothing(f"materialization {waiting.record_id} waits for the job's next checkpoint")
+    manifest = what_to_fold(catalog, mode, clock)
+    if isinstance(manifest, MaterializationResult):
+        return manifest
     place = Location(f"{store_url.rstrip('/')}/{job}", dict(storage_options or {}))
     fold = SparkFold(spark, place, place, f"materialize {job}")
     record = materialize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -13,14 +13,26 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
-from state_runtime.pipeline.operators import OperatorStep, ProcessorStep, arrow_schema, build_operator, output_schema
-from state_runtime.pipeline.repeatable import warn_if_unrepeatable
+from state_runtime.pipeline.columns_read import SourceReads, columns_read
+from state_runtime.pipeline.conditions import conditioned
+from state_runtime.pipeline.operators import (
+    AggregateStep,
+    LatestByStep,
+    OperatorStep,
+    ProcessorStep,
+    WindowStep,
+    arrow_schema,
+    build_operator,
+    output_schema,
+)
+from state_runtime.pipeline.repeatable import warn_if_cut_by_epochs, warn_if_unrepeatable
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
+from state_runtime.spark.jvm import jobs_so_far
 from state_runtime.spark.sql import quoted
 from state_runtime.state.key_groups import key_hash_sql, shard_sql
 
@@ -33,6 +45,11 @@ __all__ = [
     "compile_pipeline",
     "shard_columns",
 ]
+
+# Functions to which a row that comes again counts again; the others take the last word, or do not mind.
+_COUNTS_EACH_ROW: Final = frozenset(
+    {"count", "sum", "avg", "variance", "variance_pop", "stddev", "stddev_pop", "collect"}
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,7 @@ class Stage:
         output: Spark schema of what it emits.
         emit: whether a later step reads it.
         initial: rows that the operator's state begins with, in its first epoch.
+        reads: SQL for the input columns that it reads; all, if empty.
     """
 
     operator: Operator | None
@@ -68,6 +86,7 @@ class Stage:
     output: T.StructType
     emit: bool
     initial: DataFrame | None = None
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,12 +96,14 @@ class CompiledPipeline:
     Attributes:
         watermarks: the source's columns with event time.
         dropped: per operator uid the states that its processor gave up (`deleteIfExists`).
+        source_reads: the columns of the source that something reads; None for all.
     """
 
     parts: tuple[Stage | TransformStep, ...]
     sinks: Mapping[str, Sink] = field(default_factory=dict)
     watermarks: tuple[WatermarkColumn, ...] = ()
     dropped: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    source_reads: frozenset[str] | None = None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -113,11 +134,17 @@ def compile_pipeline(
     session = session_settings(spark.conf)
     if source.left is None:
         _check_names(schema, "the source")
+    asked = SourceReads(spark, schema)
+    updates = ""
     for step in steps:
         if not isinstance(step, TransformStep):
             _check_dots(schema)
         if isinstance(step, TransformStep):
-            schema = _transformed(spark, schema, step)
+            jobs = jobs_so_far(spark)
+            made = _transformed(asked.frame_of(schema), step)
+            # It may look at rows to make its plan (`count`, `first`, a write): what it reads is not all in the plan.
+            asked.through(made, looked=jobs_so_far(spark) != jobs)
+            schema = made.schema
             parts.append(step)
         elif isinstance(step, WriteStep):
             if step.name in sinks:
@@ -128,24 +155,30 @@ def compile_pipeline(
                 parts[-1] = replace(last, sinks=(*last.sinks, step.name))
             else:
                 parts.append(Stage(None, (step.name,), schema, True))
+                asked.by()
         else:
             if step.uid in uids:
                 raise InvalidPipeline(f"two operators have the uid {step.uid!r}; state belongs to one uid")
             uids.add(step.uid)
-            operator, given_up = build_operator(step, schema, source, settings, session)
+            updates = _check_updates(step, updates)
+            chosen = conditioned(spark, step, schema)
+            operator, given_up = build_operator(chosen.step, chosen.schema, source, settings, session)
             if given_up:
                 dropped[step.uid] = given_up
             schema = output_schema(step, operator, schema)
             initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
-            parts.append(Stage(operator, (), schema, True, initial))
+            reads = chosen.select(columns_read(operator))
+            asked.by(reads)
+            parts.append(Stage(operator, (), schema, emit=True, initial=initial, reads=reads))
         _check_names(schema, f"step {type(step).__name__}")
     last = parts[-1]
     if isinstance(last, Stage):
         parts[-1] = replace(last, emit=False)
     else:
         # Something must run the user's last transform; its rows go nowhere.
+        asked.by()
         parts.append(Stage(None, (), schema, False))
-    return CompiledPipeline(tuple(parts), sinks, source.watermarks, dropped)
+    return CompiledPipeline(tuple(parts), sinks, source.watermarks, dropped, asked.columns)
 
 
 def shard_columns(keys: tuple[str, ...], parallelism: int) -> list[str]:
@@ -179,9 +212,10 @@ def _check_dots(schema: T.StructType) -> None:
         )
 
 
-def _transformed(spark: SparkSession, schema: T.StructType, step: TransformStep) -> T.StructType:
+def _transformed(given: DataFrame, step: TransformStep) -> DataFrame:
+    """What a transform makes of a frame without rows."""
     try:
-        result = step.function(spark.createDataFrame([], schema))
+        result = step.function(given)
     except StillstateError:
         raise
     except Exception as error:
@@ -191,8 +225,34 @@ def _transformed(spark: SparkSession, schema: T.StructType, step: TransformStep)
         ) from error
     if not isinstance(result, DataFrame):
         raise InvalidPipeline(f"transform({getattr(step.function, '__name__', 'function')}) must return a DataFrame")
-    warn_if_unrepeatable(result, f"transform({getattr(step.function, '__name__', 'function')})")
-    return result.schema
+    where = f"transform({getattr(step.function, '__name__', 'function')})"
+    warn_if_unrepeatable(result, where)
+    warn_if_cut_by_epochs(given, result, where)
+    return result
+
+
+def _check_updates(step: OperatorStep, updates: str) -> str:
+    """Refuse to sum up what an operator emits again and again: Spark refuses it as well.
+
+    Args:
+        updates: uid of the operator before, if it emits a key's row anew whenever it changes; else "".
+
+    Returns:
+        The same for the operator after this one.
+    """
+    if isinstance(step, AggregateStep | WindowStep):
+        counting = [name for name, aggregate in step.aggregates.items() if aggregate.function in _COUNTS_EACH_ROW]
+        if updates and counting:
+            raise InvalidPipeline(
+                f"operator {step.uid!r}: {', '.join(counting)} would count each update again. Operator {updates!r} "
+                "emits a key's row anew whenever it changes, so that several rows of one key come. Let it emit each "
+                'result once (.window(…, output_mode="append")), aggregate the rows before it by the coarser key, or '
+                "keep the key's last row in a processor and add the difference"
+            )
+        return step.uid if isinstance(step, AggregateStep) or step.output_mode == "update" else ""
+    if isinstance(step, LatestByStep):
+        return step.uid
+    return ""  # of user code and deduplicate: what they make of updates is theirs to say
 
 
 def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:

@@ -150,15 +150,15 @@ def build_operator(
     """
     keys = T.StructType([_key_field(schema, name, step.uid) for name in step.keys])
     if isinstance(step, ProcessorStep):
-        return _processor(step, keys, schema, settings, session)
+        return _processor(step, keys, schema, source, settings, session)
     none: frozenset[str] = frozenset()
     if isinstance(step, AggregateStep):
         return _aggregate(step, keys, schema), none
     if isinstance(step, WindowStep):
-        return _window(step, keys, schema), none
+        return _window(step, keys, schema, source), none
     if isinstance(step, IntervalJoinStep):
         return _interval_join(step, keys, source, settings), none
-    return _vectorized(step, keys, schema, settings), none
+    return _vectorized(step, keys, schema, source, settings), none
 
 
 def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -> T.StructType:
@@ -214,14 +214,10 @@ def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) ->
     )
 
 
-def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Operator:
+def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: OpenedSource) -> Operator:
     time = event_time_column(schema)
     if not time:
-        raise InvalidPipeline(
-            f"operator {step.uid!r}: windows need a column with event time; call Spark's withWatermark on the stream "
-            "that the job "
-            "reads"
-        )
+        raise _no_event_time(step.uid, "windows need", source)
     return plan_windows(
         uid=step.uid,
         key_columns=step.keys,
@@ -235,6 +231,20 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType) -> Opera
         ddl=lambda columns: ddl(from_arrow_schema(columns)),
         allowed_lateness=step.allowed_lateness,
     )
+
+
+def _no_event_time(uid: str, who_needs: str, source: OpenedSource) -> InvalidPipeline:
+    """What to say where an operator cannot go by event time because no column has any."""
+    way = (
+        "call Spark's withWatermark on the stream that the job reads, or name the event_time_column of the operator "
+        "before"
+    )
+    if source.left is not None:
+        way = (
+            "the output of an interval join has none, because a row without a match comes long after its own time. Put "
+            "a processor with an event_time_column between the two, or key an aggregate by the truncated time"
+        )
+    return InvalidPipeline(f"operator {uid!r}: {who_needs} a column with event time; {way}")
 
 
 def _interval_join(
@@ -279,6 +289,7 @@ def _vectorized(
     step: VectorizedStep | LatestByStep | DeduplicateStep,
     keys: T.StructType,
     schema: T.StructType,
+    source: OpenedSource,
     settings: JobSettings,
 ) -> VectorizedOperator:
     processor: Any
@@ -291,7 +302,10 @@ def _vectorized(
         kind, processor = "vectorized", step.processor
         states, times, ttl_ms = _states_of(step)
         output = parse_schema(step.output_schema, f"the output of operator {step.uid!r}")
-        event_time = event_time if time_mode_of(processor, step.uid) == "event" else ""
+        if time_mode_of(processor, step.uid) != "event":
+            event_time = ""
+        elif not event_time:
+            raise _no_event_time(step.uid, 'time_mode "event" needs', source)
     elif isinstance(step, LatestByStep):
         kind, processor = "latest-by", plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid)
         states = {LATEST: T.StructType([schema[name] for name in processor.kept])}
@@ -347,15 +361,16 @@ def _states_of(step: VectorizedStep) -> tuple[dict[str, T.StructType], dict[str,
 
 
 def _processor(
-    step: ProcessorStep, keys: T.StructType, schema: T.StructType, settings: JobSettings, session: SessionSettings
+    step: ProcessorStep,
+    keys: T.StructType,
+    schema: T.StructType,
+    source: OpenedSource,
+    settings: JobSettings,
+    session: SessionSettings,
 ) -> tuple[StatefulProcessorOperator, frozenset[str]]:
     event_time = event_time_column(schema)
     if step.time_mode == "event" and not event_time:
-        raise InvalidPipeline(
-            f"operator {step.uid!r}: time_mode eventTime needs a column with event time; call Spark's withWatermark on "
-            "the stream "
-            "that the job reads, or name the event_time_column of the operator before"
-        )
+        raise _no_event_time(step.uid, "time_mode eventTime needs", source)
     handle = _declared_states(step)
     key_schema = arrow_schema(keys)
     values: dict[str, T.StructType] = {}

@@ -1,4 +1,5 @@
-"""Stateless code that gives other rows when it is run again: found in its plan, and said once.
+"""Stateless code that gives other rows when it is run again, or when the stream is cut into other epochs: found in its
+plan, and said once.
 
 Spark runs a task again when its worker died, when shuffle files are lost, or by speculation. State is taken from one
 attempt and output from one, but what stands between two operators may have been computed by another: with `rand()` in
@@ -9,15 +10,25 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 from pyspark.sql import DataFrame
 
-__all__ = ["unrepeatable_columns", "warn_if_unrepeatable"]
+from state_runtime.spark.jvm import analyzed, items, kind_of, paths_to
+
+__all__ = ["cut_by_epochs", "unrepeatable_columns", "warn_if_cut_by_epochs", "warn_if_unrepeatable"]
 
 _LOG = logging.getLogger(__name__)
 # Spark fixes these for one query, and counts them as deterministic; an epoch that is run again gets other ones.
 _CLOCKS = re.compile(r"\b(current_timestamp|now|localtimestamp|current_date|current_time)\(")
+# What sees an epoch's rows only, and is taken for more. `groupBy` is not among them: sums of an epoch may be summed up
+# further down.
+_CUT = {
+    "GlobalLimit": "limit",
+    "Sort": "orderBy",
+    "Window": "window functions",
+    "Deduplicate": "distinct",
+    "Distinct": "distinct",
+}
 _NAME = re.compile(r" AS ([^#]+)#\d+L?\Z")
 
 
@@ -39,23 +50,41 @@ def warn_if_unrepeatable(frame: DataFrame, where: str) -> None:
         )
 
 
+def warn_if_cut_by_epochs(given: DataFrame, made: DataFrame, where: str) -> None:
+    """Log a warning if what a step makes depends on where one epoch ends and the next begins."""
+    if found := cut_by_epochs(given, made):
+        _LOG.warning(
+            "%s uses %s, which sees the rows of one epoch at a time: the result depends on how the stream is cut into "
+            "epochs. What must hold over the whole stream is state: deduplicate, latest_by, a window, a processor",
+            where,
+            ", ".join(found),
+        )
+
+
+def cut_by_epochs(given: DataFrame, made: DataFrame) -> list[str]:
+    """Operations on the stream's rows, not on those of static tables, that need all rows to mean what they say.
+
+    Args:
+        given: the step's input, without rows.
+        made: what it made of it.
+    """
+    before = analyzed(given)
+    above = [node for path in paths_to(before.equals, analyzed(made)) for node in path]
+    return sorted({_CUT[kind] for node in above if (kind := kind_of(node)) in _CUT})
+
+
 def unrepeatable_columns(frame: DataFrame) -> list[str]:
     """The columns whose expressions Spark calls non-deterministic, or that read a clock; "a condition" stands for an
     expression without a name. Python functions count as repeatable unless they were declared otherwise
     (`asNondeterministic`)."""
     found: list[str] = []
-    nodes = [frame._jdf.queryExecution().analyzed()]
+    nodes = [analyzed(frame)]
     while nodes:
         node = nodes.pop()
-        for expression in _items(node.expressions()):
+        for expression in items(node.expressions()):
             text = str(expression.toString())
             if not expression.deterministic() or _CLOCKS.search(text):
                 name = _NAME.search(text)
                 found.append(f"column {name[1]!r}" if name else "a condition")
-        nodes += _items(node.children())
+        nodes += items(node.children())
     return sorted(set(found))
-
-
-def _items(sequence: Any) -> list[Any]:
-    """A Scala sequence's."""
-    return [sequence.apply(index) for index in range(sequence.size())]

@@ -216,17 +216,24 @@ def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:
 class ForeachEpoch(Sink):
     """A user's function, called with each epoch's output after its checkpoint is durable. Made by `foreach_epoch`."""
 
-    def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
+    def __init__(self, function: Callable[[DataFrame, int], None], *, empty_epochs: bool = False) -> None:
         if not callable(function):
             raise InvalidConfiguration("foreach_epoch needs a function (df, epoch_id)")
         self._function = function
+        self._empty_epochs = empty_epochs
 
     def __repr__(self) -> str:
         return f"foreach_epoch({getattr(self._function, '__name__', 'function')})"
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """Staged below the job root: what a repetition delivers must be what the first call got."""
-        return SinkSpec(name=name, store_url=root[0], storage_options=root[1], staging_prefix=f"{OUTPUTS_DIR}/{name}")
+        return SinkSpec(
+            name=name,
+            store_url=root[0],
+            storage_options=root[1],
+            staging_prefix=f"{OUTPUTS_DIR}/{name}",
+            empty_epochs=self._empty_epochs,
+        )
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Call the function.
@@ -254,17 +261,22 @@ class ForeachEpoch(Sink):
             store.delete(file.staged)
 
 
-def foreach_epoch(function: Callable[[DataFrame, int], None]) -> Sink:
-    """A sink that calls `function(df, epoch_id)` after each checkpoint with output.
+def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: bool = False) -> Sink:
+    """A sink that calls `function(df, epoch_id)` for each epoch with output, after its checkpoint.
 
     The call happens at least once per epoch: a crash between the call and the next checkpoint repeats it with the same
     rows and the same id, so a function that uses the id as a transaction id (Delta's `txnVersion`, a key in a database)
-    is exactly-once. It is not called for an epoch without output rows.
+    is exactly-once.
+
+    Args:
+        function: gets the epoch's output rows and the epoch's number.
+        empty_epochs: call it for epochs without output rows too, with an empty frame, as Spark's `foreachBatch` does:
+            for what must happen each time (a heartbeat, a watermark in a table). Each of them stages a small file.
 
     Example:
         .write(foreach_epoch(lambda df, epoch: df.write.jdbc(...)))
     """
-    return ForeachEpoch(function)
+    return ForeachEpoch(function, empty_epochs=empty_epochs)
 
 
 def read_staged(spark: SparkSession, spec: SinkSpec, output: StagedOutput) -> DataFrame:

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
+from state_runtime.spark.jvm import items, written
 from state_runtime.spark.sql import quoted, type_sql
 
 __all__ = [
@@ -104,9 +105,7 @@ def cleans_up(frame: DataFrame) -> bool:
     Spark's Python API does not show the options of a source, so they are looked up in its plan. False also where that
     has another shape than in Spark 4.3.
     """
-    leaves = frame._jdf.queryExecution().logical().collectLeaves()
-    for number in range(leaves.size()):
-        leaf = leaves.apply(number)
+    for leaf in items(written(frame).collectLeaves()):
         if leaf.getClass().getSimpleName() == "StreamingRelation":
             options = leaf.dataSource().options().toString().lower()
             if "cleansource -> " in options and "cleansource -> off" not in options:
@@ -120,9 +119,7 @@ def unrepeatable_source(frame: DataFrame) -> str:
 
     Of Spark's own that is `socket`. Looked up in the plan, as in `cleans_up`.
     """
-    leaves = frame._jdf.queryExecution().logical().collectLeaves()
-    for number in range(leaves.size()):
-        leaf = leaves.apply(number)
+    for leaf in items(written(frame).collectLeaves()):
         if leaf.getClass().getSimpleName() == "StreamingRelationV2":
             name = str(leaf.sourceName())
             if name.lower() in _UNREPEATABLE:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["SessionSettings", "session_settings"]
+__all__ = ["SHUFFLE_PARTITIONS_CONF", "SessionSettings", "session_settings", "shuffles_as_wide_as_the_job"]
+
+SHUFFLE_PARTITIONS_CONF: Final = "spark.sql.shuffle.partitions"
+_SHUFFLE_PARTITIONS_DEFAULT: Final = "200"
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,6 +36,12 @@ _NOT_HONOURED = (
 
 class _Settings(Protocol):
     def get(self, key: str, default: str | None = None) -> str | None: ...
+
+
+class _ChangeableSettings(_Settings, Protocol):
+    def set(self, key: str, value: str) -> None: ...
+
+    def unset(self, key: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,27 @@ def session_settings(settings: _Settings) -> SessionSettings:
         frame_rows_max=rows_max if rows_max > 0 else _UNLIMITED,
         is_avro=(settings.get(_ENCODING, "unsaferow") or "").lower() == "avro",
     )
+
+
+@contextmanager
+def shuffles_as_wide_as_the_job(settings: _ChangeableSettings, parallelism: int) -> Iterator[None]:
+    """While a run lasts, what a user's `transform` shuffles has as many partitions as the job has shards, where the
+    session has Spark's default: 200 tasks for each epoch's few rows, as adaptive execution is off."""
+    explicit = settings.get(SHUFFLE_PARTITIONS_CONF, None)
+    if explicit not in (None, _SHUFFLE_PARTITIONS_DEFAULT):
+        yield
+        return
+    settings.set(SHUFFLE_PARTITIONS_CONF, str(parallelism))
+    try:
+        yield
+    finally:
+        try:
+            if explicit:
+                settings.set(SHUFFLE_PARTITIONS_CONF, explicit)
+            else:
+                settings.unset(SHUFFLE_PARTITIONS_CONF)
+        except Exception:
+            _LOG.debug("the session has gone, and its settings with it", exc_info=True)
 
 
 def _bytes_plain(value: str) -> str:

@@ -30,7 +30,11 @@ _STAGED = re.compile(r"[A-Za-z0-9._=-]+\.parquet\Z")
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """A sink as tasks see it: where to stage. Pickled to the tasks; `storage_options` stays out of every repr."""
+    """A sink as tasks see it: where to stage. Pickled to the tasks; `storage_options` stays out of every repr.
+
+    Attributes:
+        empty_epochs: it is told of epochs without rows too: the driver stages a file that has none.
+    """
 
     name: str
     store_url: str
@@ -38,6 +42,7 @@ class SinkSpec:
     staging_prefix: str = ""
     final_prefix: str = ""
     epoch_column: str | None = None
+    empty_epochs: bool = False
 
     def store(self) -> Store:
         """The store below which `staged` and `final` paths lie."""
@@ -70,6 +75,12 @@ class SinkSpec:
         """
         return _Staging(self, term, epoch, f"{epoch:020d}-{shard:05d}-{attempt}")
 
+    def stage_nothing(self, term: int, epoch: int, attempt: str, schema: pa.Schema) -> StagedFiles:
+        """Stage a file without rows, for an epoch in which no task had any."""
+        staging = self.open(term, epoch, 0, attempt)
+        staging.begin(schema)
+        return staging.finish()
+
 
 class _Staging:
     """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows."""
@@ -91,12 +102,16 @@ class _Staging:
             epoch = pa.repeat(pa.scalar(self._epoch, pa.int64()), batch.num_rows)
             batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
         if self._writer is None:
-            self._buffer = pa.BufferOutputStream()
-            self._writer = pq.ParquetWriter(self._buffer, batch.schema, compression="zstd", write_page_checksum=True)
+            self.begin(batch.schema)
         self._writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
         self._rows += batch.num_rows
         if self._buffer is not None and self._buffer.tell() > _FILE_BYTES_MAX:
             self._close_file()
+
+    def begin(self, schema: pa.Schema) -> None:
+        """Open a file; it is stored even if no row comes."""
+        self._buffer = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(self._buffer, schema, compression="zstd", write_page_checksum=True)
 
     def finish(self) -> StagedFiles:
         """Store what is left."""

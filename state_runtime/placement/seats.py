@@ -22,6 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
+from state_runtime.base.clock import Clock
 from state_runtime.placement.assignment import CopyFound, Seating, is_refill_due, is_refill_early, seat_shards
 from state_runtime.placement.local_copies import find_copies
 from state_runtime.snapshot.local_versions import LocalVersions
@@ -34,7 +35,10 @@ _SEAT = "__stillstate_seat"
 _HELD = "__stillstate_held_seat"
 _ANCHOR = itertools.count()
 _EARLY_MAX = 5
-"""Times that uneven seats are given back in a row; then executors just are not alike."""
+_EARLY_S = 60.0
+"""Uneven seats are given back at least so many times in a row and for so long; then executors just are not alike.
+
+Times alone would not do: short epochs are over five times before a slow machine has started one executor."""
 
 
 def obstacle(spark: SparkSession) -> str:
@@ -88,6 +92,7 @@ class Placement:
     Args:
         state_folder: the host's folder of the job's local state; called inside tasks.
         wanted: parallelism of the newest snapshot, and per operator uid the local versions of its shards.
+        clock: says how long uneven seats have been given back.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Placement:
         enabled: bool,
         state_folder: Callable[[], Path],
         wanted: Callable[[], tuple[int, Mapping[str, LocalVersions]]],
+        clock: Clock,
     ) -> None:
         self._spark = spark
         self._parallelism = parallelism
@@ -106,7 +112,8 @@ class Placement:
         self._cached: DataFrame | None = None
         self._seating: Seating | None = None
         self._disturbed = False
-        self._early = 0
+        self._clock = clock
+        self._early, self._early_since_s = 0, 0.0
         self._homes: dict[tuple[str, int], str] = {}
         self._enabled = enabled and has_executors(spark)
         if self._enabled and (reason := obstacle(spark)):
@@ -176,6 +183,16 @@ class Placement:
         context = self._spark.sparkContext
         return max(1, context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1") or 1))
 
+    def _has_patience(self) -> bool:
+        """Whether seats that came out uneven are given back once more; counts that."""
+        now_s = self._clock.monotonic_s()
+        if self._early == 0:
+            self._early_since_s = now_s
+        if self._early >= _EARLY_MAX and now_s - self._early_since_s >= _EARLY_S:
+            return False
+        self._early += 1
+        return True
+
     def _fill(self, slots: int) -> None:
         """Take seats: in waves of as many tasks as can run at once, so that each executor gets its share and no more.
 
@@ -196,14 +213,9 @@ class Placement:
             for first in range(0, self._parallelism, slots):
                 wave = list(range(first, min(first + slots, self._parallelism)))
                 executors += context.runJob(rows, _who, wave)
-            if (
-                self._seating is not None
-                and self._early < _EARLY_MAX
-                and is_refill_early(executors, self._seating, slots)
-            ):
+            if self._seating is not None and is_refill_early(executors, self._seating, slots) and self._has_patience():
                 # Nothing has moved yet. With such seats a new executor would have fewer shards than the others, for
                 # good.
-                self._early += 1
                 _LOG.info(
                     "seats came out uneven; an executor may not have started yet. Taken again before the next epoch"
                 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
 
-__all__ = ["fit_column", "from_python", "to_python"]
+__all__ = ["fit_column", "from_normal", "from_python", "to_python"]
 
 
 def to_python(column: pa.Array) -> list[Any]:
@@ -49,6 +50,19 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
             f"{len(values)} "
             f"is a {type(culprit).__name__} that does not fit. Change the declared schema or convert the value"
         ) from None  # Arrow's own message holds the value
+
+
+def from_normal(values: Sequence[Any], field: pa.Field, describe: Callable[[], str]) -> pa.Array:
+    """As `from_python`, for values of which each is known to have the type that the column is read as: no look at their
+    types, only at the range that the type leaves open.
+
+    Raises:
+        InvalidData: a value is beyond the range of the field's type. The message holds its type and position.
+    """
+    try:
+        return pa.array(values, type=field.type, from_pandas=False)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return from_python(values, field, describe)
 
 
 def fit_column(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -> pa.Array:
@@ -127,32 +141,53 @@ def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """A list as an array, without what Arrow would do without a word.
 
     It would cut a fraction or a time of day off, make a one of True, infinity of a large double, a text of bytes, a
-    date of a number.
+    date or a time of a number; inside a list, a map or a struct too.
     """
+    made = pa.array(_looked_at(values, data_type), type=data_type, from_pandas=False)
+    if pa.types.is_float32(data_type) and pc.sum(pc.is_inf(made)).as_py() and any(map(_overflows, values)):
+        raise OverflowError("beyond the range")
+    return made
+
+
+def _looked_at(values: Sequence[Any], data_type: pa.DataType) -> Sequence[Any]:
+    """The values, with those as text that Arrow takes no integers for."""
     types = set(map(type, values))  # made in C: only where it holds something odd every value is looked at
-    if pa.types.is_integer(data_type):
+    if pa.types.is_nested(data_type):
+        for inner, inner_type in _parts([v for v in values if v is not None], data_type):
+            _looked_at(inner, inner_type)
+            if pa.types.is_float32(inner_type) and any(map(_overflows, inner)):
+                raise OverflowError("beyond the range")
+    elif pa.types.is_integer(data_type):
         if _any_of(types, (float, np.floating, Decimal)) and any(v is not None and v != int(v) for v in values):
             raise ValueError("a fraction")
     elif pa.types.is_floating(data_type):
         if _any_of(types, (bool, np.bool_)):
             raise TypeError("a boolean")
-        made = pa.array(values, type=data_type, from_pandas=False)
-        if pa.types.is_float32(data_type) and pc.sum(pc.is_inf(made)).as_py() and any(map(_overflows, values)):
-            raise OverflowError("beyond the range")
-        return made
     elif pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
         if _any_of(types, (bytes, bytearray, memoryview)):
             raise TypeError("bytes")
         if int in types:
-            values = [str(v) if type(v) is int else v for v in values]  # as Spark does
-    elif pa.types.is_date(data_type):
-        if _any_of(types, (int, np.integer)) or any(
-            map(_has_time, values if any(hasattr(t, "hour") for t in types) else ())
-        ):
-            raise TypeError("more or less than a date")
-    elif pa.types.is_duration(data_type) and _any_of(types, (int, np.integer)):
-        raise TypeError("a number")
-    return pa.array(values, type=data_type, from_pandas=False)
+            return [str(v) if type(v) is int else v for v in values]  # as Spark does
+    elif pa.types.is_temporal(data_type):
+        if _any_of(types, (int, float, Decimal, np.number)):
+            raise TypeError("a number")
+        if pa.types.is_date(data_type) and any(hasattr(t, "hour") for t in types) and any(map(_has_time, values)):
+            raise TypeError("more than a date")
+    return values
+
+
+def _parts(values: Sequence[Any], data_type: pa.DataType) -> Iterator[tuple[list[Any], pa.DataType]]:
+    """What nested values hold, per type. Of values that are of another shape Arrow complains."""
+    if pa.types.is_struct(data_type):
+        for number, field in enumerate(data_type):
+            named = [v.get(field.name) for v in values if isinstance(v, dict)]
+            yield named + [v[number] for v in values if isinstance(v, tuple) and len(v) > number], field.type
+    elif pa.types.is_map(data_type):
+        pairs = [pair for v in values for pair in (v.items() if isinstance(v, dict) else v)]
+        yield [key for key, _ in pairs], data_type.key_type
+        yield [item for _, item in pairs], data_type.item_type
+    elif _is_list(data_type):
+        yield list(chain.from_iterable(values)), data_type.value_type
 
 
 def _any_of(types: set[type[Any]], kinds: tuple[type[Any], ...]) -> bool:

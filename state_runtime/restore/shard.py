@@ -41,9 +41,6 @@ from state_runtime.state.version import OpenVersion
 
 __all__ = ["Restored", "ShardRestore"]
 
-_COPIES_PER_SHARD_MAX = 4
-"""Versions of one shard that are worth a look at their manifest."""
-
 
 @dataclass(frozen=True)
 class Restored:
@@ -75,6 +72,7 @@ class ShardRestore:
         without: local versions that are known to be unusable.
         listing: the files of shards that the manifest names, if it does.
         unproven: the listing is newer than the manifest, which then proves nothing.
+        copies_max: versions of one shard that are worth a look at their manifest.
     """
 
     store: ShardStore
@@ -93,6 +91,7 @@ class ShardRestore:
     without: set[str] = field(default_factory=set)
     listing: ShardListing | None = None
     unproven: bool = False
+    copies_max: int = 4
     _rows: int = 0
     _known: dict[int, Manifest | None] = field(default_factory=dict)
 
@@ -151,7 +150,7 @@ class ShardRestore:
                 continue
             place = backend_folder(self.backend, folder)
             stored = [v for v in self._store(folder).versions() if v.version not in self.without]
-            for version in stored[:_COPIES_PER_SHARD_MAX]:
+            for version in stored[: self.copies_max]:
                 copy = LocalCopy(parallelism, shard, version.version, version.snapshot_id)
                 if self._is_listed(parallelism, shard, version.version):
                     # The listing names it, whenever it was written: it is the state of the shard as of the listing.

@@ -212,7 +212,7 @@ def advance_boundary(
     *,
     clock: Clock,
     ids: Ids,
-    before: Callable[[], None] | None = None,
+    before: Callable[[Boundary], None] | None = None,
     after: Callable[[Boundary], None] | None = None,
 ) -> Boundary:
     """Write the next boundary.
@@ -220,8 +220,8 @@ def advance_boundary(
     Args:
         decide: from the newest boundary the next one (its sequence, time and uid are filled in here); None if nothing
             is to change. Called again when another collector was quicker.
-        before, after: called right before a create and right after one that succeeded; what they raise ends it
-            (snapshot/ownership.py).
+        before, after: called right before a create with the boundary that the new one follows, and right after one
+            that succeeded with the new one; what they raise ends it (snapshot/ownership.py).
 
     Returns:
         The boundary that counts now.
@@ -245,7 +245,7 @@ def advance_boundary(
             uid=ids.uid(),
         )
         if before is not None:
-            before()
+            before(now)
         return Proposal(boundary_path(following.sequence), encode_document("boundary", following), following)
 
     def counts(following: Boundary) -> bool:

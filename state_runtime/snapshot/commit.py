@@ -1,17 +1,17 @@
 """A manifest made durable: create-if-absent of the next id, and then the look whether it counts.
 
-0. `commit` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
+0. `prepare` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
    commit id, the run's term as it was written, and the segment that the new manifest names. A run that slept while an
    older backup was put in the root's place, or while the job was deleted and began anew, ends here, and the run that
-   goes on there notices nothing.
-1. `commit` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
+   goes on there notices nothing. A look that the store does not answer has changed nothing: it may be repeated.
+1. `create` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
    done. It exists and is not mine: this run is fenced.
-2. `commit` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was
+2. `create` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was
    collected once already: a run that slept has created an old name anew, and nobody will look at it. It is fenced.
 3. An unknown outcome is raised as such; nothing is cleaned up. The next run reads what is there.
 
-The caller publishes output only after `commit` returned. How a run gets there, and what stops the ones before it:
-snapshot/fencing.py.
+The caller publishes output only after `create` returned; `commit` is both. How a run gets there, and what stops those
+before it: snapshot/fencing.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from state_runtime.base.actor import Actor
-from state_runtime.base.errors import CorruptData, Fenced
+from state_runtime.base.errors import Fenced
 from state_runtime.snapshot.boundary import Boundary, boundary_for_run, read_boundary
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
-from state_runtime.snapshot.ownership import Ownership
+from state_runtime.snapshot.ownership import Landmark, Ownership
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import Term, newest_term
 from state_runtime.store import Created, Store
@@ -39,8 +39,8 @@ _LOOKS = 3
 class Committer:
     """Commits snapshots of one run.
 
-    Life cycle: open (the fencing snapshot is committed) → commit* → fenced or dropped. After `Fenced` it refuses
-    every further commit. Not thread-safe; the driver calls it from one thread at a time.
+    Life cycle: open (the fencing snapshot is committed) → (prepare → create)* → fenced or dropped. After `Fenced` it
+    refuses every further commit. Not thread-safe; the driver calls it from one thread at a time.
     """
 
     def __init__(
@@ -56,30 +56,50 @@ class Committer:
         self._actor = actor
         self._fenced: str | None = None
         self._boundary = boundary
-        self._last_header = _header(last.encode())
-        self.ownership = Ownership(root, info.uid, term)
+        self._landmark = _landmark(last, last.encode())
+        self.ownership = Ownership(root, info.uid, term, newest=lambda: self._landmark)
         self.info = info
         self.term = term
         self.last = last
 
-    def commit(self, draft: Manifest) -> Manifest:
-        """Make `draft` the next snapshot. Durable when it returns.
+    def commit(self, draft: Manifest, record: str = "") -> Manifest:
+        """Make `draft` the next snapshot: `prepare` and `create`. Durable when it returns.
 
-        Identity fields (id, term, commit id, time) are filled in here.
+        Raises:
+            Fenced, OutcomeUnknown, StoreUnavailable: see `create`.
+        """
+        return self.create(self.prepare(draft, record))
+
+    def prepare(self, draft: Manifest, record: str = "") -> Manifest:
+        """The next snapshot as it is to be created. Identity fields (id, term, commit id, time) are filled in here.
+
+        Nothing is written: whatever it raises but `Fenced`, the caller may try again.
+
+        Args:
+            record: path of the record of a materialization whose tables the draft is the first to name.
+
+        Raises:
+            Fenced: another run owns the job, or the root was replaced; publish nothing, stop.
+            StoreUnavailable: a look at what the commit stands on was not answered.
+        """
+        if self._fenced:
+            raise Fenced(self._fenced)
+        manifest = next_manifest(draft, self.last, self.info, self.term, self._actor)
+        try:
+            self._check_root(manifest, record)
+        except Fenced as error:
+            self._fenced = str(error)
+            raise
+        return manifest
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Make what `prepare` gave the next snapshot, right after it. Durable when it returns.
 
         Raises:
             Fenced: another run owns the job, or the root was replaced; publish nothing, stop.
             OutcomeUnknown, StoreUnavailable: not confirmed; the run must end without cleaning up.
         """
-        if self._fenced:
-            raise Fenced(self._fenced)
-        manifest = next_manifest(draft, self.last, self.info, self.term, self._actor)
         body = manifest.encode()
-        try:
-            self._check_root(manifest)
-        except Fenced as error:
-            self._fenced = str(error)
-            raise
         if not _create(self._root, manifest, body):
             self._fenced = (
                 f"snapshot {manifest.snapshot_id} was committed by another run "
@@ -92,10 +112,10 @@ class Committer:
         except Fenced as error:
             self._fenced = str(error)
             raise
-        self.last, self._last_header = manifest, _header(body)
+        self.last, self._landmark = manifest, _landmark(manifest, body)
         return manifest
 
-    def _check_root(self, manifest: Manifest) -> None:
+    def _check_root(self, manifest: Manifest, record: str) -> None:
         """Look at what the commit stands on; at the same time, because each look is one small request.
 
         Raises:
@@ -108,22 +128,19 @@ class Committer:
             looks = [
                 pool.submit(self.ownership.check_term),
                 pool.submit(self._check_last),
+                *([pool.submit(self._check_record, record)] if record else []),
                 *(pool.submit(self._check_segment, segment) for segment in new[-1:]),
             ]
         for look in looks:
             look.result()
 
     def _check_last(self) -> None:
-        # The first line of the manifest has the digest of the rest, and the commit id is in that.
-        if self.last.snapshot_id == 0:
-            return  # nothing was ever committed
-        path = manifest_path(self.last.snapshot_id)
-        try:
-            found = self._root.read_range(path, 0, len(self._last_header))
-        except (FileNotFoundError, CorruptData):
-            found = b""
-        if found != self._last_header:
+        if self._landmark is not None and not self._landmark.is_in(self._root):
             raise self._replaced(f"snapshot {self.last.snapshot_id} is not the one that this run has committed")
+
+    def _check_record(self, path: str) -> None:
+        if not self._root.exists(path):
+            raise self._replaced(f"{path}, whose tables it is about to name, is not there")
 
     def _check_segment(self, segment: SegmentEntry) -> None:
         try:
@@ -158,8 +175,11 @@ def _create(root: Store, manifest: Manifest, body: bytes) -> bool:
     return root.create(manifest_path(manifest.snapshot_id), body) is Created.MINE
 
 
-def _header(encoded: bytes) -> bytes:
-    return encoded.partition(b"\n")[0]
+def _landmark(manifest: Manifest, encoded: bytes) -> Landmark | None:
+    """None: nothing was ever committed."""
+    if manifest.snapshot_id == 0:
+        return None
+    return Landmark(manifest_path(manifest.snapshot_id), encoded.partition(b"\n")[0])
 
 
 def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: Boundary | None) -> Boundary:

@@ -22,7 +22,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name
-from state_runtime.snapshot.savepoint import SavepointThen, SavepointTrigger, check_tags
+from state_runtime.snapshot.savepoint import YOUNGER, SavepointFormat, SavepointThen, SavepointTrigger, check_tags
 from state_runtime.store import Store
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "read_answer",
     "request_savepoint",
     "request_stop",
+    "savepoint_request",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class ControlRequest:
     """A request to one term; requests to an older term are void.
 
     Attributes:
-        name, then, trigger, tags, note: of a savepoint; see `SavepointRecord`.
+        name, then, trigger, tags, note, format, independent: of a savepoint; see `SavepointRecord`.
     """
 
     action: Action
@@ -68,6 +69,8 @@ class ControlRequest:
     trigger: SavepointTrigger = "user"
     tags: tuple[str, ...] = ()
     note: str = ""
+    format: SavepointFormat = "native"
+    independent: bool = False
 
     @property
     def ends_the_run(self) -> bool:
@@ -111,6 +114,8 @@ def request_savepoint(
     trigger: SavepointTrigger = "user",
     tags: tuple[str, ...] = (),
     note: str = "",
+    format: SavepointFormat = "native",
+    independent: bool = False,
 ) -> ControlRequest:
     """Ask the run `term` of the job at `root` for a savepoint; `read_answer` has its answer, within an epoch.
 
@@ -129,6 +134,8 @@ def request_savepoint(
         trigger=trigger,
         tags=check_tags(tags, note),
         note=note,
+        format=format,
+        independent=independent,
     )
     _ask(root, request)
     return request
@@ -211,8 +218,22 @@ def asked_to_stop(root: Store, term: int) -> bool:
     return False
 
 
+def savepoint_request(root: Store, term: int, name: str) -> ControlRequest | None:
+    """What the run `term` was asked for by that name, and has not refused; None if it was not."""
+    prefix = f"{term:020d}-savepoint-"
+    names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)]
+    for file in names[:_REQUESTS_READ_MAX]:
+        path = f"{CONTROL_DIR}/{file}"
+        request = decode_document("control", ControlRequest, root.read(path, SMALL_JSON_BYTES_MAX), path)
+        if request.name == name:
+            given = read_answer(root, request)
+            if given is None or given.answer == "accepted":
+                return request
+    return None
+
+
 def _ask(root: Store, request: ControlRequest) -> None:
-    root.create(_path(request, ".json"), encode_document("control", request))
+    root.create(_path(request, ".json"), encode_document("control", request, younger=YOUNGER))
 
 
 def _path(request: ControlRequest, suffix: str) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
@@ -31,19 +32,25 @@ other jobs, or gone back to; boundaries that say what is kept. Newer ones read a
 """
 
 D = TypeVar("D")
+NOTHING_YOUNGER: Mapping[str, Any] = MappingProxyType({})
 _HEADER_BYTES_MAX = 512
 
 
 def encode_document(
-    kind: str, body: Any, format_version: int = FORMAT_VERSION, left_out: Sequence[tuple[str, str]] = ()
+    kind: str,
+    body: Any,
+    format_version: int = FORMAT_VERSION,
+    left_out: Sequence[tuple[str, str]] = (),
+    younger: Mapping[str, Any] = NOTHING_YOUNGER,
 ) -> bytes:
     """The bytes of a document: canonical JSON, so that equal values are equal bytes.
 
     Args:
         left_out: fields of fields that are not written while they are empty. They are younger than the format: a reader
             that does not know them refuses the documents that need them, and reads all others.
+        younger: the same of fields of the document itself: they are not written while they have this value.
     """
-    values = fields_of(body)
+    values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}
     for outer, inner in left_out:
         fields = fields_of(values[outer]) if values[outer] is not None else None
         if fields is not None and not fields[inner]:

@@ -43,6 +43,7 @@ from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.lineage import check_belongs, gone_back
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.ownership import Ownership
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
 from state_runtime.snapshot.term_files import RunStatus, Term, claim_term
 from state_runtime.store import Store
@@ -227,6 +228,8 @@ def open_run(
     # over, so it is read again.
     fencing = create_next(catalog.root, propose, contended=contended)
     boundary = check_not_given_up(catalog.root, fencing, term, None)
+    # A backup that was put in the root's place since the term was claimed lacks it: the next run claims it again.
+    Ownership(catalog.root, info.uid, term).check_term()
     # After the mark: one that was left where the root had been removed already is a sign of nothing.
     now = read_job_info(catalog.root)
     if now is None or now.uid != info.uid:

@@ -4,6 +4,8 @@
     <store>/<job>@<id>                     snapshot <id> of it
     <store>/<job>/savepoints/<name>        a savepoint, or any copy of its folder, wherever it lies
 
+Of a job that is named anyway, `@<id>` (or the number alone) and a savepoint's name are enough: `own_restore_point`.
+
 Every such folder is laid out like a job root, so that the same code reads all of them.
 """
 
@@ -20,9 +22,10 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import check_job_name
 from state_runtime.store import Store, open_store
 
-__all__ = ["OpenedSnapshot", "Place", "open_place", "open_snapshot"]
+__all__ = ["OpenedSnapshot", "Place", "open_place", "open_snapshot", "own_restore_point"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,20 @@ class Place:
 
     def __str__(self) -> str:
         return self.root_url if self.snapshot_id is None else f"{self.root_url}@{self.snapshot_id}"
+
+
+def own_restore_point(text: str) -> int | str:
+    """What is meant by `@<id>`, `<id>` or a savepoint's name, of a job that is known: the id, or the name.
+
+    A name that is a number means the snapshot; such a savepoint is named by its folder.
+
+    Raises:
+        InvalidConfiguration: it is none of them.
+    """
+    number = text.removeprefix("@")
+    if number.isascii() and number.isdigit() and len(number) <= 20:
+        return int(number)
+    return check_job_name(text, "savepoint name")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,14 @@ that it knows by its number (snapshots, boundaries, terms, materializations) may
 What is unique to each process and each job says whose the root is:
 
     job.json            the job's uid; a new job of the same name has another one
+    snapshots/<n>       the newest snapshot that a run has committed, with its commit id: not in a backup that is older,
+                        nor in another job's root
     boundary/run-…      a run's own mark (snapshot/boundary.py): it goes with the root, and is not in a backup that is
                         older than the run
     terms/<n>.json      the run's term as the run wrote it; the same
     a newer run's mark  another run has been started: if it has fenced this one, the root is no longer this one's
+    boundary/<n>.json   who acts on a boundary that he read before finds it, or a newer one; in a backup that is older
+                        what was given up since is a snapshot again
 
 A store has no conditional delete, so between a proof and the one request that follows it a gap of that request stays.
 Whoever changes several objects proves it again and again, and writes data only under names that nobody else ever draws.
@@ -24,17 +28,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import Fenced, MissingSnapshot
+from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
-from state_runtime.snapshot.boundary import Boundary, advance_boundary, take_back_boundary
+from state_runtime.snapshot.boundary import Boundary, advance_boundary, newest_boundary_sequence, take_back_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.document import decode_document
-from state_runtime.snapshot.paths import BOUNDARY_DIR, run_mark_path, run_mark_term, term_path
+from state_runtime.snapshot.paths import BOUNDARY_DIR, run_mark_path, run_mark_term, sequence_of, term_path
 from state_runtime.snapshot.term_files import Term
 from state_runtime.store import Store
 
-__all__ = ["JobProof", "Ownership", "Proof", "advance_own_boundary"]
+__all__ = ["JobProof", "Landmark", "Ownership", "Proof", "advance_own_boundary"]
 
 
 class Proof(Protocol):
@@ -44,11 +48,41 @@ class Proof(Protocol):
     def job_uid(self) -> str:
         """Of the job whose root it was."""
 
-    def check(self) -> None:
+    def check(self, *, since: int = 0) -> None:
         """
+        Args:
+            since: sequence of the boundary that the caller acts on.
+
         Raises:
             Fenced: the root is not the caller's any more. Change nothing there.
         """
+
+    def check_place(self) -> None:
+        """Whether it is still the same root, whoever runs the job by now.
+
+        Raises:
+            Fenced: it was deleted, or replaced.
+        """
+
+
+@dataclass(frozen=True)
+class Landmark:
+    """A manifest that somebody knows to be in the root: its first line, which has the digest of the rest."""
+
+    path: str
+    header: bytes
+
+    def is_in(self, root: Store) -> bool:
+        """One small request."""
+        try:
+            return root.read_range(self.path, 0, len(self.header)) == self.header
+        except (FileNotFoundError, CorruptData):
+            return False
+
+
+def _no_landmark() -> Landmark | None:
+    """Of a run whose snapshots the caller does not follow."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -58,29 +92,63 @@ class Ownership:
     Attributes:
         job_uid: of the job that the run was opened for.
         run: its term, as it was written.
+        newest: the newest snapshot that the run has committed; job.json is asked where that is not known.
     """
 
     root: Store
     job_uid: str
     run: Term
+    newest: Callable[[], Landmark | None] = _no_landmark
 
-    def check(self) -> None:
+    def check(self, *, since: int = 0) -> None:
         """Two small requests; a few more while another run is being started.
+
+        Args:
+            since: sequence of the boundary that the caller acts on; it, or a newer one, must be there.
 
         Raises:
             Fenced: the root is another's by now, or a newer run has taken the job over. Change nothing there.
             StoreUnavailable, CorruptManifest: it is not known; change nothing either.
         """
+        # A backup may be put in place between the two requests; so the last one is that which tells what matters
+        # here. Who acts on a boundary needs it to be there: what it gave up is given up in any backup that holds it.
+        # Everybody else needs the newest snapshot: a backup that holds it is the root as he knows it.
+        if since:
+            self.check_place()
+        self._check_marks(since)
+        if not since:
+            self.check_place()
+
+    def _check_marks(self, since: int) -> None:
+        """One listing, which tells of a deletion, of an older backup and of a newer run."""
+        starting = 0
+        while True:
+            names = self.root.list_names(BOUNDARY_DIR)
+            if run_mark_path(self.run.term, self.run.run_uid).rpartition("/")[2] not in names:
+                raise self._fenced("the mark of this run is gone")
+            if max((s for s in map(sequence_of, names) if s is not None), default=0) < since:
+                raise self._fenced(f"boundary {since} is gone")
+            newest = max((t for t in map(run_mark_term, names) if t is not None), default=0)
+            if newest <= max(self.run.term, starting):
+                return
+            # A run that starts takes nothing from anybody before its fencing snapshot: it may be refused, or die.
+            if self._newest_snapshot_term() > self.run.term:
+                raise self._fenced(f"term {newest} has taken the job over")
+            starting = newest  # listed once more: the looks in between told of that run only
+
+    def check_place(self) -> None:
+        """See `Proof`. One small request."""
+        landmark = self.newest()
+        while landmark is not None:
+            is_there = landmark.is_in(self.root)
+            before, landmark = landmark, self.newest()
+            # The run may have gone on meanwhile: then an older snapshot proves nothing, and may have been given up.
+            if landmark != before:
+                continue
+            if is_there:
+                return
+            raise self._fenced(f"{before.path}, which it has committed, is not there")
         JobProof(self.root, self.job_uid).check()
-        # Last, because this one listing tells of a deletion, of a backup and of a newer run: a sleep between the two
-        # requests is noticed by it.
-        names = self.root.list_names(BOUNDARY_DIR)
-        if run_mark_path(self.run.term, self.run.run_uid).rpartition("/")[2] not in names:
-            raise self._fenced("the mark of this run is gone")
-        newest = max((t for t in map(run_mark_term, names) if t is not None), default=0)
-        # A run that starts takes nothing from anybody before its fencing snapshot: it may be refused, or die.
-        if newest > self.run.term and self._newest_snapshot_term() > self.run.term:
-            raise self._fenced(f"term {newest} has taken the job over")
 
     def check_term(self) -> None:
         """Whether the run may write what belongs to it alone, its heartbeat and its next snapshot. One small request.
@@ -125,8 +193,15 @@ class JobProof:
     job_uid: str
     may_be_gone: bool = False
 
-    def check(self) -> None:
+    def check_place(self) -> None:
+        """See `Proof`."""
+        self.check()
+
+    def check(self, *, since: int = 0) -> None:
         """
+        Args:
+            since: sequence of the boundary that the caller acts on; one listing more.
+
         Raises:
             Fenced: the root was deleted, or belongs to another job by now.
             StoreUnavailable, CorruptManifest: it is not known.
@@ -140,16 +215,43 @@ class JobProof:
                 "process slept or worked on it; it changes nothing more there. Look at the root, and repeat the "
                 "command if it is still wanted"
             )
+        if since and newest_boundary_sequence(self.root) < since:
+            raise Fenced(
+                f"{self.root.url} was replaced by an older backup (boundary {since} is gone), while this process slept "
+                "or worked on it; it changes nothing more there. Look at the root; repeat the command if it is still "
+                "wanted"
+            )
+
+
+def _check_follows(root: Store, written: Boundary) -> None:
+    """
+    Raises:
+        Fenced: the boundary that it follows is not there.
+    """
+    before = written.sequence - 1
+    sequences = {s for s in map(sequence_of, root.list_names(BOUNDARY_DIR)) if s is not None}
+    if before and before not in sequences and max(sequences, default=0) <= written.sequence:
+        raise Fenced(f"{root.url} was replaced by an older backup: boundary {before} is gone")
 
 
 def advance_own_boundary(
-    root: Store, decide: Callable[[Boundary], Boundary | None], proof: Proof, *, clock: Clock, ids: Ids
+    root: Store,
+    decide: Callable[[Boundary], Boundary | None],
+    proof: Proof,
+    *,
+    clock: Clock,
+    ids: Ids,
+    since: int = 0,
 ) -> Boundary:
     """`advance_boundary` of somebody who may have slept: nothing stays in a root that is another's by now.
 
     The proof is made right before the create. Who falls asleep between the two looks again after it: a boundary that
-    was left in a root which was deleted meanwhile would keep a new job of that name from ever starting. It is taken
-    back then. One that was written while the job lived stays, whoever runs the job by now: others may have acted on it.
+    was left in a root which was deleted meanwhile would keep a new job of that name from ever starting, and one in a
+    backup that was put in its place would give up snapshots that nobody has looked at. It is taken back then. One that
+    was written while the job lived stays, whoever runs the job by now: others may have acted on it.
+
+    Args:
+        since: sequence of the boundary that the decision was prepared with.
 
     Raises:
         Fenced: the root is another's; nothing of this call is left in it.
@@ -157,13 +259,22 @@ def advance_own_boundary(
     """
 
     def look_again(written: Boundary) -> None:
-        info = read_job_info(root)
-        if info is not None and info.uid == proof.job_uid:
-            return
-        take_back_boundary(root, written)
-        raise Fenced(
-            f"{root.url} was deleted, or is the root of another job by now, while boundary {written.sequence} was "
-            "written; it was taken back, and nothing else was changed"
-        )
+        try:
+            # Missing only where the root was replaced, as long as the boundary is the newest. If it is not, it counts
+            # for nobody any more, and may be removed too.
+            proof.check_place()
+            _check_follows(root, written)
+        except Fenced as error:
+            take_back_boundary(root, written)
+            raise Fenced(
+                f"{error}. Boundary {written.sequence} was written meanwhile; it was taken back, and nothing else was "
+                "changed"
+            ) from error
 
-    return advance_boundary(root, decide, before=proof.check, after=look_again, clock=clock, ids=ids)
+    def look_before(now: Boundary) -> None:
+        # The one that was read for this very proposal: in a backup that is older the next number says something else.
+        proof.check(since=max(since, now.sequence))
+        if since or now.sequence:
+            proof.check_place()  # the newest snapshot too: the decision was made of what there was with it
+
+    return advance_boundary(root, decide, before=look_before, after=look_again, clock=clock, ids=ids)

@@ -15,6 +15,7 @@ __all__ = [
     "CONVERSION_FILE",
     "JOB_FILE",
     "MATERIALIZATIONS_DIR",
+    "MIGRATIONS_DIR",
     "MOVED_FILE",
     "MOVING_FILE",
     "OUTPUTS_DIR",
@@ -31,6 +32,7 @@ __all__ = [
     "listing_path",
     "manifest_path",
     "materialization_path",
+    "migration_path",
     "pin_path",
     "pinned_id_of",
     "run_mark_path",
@@ -56,6 +58,7 @@ TERMS_DIR = "terms"
 SNAPSHOTS_DIR = "snapshots"
 CONTROL_DIR = "control"
 MATERIALIZATIONS_DIR = "materializations"
+MIGRATIONS_DIR = "migrations"
 OUTPUTS_DIR = "outputs"
 BOUNDARY_DIR = "boundary"
 PINS_DIR = "pins"
@@ -114,6 +117,10 @@ def heartbeat_path(term: int) -> str:
 def materialization_path(record_id: int, *, started: bool = False) -> str:
     """A materialization's record, or (started) the pin that it holds while it works."""
     return f"{MATERIALIZATIONS_DIR}/{record_id:0{_DIGITS}d}{'.started' if started else ''}.json"
+
+
+def migration_path(number: int) -> str:
+    return f"{MIGRATIONS_DIR}/{number:0{_DIGITS}d}.json"
 
 
 def run_mark_path(term: int, run_uid: str) -> str:

@@ -20,16 +20,21 @@ heartbeat only says when it is worth the while. Two that copy one savepoint writ
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
+    CorruptData,
     InvalidConfiguration,
     MissingSnapshot,
     SavepointExists,
     SnapshotInUse,
+    UnsupportedFormat,
     check,
 )
 from state_runtime.base.limits import (
@@ -44,11 +49,14 @@ from state_runtime.store import Store
 
 __all__ = [
     "ALLOWED",
+    "YOUNGER",
+    "SavepointFormat",
     "SavepointRecord",
     "SavepointState",
     "SavepointThen",
     "SavepointTrigger",
     "check_tags",
+    "complete_savepoints",
     "create_savepoint",
     "list_savepoints",
     "owner_number_of",
@@ -61,9 +69,16 @@ __all__ = [
     "take_over",
 ]
 
+_LOG = logging.getLogger(__name__)
+
 SavepointState = Literal["REQUESTED", "IN_PROGRESS", "COMPLETED", "FAILED", "ABANDONED", "DELETING"]
 SavepointTrigger = Literal["user", "schedule", "upgrade"]
 SavepointThen = Literal["continue", "stop", "drain"]
+SavepointFormat = Literal["native", "canonical"]
+"""`native`: as the job writes it. `canonical`: see docs/formats.md."""
+
+YOUNGER: Mapping[str, Any] = MappingProxyType({"format": "native", "independent": False})
+"""Fields of records and requests that are younger than the format: left out while they say what was always so."""
 
 ALLOWED: dict[SavepointState, tuple[SavepointState, ...]] = {
     "REQUESTED": ("REQUESTED", "IN_PROGRESS", "FAILED", "ABANDONED", "DELETING"),
@@ -103,6 +118,8 @@ class SavepointRecord:
         message: one line for people: why it failed, or what the last attempt met.
         owner: who works on it, `host:pid`.
         number: the owner's; also in the record's file name.
+        format: what the folder is to hold.
+        independent: no file shares its bytes with another by hard link.
     """
 
     name: str
@@ -129,6 +146,8 @@ class SavepointRecord:
     next_attempt_at_ms: int = 0
     message: str = ""
     number: int = 1
+    format: SavepointFormat = "native"
+    independent: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -253,8 +272,30 @@ def list_savepoints(root: Store) -> list[SavepointRecord]:
     return sorted(found, key=lambda r: (r.requested_at_ms, r.name))
 
 
-def create_savepoint(root: Store, record: SavepointRecord) -> None:
+def complete_savepoints(root: Store) -> list[SavepointRecord]:
+    """Savepoints that say that they are COMPLETED, for whoever looks for something to go back to: what cannot be read
+    is passed over. (Whoever deletes asks `list_savepoints`.)
+
+    Raises:
+        StoreUnavailable: it is not known.
+    """
+    found = []
+    for name in savepoint_names(root):
+        try:
+            record = read_savepoint(root, name)
+        except (CorruptData, MissingSnapshot, InvalidConfiguration, UnsupportedFormat) as error:
+            _LOG.info("%s/%s/%s is passed over: %s", root.url, SAVEPOINTS_DIR, name, error)
+            continue
+        if record.state == "COMPLETED":
+            found.append(record)
+    return found
+
+
+def create_savepoint(root: Store, record: SavepointRecord, prove: Callable[[], None] = lambda: None) -> None:
     """Take the name. Atomic; repeated with the same record it does nothing.
+
+    Args:
+        prove: called right before the create: a run that slept says nothing in the next job's root.
 
     Raises:
         SavepointExists: the name is taken. OutcomeUnknown: the record may be there; repeat the call.
@@ -262,7 +303,10 @@ def create_savepoint(root: Store, record: SavepointRecord) -> None:
     folder = root.child(savepoint_path(record.name))
 
     def propose() -> Proposal[SavepointRecord] | None:
-        return _proposal(record) if _newest_number(folder) <= record.number else None
+        if _newest_number(folder) > record.number:
+            return None
+        prove()
+        return _proposal(record)
 
     taken = SavepointExists(
         f"job {record.job!r} has a savepoint {record.name!r} already; choose another name, or delete that one first"
@@ -271,8 +315,13 @@ def create_savepoint(root: Store, record: SavepointRecord) -> None:
         raise taken
 
 
-def rewrite_savepoint(root: Store, record: SavepointRecord) -> SavepointRecord:
+def rewrite_savepoint(
+    root: Store, record: SavepointRecord, prove: Callable[[], None] = lambda: None
+) -> SavepointRecord:
     """Write the owner's record anew; whoever took over meanwhile stays unharmed.
+
+    Args:
+        prove: called right before the write, as in `create_savepoint`.
 
     Raises:
         SnapshotInUse: somebody took over (or deleted it); this owner has lost it and stops.
@@ -286,16 +335,27 @@ def rewrite_savepoint(root: Store, record: SavepointRecord) -> SavepointRecord:
             + (f"taken over by its owner number {newest}" if newest else "deleted")
             + f"; owner number {record.number} ({record.owner}) stops and touches nothing"
         )
-    folder.put(record_path(record.number), encode_document("savepoint", record))
+    prove()
+    folder.put(record_path(record.number), _encoded(record))
     return record
 
 
 def take_over(
-    root: Store, record: SavepointRecord, state: SavepointState, *, owner: str, clock: Clock, **changes: Any
+    root: Store,
+    record: SavepointRecord,
+    state: SavepointState,
+    *,
+    owner: str,
+    clock: Clock,
+    prove: Callable[[], None] = lambda: None,
+    **changes: Any,
 ) -> SavepointRecord:
     """Become the next owner. Atomic: of several that try, one does.
 
     The caller has read `record` and found that it is stale, or at rest; nothing is checked but that it still counts.
+
+    Args:
+        prove: called right before the create, as in `create_savepoint`.
 
     Raises:
         SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
@@ -304,7 +364,10 @@ def take_over(
     folder = root.child(savepoint_path(record.name))
 
     def propose() -> Proposal[SavepointRecord] | None:
-        return _proposal(mine) if _newest_number(folder) == record.number else None
+        if _newest_number(folder) != record.number:
+            return None
+        prove()
+        return _proposal(mine)
 
     lost = SnapshotInUse(
         f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it again"
@@ -316,7 +379,11 @@ def take_over(
 
 
 def _proposal(record: SavepointRecord) -> Proposal[SavepointRecord]:
-    return Proposal(record_path(record.number), encode_document("savepoint", record), record)
+    return Proposal(record_path(record.number), _encoded(record), record)
+
+
+def _encoded(record: SavepointRecord) -> bytes:
+    return encode_document("savepoint", record, younger=YOUNGER)
 
 
 def _newest_number(folder: Store) -> int:

@@ -44,6 +44,16 @@ class RunStatus:
         restored, restoring: while shards are brought back after a start: how many are, of how many; 0 and 0 at other
             times.
         progress: complete numbers of the run's newest epoch.
+        advanced_at_ms: wall clock of when the run last got on (an epoch or a task ended, or its source was quiet); 0 of
+            runs that did not say.
+        quiet: at `advanced_at_ms` the source had been asked by this run, and had nothing new; no epoch was under way or
+            due.
+        error_kind: of a run that failed, the kind of its error (`StillstateError.kind`).
+        cause: one line for people: why this run was started, if not by a person.
+        supervisor_pid: of the process on the same host that starts the driver again if it dies; 0: nobody does.
+        parallelism, backend: that the run has; 0 and empty of runs that did not say.
+        settings: others that it was started with, by their names in `stillstate.yaml` and as text; none of them may be
+            secret. Empty of runs that did not say, and of jobs without a file.
     """
 
     term: int
@@ -60,6 +70,14 @@ class RunStatus:
     progress: Progress | None = None
     restored: int = 0
     restoring: int = 0
+    advanced_at_ms: int = 0
+    quiet: bool = False
+    error_kind: str = ""
+    cause: str = ""
+    supervisor_pid: int = 0
+    parallelism: int = 0
+    backend: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
 
     def age_s(self, now_ms: int) -> float:
         """Seconds since the heartbeat; never negative, whatever the clocks say."""

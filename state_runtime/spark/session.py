@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from state_runtime.base.allocator import TASKS_KEEP_FREED_MEMORY
 from state_runtime.spark.java import require_java
+from state_runtime.spark.jvm import write_no_checksums
 
 __all__ = ["RECOMMENDED", "build_session", "session_conf"]
+
+_LOG = logging.getLogger(__name__)
 
 RECOMMENDED: Mapping[str, str] = {
     # A TCP loopback socket between JVM and Python costs a delayed acknowledgement (~40 ms) per task.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Spark's checkpoint directory is scratch here: no checksum files, no rename protocol.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Spark's checkpoint directory is scratch here: no rename protocol, and no checksum files (`write_no_checksums`).
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -46,6 +50,9 @@ def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str
 
     Also sets what Spark reads from this process's environment, where it is not set yet.
 
+    Args:
+        master: "" leaves it to whoever has started this process: `spark-submit`.
+
     Raises:
         MissingJava: no Java 17 or newer.
     """
@@ -57,7 +64,7 @@ def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str
         # Everything is on this machine: no look-up of its public address, and no warning about it.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     own = {key: str(value) for key, value in {**RECOMMENDED, **(conf or {})}.items()}
-    return {"spark.app.name": app_name, "spark.master": master, **own}
+    return {"spark.app.name": app_name, **({"spark.master": master} if master else {}), **own}
 
 
 def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -71,4 +78,16 @@ def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, st
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    _log_broken_accumulators(session.sparkContext)
+    write_no_checksums(session.sparkContext)
     return session
+
+
+def _log_broken_accumulators(context: SparkContext) -> None:
+    """PySpark's thread that waits for accumulators prints twenty lines of traceback when Spark's Java process goes: it
+    says nothing that our own error does not, and belongs into the log."""
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: _LOG.info(
+            "the connection for Spark's accumulators broke", exc_info=True
+        )

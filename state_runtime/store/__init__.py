@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
-from state_runtime.store.options import StoreOptions
-from state_runtime.store.port import Body, Created, Store, StoredObject
+from state_runtime.store.options import Patience, StoreOptions
+from state_runtime.store.port import Body, Created, SharedObject, Store, StoredObject
 from state_runtime.store.s3 import S3Store
 from state_runtime.store.transfer import transfer
 
@@ -21,11 +21,14 @@ __all__ = [
     "Created",
     "FsspecStore",
     "LocalStore",
+    "Patience",
     "S3Store",
+    "SharedObject",
     "Store",
     "StoreOptions",
     "StoredObject",
     "open_store",
+    "open_watched_store",
     "shared_store",
     "transfer",
 ]
@@ -33,6 +36,9 @@ __all__ = [
 # By process, URL and digest of the options. A store is a few clients; a process knows one or two.
 _SHARED: dict[tuple[int, str, str], Store] = {}
 _SHARED_MAX = 16
+# File systems of watchers, by process, scheme, options and patience: hundreds of jobs have few accounts.
+_WATCHED: dict[tuple[int, str, str, Patience], Any] = {}
+_WATCHED_MAX = 256
 
 # File systems whose `pipe_file(mode="create")` is one conditional request (docs/design/0021-s3-and-fencing.md).
 _CONDITIONAL = {
@@ -56,6 +62,20 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         InvalidConfiguration: unknown scheme, credentials inside the URL, no bucket, wrong options, or the library of
             the scheme is not installed.
     """
+    return _open(url, storage_options, None)
+
+
+def open_watched_store(url: str, storage_options: Mapping[str, Any] | None, patience: Patience) -> Store:
+    """`open_store` for who only watches, and has many to watch: calls end early, and stores of one account share their
+    connections. Never for a driver: what it gives up on, it gives up on for good.
+
+    Raises:
+        InvalidConfiguration: see `open_store`.
+    """
+    return _open(url, storage_options, patience)
+
+
+def _open(url: str, storage_options: Mapping[str, Any] | None, patience: Patience | None) -> Store:
     if "://" not in url:
         return LocalStore(Path(url).expanduser().absolute(), single_writer=_single_writer(storage_options))
     parts = urlsplit(url)
@@ -75,11 +95,14 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         raise InvalidConfiguration(f"store URL {shown}: scheme {parts.scheme!r} is not known; use one of: {known}")
     if not parts.netloc:
         raise InvalidConfiguration(f"store URL {shown} names no bucket; write {parts.scheme}://bucket/folder")
-    options = StoreOptions.of(parts.scheme, storage_options)
-    fs = _file_system(parts.scheme, options, shown)
+    options = StoreOptions.of(parts.scheme, storage_options, patience)
+    if patience is None:
+        fs = _file_system(parts.scheme, options, shown)
+    else:
+        fs = _watched_file_system(parts.scheme, options, shown, patience)
     root = f"/{parts.netloc}{parts.path}" if parts.scheme == "memory" else f"{parts.netloc}{parts.path}"
     kind = S3Store if options.is_s3 else FsspecStore
-    return kind(fs, root, shown, options=options)
+    return kind(fs, root, shown, options=options, patience=patience)
 
 
 def _single_writer(storage_options: Mapping[str, Any] | None) -> bool:
@@ -102,6 +125,18 @@ def _file_system(scheme: str, options: StoreOptions, shown: str) -> Any:
         ) from None
     if options.is_s3:
         fs.retries = 1  # its own attempts would multiply botocore's and ours
+    return fs
+
+
+def _watched_file_system(scheme: str, options: StoreOptions, shown: str, patience: Patience) -> Any:
+    # No lock: whoever holds one while a library looks for credentials would keep everybody waiting. Two may be made
+    # where one would do.
+    key = (os.getpid(), scheme, options.digest, patience)
+    fs = _WATCHED.get(key)
+    if fs is None:
+        if len(_WATCHED) >= _WATCHED_MAX:
+            _WATCHED.clear()
+        fs = _WATCHED.setdefault(key, _file_system(scheme, options, shown))
     return fs
 
 

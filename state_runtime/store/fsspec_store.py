@@ -20,7 +20,7 @@ from tenacity import (
 
 from state_runtime.base.errors import CorruptData, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
 from state_runtime.base.limits import KIB, MIB, READ_BACK_ATTEMPTS_MAX
-from state_runtime.store.options import StoreOptions
+from state_runtime.store.options import Patience, StoreOptions
 from state_runtime.store.paths import check_relative_path
 from state_runtime.store.port import Body, Created, Store, StoredObject, probe_name, warn_single_writer
 
@@ -51,16 +51,25 @@ class FsspecStore(Store):
         shown: the URL for messages, without credentials.
         options: how it was opened; messages are cleaned of its values.
         retry_wait_max_s: upper bound of the random wait between attempts.
+        patience: of who would rather have no answer than a late one.
     """
 
     def __init__(
-        self, fs: Any, root: str, shown: str, *, options: StoreOptions | None = None, retry_wait_max_s: float = 2.0
+        self,
+        fs: Any,
+        root: str,
+        shown: str,
+        *,
+        options: StoreOptions | None = None,
+        retry_wait_max_s: float = 2.0,
+        patience: Patience | None = None,
     ) -> None:
         self._fs = fs
         self._root = root.rstrip("/")
         self._shown = shown.rstrip("/")
         self._options = options if options is not None else StoreOptions("")
         self._retry_wait_max_s = retry_wait_max_s
+        self._patience = patience
         # Only these take a time limit: their calls are coroutines, which can be cancelled.
         self._is_async = bool(getattr(fs, "async_impl", False))
 
@@ -242,7 +251,7 @@ class FsspecStore(Store):
     def list_names(self, path: str) -> list[str]:
         at = self.at(path) if path else self._root
         try:
-            found = self._retried("list", path, lambda: self._fs.ls(at, detail=False))
+            found = self._retried("list", path, lambda: self._fs.ls(at, detail=False, **self._impatient_limit()))
         except FileNotFoundError:
             return []
         return sorted({str(name).rstrip("/").rsplit("/", 1)[-1] for name in found} - {""})
@@ -304,6 +313,7 @@ class FsspecStore(Store):
             f"{self._shown}/{name}",
             options=self._options,
             retry_wait_max_s=self._retry_wait_max_s,
+            patience=self._patience,
         )
 
     def at(self, path: str) -> str:
@@ -312,7 +322,12 @@ class FsspecStore(Store):
 
     def _limit(self, size: int) -> dict[str, float]:
         """How long a call on so many bytes may take."""
-        return {"timeout": _CALL_S + size / _BYTES_PER_S} if self._is_async else {}
+        call_s = _CALL_S + size / _BYTES_PER_S if self._patience is None else self._patience.call_s
+        return {"timeout": call_s} if self._is_async else {}
+
+    def _impatient_limit(self) -> dict[str, float]:
+        """For listings, which take as long as there are names, but for who will not wait."""
+        return {} if self._patience is None else self._limit(0)
 
     def _retried(self, verb: str, path: str, call: Callable[[], T], *, missing_is_an_answer: bool = True) -> T:
         """Bounded retries with jitter. A missing object is an answer, not a fault; of what cannot be missing it means
@@ -328,9 +343,10 @@ class FsspecStore(Store):
                     raise
                 raise self._error(verb, path, error) from self._shown_cause(error)
 
+        attempts_max = READ_BACK_ATTEMPTS_MAX if self._patience is None else self._patience.attempts_max
         return Retrying(
             retry=retry_if_exception(lambda e: isinstance(e, StoreUnavailable) and not isinstance(e, StoreRefused)),
-            stop=stop_after_attempt(READ_BACK_ATTEMPTS_MAX) | stop_after_delay(_RETRY_FOR_S),
+            stop=stop_after_attempt(attempts_max) | stop_after_delay(_RETRY_FOR_S),
             wait=wait_random_exponential(multiplier=0.05, max=self._retry_wait_max_s),
             reraise=True,
         )(attempt)

@@ -21,7 +21,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import MIB
 from state_runtime.store.folders import DurableFolders, fsync_path
 from state_runtime.store.paths import check_relative_path
-from state_runtime.store.port import Body, Created, Store, StoredObject, warn_single_writer
+from state_runtime.store.port import Body, Created, SharedObject, Store, StoredObject, warn_single_writer
 
 __all__ = ["LocalStore"]
 
@@ -167,6 +167,19 @@ class LocalStore(Store):
 
     def list_debris(self) -> Iterator[StoredObject]:
         return self._listed_below("", temporary=True)
+
+    @property
+    def shares_bytes(self) -> bool:
+        return True
+
+    def list_shared(self, path: str) -> Iterator[SharedObject]:
+        for found in self.list_objects(path):
+            try:
+                status = (self._root / found.path).lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                yield SharedObject(found.path, status.st_size, status.st_nlink, f"{status.st_dev}:{status.st_ino}")
 
     def _listed_below(self, path: str, *, temporary: bool) -> Iterator[StoredObject]:
         folders = [self._at(path) if path else self._root]

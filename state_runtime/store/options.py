@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from state_runtime.base.errors import InvalidConfiguration
 
-__all__ = ["StoreOptions"]
+__all__ = ["Patience", "StoreOptions"]
 
 REDACTED: Final = "***"
 S3_SCHEMES: Final = ("s3", "s3a")
@@ -66,6 +66,23 @@ ATTEMPTS_MAX: Final = 3
 CONNECTIONS_MAX: Final = 50
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a store may keep a caller waiting who asks for an answer now or never, such as one who only watches.
+
+    Attributes:
+        connect_s, read_s: at most so long for a connection, and for a pause in an answer; shorter options of the
+            user's own stay as they are.
+        call_s: for a whole call on a small object.
+        attempts_max: of an operation, in the library and in the store together.
+    """
+
+    connect_s: float
+    read_s: float
+    call_s: float
+    attempts_max: int = 1
+
+
 @dataclass(frozen=True, repr=False)
 class StoreOptions:
     """Checked storage options of one store.
@@ -83,8 +100,11 @@ class StoreOptions:
     single_writer: bool = False
 
     @staticmethod
-    def of(scheme: str, options: Mapping[str, Any] | None) -> StoreOptions:
+    def of(scheme: str, options: Mapping[str, Any] | None, patience: Patience | None = None) -> StoreOptions:
         """Check options. No I/O but a look at the AWS configuration file if a profile is named.
+
+        Args:
+            patience: None for who must get through: the options' own limits, or the defaults.
 
         Raises:
             InvalidConfiguration: an unknown name, a value of another type, half a pair of credentials, an unknown
@@ -95,6 +115,8 @@ class StoreOptions:
         single_writer = _typed("single_writer", rest.pop("single_writer", False), bool)
         if scheme in S3_SCHEMES:
             rest = _s3(rest)
+            if patience is not None:
+                rest = {**rest, "config_kwargs": _impatient(rest["config_kwargs"], patience)}
         elif "profile" in rest and scheme not in ("", "file", "memory"):
             raise InvalidConfiguration(
                 "storage_profile (option `profile`) names a profile of the AWS configuration, and the store is "
@@ -151,6 +173,15 @@ def _s3(options: dict[str, Any]) -> dict[str, Any]:
     config.setdefault("retries", {"mode": "standard", "total_max_attempts": attempts})
     profile = {"profile": ours["profile"]} if "profile" in ours else {}
     return {**options, **profile, "client_kwargs": client, "config_kwargs": config}
+
+
+def _impatient(config: Mapping[str, Any], patience: Patience) -> dict[str, Any]:
+    return {
+        **config,
+        "connect_timeout": min(config["connect_timeout"], patience.connect_s),
+        "read_timeout": min(config["read_timeout"], patience.read_s),
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+    }
 
 
 def _s3fs_names() -> frozenset[str]:

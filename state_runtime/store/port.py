@@ -20,7 +20,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 if TYPE_CHECKING:
     import pyarrow as pa  # who only reads the configuration starts without it
 
-__all__ = ["Body", "Created", "Store", "StoredObject", "probe_name", "warn_single_writer"]
+__all__ = ["Body", "Created", "SharedObject", "Store", "StoredObject", "probe_name", "warn_single_writer"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,6 +49,22 @@ class StoredObject:
     path: str
     bytes: int
     modified_ms: int
+
+
+@dataclass(frozen=True)
+class SharedObject:
+    """An object whose bytes have other names too: who overwrites a byte of one damages all of them.
+
+    Attributes:
+        path: below the store's root.
+        names: how many names the bytes have in all, also outside of the store.
+        same: equal for names of the same bytes, within one listing.
+    """
+
+    path: str
+    bytes: int
+    names: int
+    same: str
 
 
 class Store(ABC):
@@ -122,6 +138,19 @@ class Store(ABC):
     def list_debris(self) -> Iterator[StoredObject]:
         """What killed writers have left below the root and no other listing shows; `delete` removes it. A writer that
         is at work has such files too: only old ones are debris, unless nobody writes any more.
+
+        Raises:
+            StoreUnavailable: the listing is not complete.
+        """
+        return iter(())
+
+    @property
+    def shares_bytes(self) -> bool:
+        """Whether a copy inside the store may be another name of the same bytes. (Object stores copy.)"""
+        return False
+
+    def list_shared(self, path: str) -> Iterator[SharedObject]:
+        """Objects below a folder ("" is the root) whose bytes have several names.
 
         Raises:
             StoreUnavailable: the listing is not complete.

@@ -67,6 +67,7 @@ class S3Store(FsspecStore):
             f"{self._shown}/{name}",
             options=self._options,
             retry_wait_max_s=self._retry_wait_max_s,
+            patience=self._patience,
         )
 
     def _listed(self, name: str) -> StoredObject | None:

@@ -20,6 +20,7 @@ from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.base.settings import JobSettings
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.restore.disk import LocalDisk, remove_outdated
+from state_runtime.restore.job_folder import HostedRoot, settle_in
 from state_runtime.restore.objects import HostObjects, WantedObject
 from state_runtime.restore.shard import Restored, ShardRestore
 from state_runtime.restore.uploaded_files import read_listing
@@ -32,11 +33,15 @@ from state_runtime.state.backends import discard, open_backend
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion
-from state_runtime.store import Store, shared_store
+from state_runtime.store import Patience, Store, open_watched_store, shared_store
 
-__all__ = ["RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id"]
+__all__ = ["RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id", "state_folder"]
 
 _LOG = logging.getLogger(__name__)
+# Folders and runs that this worker process has settled: once is enough, and an epoch does not wait for it again.
+_SETTLED: set[tuple[Path, str]] = set()
+# Other places of the root are asked only for what may be given up here; an epoch waits meanwhile, and goes on without.
+_PATIENCE = Patience(connect_s=2.0, read_s=3.0, call_s=5.0)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class TaskJob:
             names yet.
         root_id: of the job root, see there; empty is that of the store's URL and the job's name.
         base_commit_id: of the newest committed snapshot: tells it from any other of its id.
+        run_uid: of the run; empty where nothing on the host is to follow the job.
     """
 
     name: str
@@ -71,6 +77,7 @@ class TaskJob:
     shards: ShardFilesEntry | None = None
     root_id: str = ""
     base_commit_id: str = ""
+    run_uid: str = ""
 
     def __repr__(self) -> str:
         return f"TaskJob({self.name!r}, term={self.term}, snapshot_id={self.snapshot_id})"
@@ -89,10 +96,21 @@ def local_folder(job: TaskJob, what: str) -> Path:
     """Where this host keeps a kind of files of the job: "state" or "objects".
 
     Hosts may have other disks than the driver: the executor's environment decides. The place of the job root is in the
-    name, so that a root and its copies never meet, in two stores or in one.
+    name, so that a root and its copies never meet, in two stores or in one; a root that was moved takes its folder
+    along (`state_folder`).
     """
     place = job.root_id or root_id(f"{job.store_url.rstrip('/')}/{job.name}")
     return Path(os.environ.get("STILLSTATE_LOCAL_DIR") or job.local_dir) / what / f"{place}-{job.uid}"
+
+
+def state_folder(job: TaskJob) -> Path:
+    """`local_folder` of state, with what the job has on this host from other places of its root (job_folder.py)."""
+    folder = local_folder(job, "state")
+    if job.run_uid and (folder, job.run_uid) not in _SETTLED:
+        _SETTLED.add((folder, job.run_uid))
+        mine = HostedRoot(job.root(), job.uid, job.term, job.run_uid, folder)
+        settle_in(mine, lambda url: open_watched_store(url, job.storage_options, _PATIENCE), SYSTEM_CLOCK, SYSTEM_IDS)
+    return folder
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,7 @@ class ShardAccess:
         self._entry = entry if entry is not None else operator.entry()
         self._operator = operator
         self.hash_range = hash_range_of_shard(shard, job.parallelism)
-        self._folder = local_folder(job, "state") / operator.uid
+        self._folder = state_folder(job) / operator.uid
         self._stamp = Stamp(job.snapshot_id, job.epoch)
         self._local = self._store(job.settings.backend)
         self._now_ms = job.clock.batch_time_ms
@@ -296,6 +314,7 @@ class ShardAccess:
             without={version},
             listing=self.listing,
             unproven=job.shards is not None,
+            copies_max=job.settings.local_copies_max,
         ).run(SYSTEM_IDS.short(), local=local)
 
     def _objects(self) -> HostObjects:

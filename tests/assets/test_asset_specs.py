@@ -12,16 +12,18 @@ import dagster as dg
 import pytest
 
 from assets import (
+    Mount,
     build_asset_specs,
     checkpoint_materialization,
-    checkpoint_metadata,
     job_asset_specs,
     run_materialization,
 )
-from assets.metadata_sets import CheckpointNumbers, RunNumbers, numbers_metadata
+from assets.metadata_sets import IntervalNumbers, RunNumbers, numbers_metadata
 from orchestration.config.spec import load_spec
+from orchestration.looking.points import POINTS_MAX, Point
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
+from state_runtime.snapshot.term_files import RunStatus
 
 SECRET = "s3cr3t-sentinel-7f1e"
 
@@ -52,7 +54,7 @@ def manifest(progress: Progress | None) -> Manifest:
 def specs(tmp_path: Path, job: str) -> tuple[dg.AssetSpec, dg.AssetSpec]:
     file = tmp_path / "stillstate.yaml"
     file.write_text(f"version: 1\njobs:\n  plane-delays: {{entry_point: 'a.b:c', store: 's3://bucket/x'{job}}}\n")
-    return job_asset_specs(load_spec(file).job("plane-delays"))
+    return job_asset_specs(Mount(), load_spec(file).job("plane-delays"))
 
 
 def test_checkpoints_follow_the_stream(tmp_path: Path) -> None:
@@ -84,72 +86,122 @@ def test_no_secret_reaches_a_spec(tmp_path: Path) -> None:
 def test_every_job_of_a_file_has_its_assets(tmp_path: Path) -> None:
     file = tmp_path / "stillstate.yaml"
     file.write_text("version: 1\ndefaults: {entry_point: 'a:b', store: x}\njobs: {a: {}, b: {}}\n")
-    assert len(build_asset_specs(load_spec(file).jobs.values())) == 4
+    assert len(build_asset_specs(Mount(), load_spec(file).jobs.values())) == 4
 
 
-def test_checkpoint_metadata_is_numbers_with_units() -> None:
-    progress = Progress(
-        snapshot_id=12,
-        batch_id=9,
-        input_rows=1000,
-        rows_per_s=5000.5,
-        state_rows=77,
-        duration_ms=1500.0,
-        checkpoint_ms=20.0,
-        phases_ms={"plan": 5.0},
-        segment_bytes=111,
+def points(*durations_ms: float, at_ms: int = 1_357_000_000_000) -> tuple[Point, ...]:
+    """Snapshots up to 12, one a second."""
+    one = Point.of(manifest(Progress(snapshot_id=12, input_rows=1000, segment_bytes=111, checkpoint_ms=20.0)))
+    first = one.snapshot_id - len(durations_ms) + 1
+    return tuple(
+        dataclasses.replace(
+            one,
+            snapshot_id=first + n,
+            at_ms=at_ms - 1000 * (len(durations_ms) - 1 - n),
+            progress=dataclasses.replace(one.progress, snapshot_id=first + n, duration_ms=ms),  # type: ignore[type-var]
+        )
+        for n, ms in enumerate(durations_ms)
     )
-    metadata = checkpoint_metadata(manifest(progress))
-    assert all(type(value) in (dg.IntMetadataValue, dg.FloatMetadataValue) for value in metadata.values())
-    values = {name: entry.value for name, entry in metadata.items()}
-    assert values["duration_s"] == 1.5
-    assert values["checkpoint_s"] == 0.02
-    assert values["phase_plan_s"] == 0.005
-    assert (values["batch_id"], values["input_rows"], values["state_rows"]) == (9, 1000, 77)
-    assert (values["log_bytes"], values["log_segments"], values["table_bytes"]) == (111, 1, 0)
 
 
-def test_names_are_the_same_with_and_without_progress() -> None:
+def event(newest: tuple[Point, ...], after: int) -> dg.AssetMaterialization:
+    head = manifest(newest[-1].progress)
+    return checkpoint_materialization(
+        Mount().checkpoints("plane-delays"), "root-uid", head, newest, after=after, why="interval"
+    )
+
+
+def plots(shown: dg.AssetMaterialization) -> dict[str, float]:
+    kinds = (dg.IntMetadataValue, dg.FloatMetadataValue)
+    return {name: value.value for name, value in shown.metadata.items() if isinstance(value, kinds)}  # type: ignore[misc]
+
+
+def test_an_interval_is_its_newest_snapshot_and_what_happened_meanwhile() -> None:
+    shown = plots(event(points(9000.0, 100.0, 200.0, 300.0, 400.0), after=8))
+    assert (shown["interval_checkpoints"], shown["interval_input_rows"], shown["interval_log_bytes"]) == (4, 4000, 444)
+    assert (shown["epoch_p50_s"], shown["epoch_p99_s"], shown["epoch_max_s"]) == (0.3, 0.4, 0.4)
+    assert (shown["checkpoint_s"], shown["log_bytes"]) == (0.02, 111)
+    assert shown["interval_rows_per_s"] == 4000.0
+
+
+def test_what_was_not_read_of_an_interval_is_an_estimate_and_is_said_to_be_one() -> None:
+    shown = event(points(*[100.0] * POINTS_MAX), after=12 - 300)
+    assert plots(shown)["interval_checkpoints"] == 300
+    assert plots(shown)["interval_input_rows"] == 300_000
+    assert f"numbers from the newest {POINTS_MAX} of them" in (shown.description or "")
+
+
+def test_the_page_has_twelve_plots_that_end_in_their_units() -> None:
     """A plot follows its name; a missing one would be a hole."""
-    assert set(checkpoint_metadata(manifest(None))) == set(checkpoint_metadata(manifest(Progress())))
+    names = list(plots(event(points(1.0), after=11)))
+    assert names == sorted(names)
+    assert len(names) == 12
+    assert all(name.endswith(("_s", "_bytes", "_rows", "_checkpoints")) for name in names)
+    empty = dataclasses.replace(points(1.0)[0], progress=None)
+    assert list(plots(event((empty,), after=11))) == names
 
 
-def test_the_data_version_is_the_snapshot_id() -> None:
-    event = checkpoint_materialization("plane-delays", manifest(Progress()))
-    assert event.asset_key == dg.AssetKey(["plane-delays", "checkpoints"])
-    assert event.tags == {"dagster/data_version": "12", "stillstate/term": "3"}
-    run = run_materialization("plane-delays", manifest(None))
+def test_what_stands_still_or_is_text_is_in_tables_of_bounded_size() -> None:
+    newest = points(*[100.0] * POINTS_MAX)
+    metadata = event(newest, after=1).metadata
+    tables = {name: value for name, value in metadata.items() if isinstance(value, dg.MarkdownMetadataValue)}
+    assert set(tables) == {"checkpoints", "operators", "phases"}
+    _, _, *rows = (tables["checkpoints"].value or "").splitlines()
+    assert len(rows) == POINTS_MAX
+    assert rows[0].split("|")[1:5:2] == ["12", "checkpoint"]
+    assert rows[0].split("|")[4] == "0.1"
+
+
+def test_the_data_version_is_the_snapshot_s_id_and_of_a_run_its_term() -> None:
+    shown = event(points(1.0), after=11)
+    assert shown.asset_key == dg.AssetKey(["plane-delays", "checkpoints"])
+    assert shown.tags == {
+        "dagster/data_version": "12",
+        "stillstate/term": "3",
+        "stillstate/root": "root-uid",
+        "stillstate/shape": "1-4-tables-open",
+    }
+    run = run_materialization(Mount().stream("plane-delays"), "root-uid", points(1.0)[0])
     assert run.asset_key == dg.AssetKey(["plane-delays", "stream"])
+    assert run.tags["dagster/data_version"] == "3"
     assert run.metadata["term"].value == 3
+
+
+def test_a_run_says_what_it_goes_on_from_and_why_it_was_started() -> None:
+    (point,) = points(1.0)
+    status = RunStatus(
+        term=3, run_uid="u", state="running", at_ms=1, started_at_ms=1, heartbeat_interval_s=2.0, pid=7, host="h",
+        cause="recovery of term 2",
+    )  # fmt: skip
+    run = run_materialization(Mount().stream("plane-delays"), "root-uid", point, status)
+    assert "goes on from snapshot 11" in str(run.description)
+    assert run.metadata["restored_from"].value == 11
+    assert (run.metadata["cause"].value, run.metadata["process"].value) == ("recovery of term 2", "7 on h")
+    newer = dataclasses.replace(status, term=4)
+    assert "cause" not in run_materialization(Mount().stream("plane-delays"), "root-uid", point, newer).metadata
+
+
+def test_a_run_that_went_back_goes_on_from_where_it_went_back_to() -> None:
+    gone_back = dataclasses.replace(manifest(None), snapshot_id=12, abandoned=((3, 4), (8, 11)))
+    assert Point.of(gone_back).restored_from == 7
 
 
 def test_event_time_shows_as_a_lag_that_has_no_holes() -> None:
     """A plot of the watermark itself is a straight line; what matters is how far it is behind."""
-    behind = Progress(snapshot_id=1, timestamp_ms=100_000, watermark_ms=70_000, late_rows=3)
-    shown = checkpoint_metadata(manifest(None), behind)
-    assert (shown["watermark_lag_s"].value, shown["late_rows"].value) == (30.0, 3)
-    assert (
-        checkpoint_metadata(manifest(None), Progress(snapshot_id=1, timestamp_ms=100_000))["watermark_lag_s"].value
-        == 0.0
-    )
+    (one,) = points(1.0)
+    behind = Progress(snapshot_id=12, timestamp_ms=100_000, watermark_ms=70_000)
+    assert IntervalNumbers.of([dataclasses.replace(one, progress=behind)], 1).lag_s == 30.0
+    assert IntervalNumbers.of([one], 1).lag_s == 0.0
 
 
 def test_the_fields_of_a_set_are_its_keys_and_their_types_are_dagster_s() -> None:
     """A plot that was an integer once stays one, also when the number happens to be whole."""
-    metadata = numbers_metadata(CheckpointNumbers.of(manifest(None), Progress(snapshot_id=12)))
+    metadata = numbers_metadata(IntervalNumbers.of(points(1.0), 1))
     kinds = {"int": dg.IntMetadataValue, "float": dg.FloatMetadataValue}
     assert {name: type(value) for name, value in metadata.items()} == {
-        f.name: kinds[str(f.type)] for f in dataclasses.fields(CheckpointNumbers)
+        f.name: kinds[str(f.type)] for f in dataclasses.fields(IntervalNumbers)
     }
-    run = numbers_metadata(RunNumbers.of(manifest(None)))
-    assert list(run) == ["term", "snapshot_id", "operators", "log_bytes", "table_bytes", "restore_bytes"]
-
-
-def test_the_keys_of_plots_that_exist_stay() -> None:
-    assert set(checkpoint_metadata(manifest(None))) == {
-        *("snapshot_id", "term", "batch_id", "duration_s", "checkpoint_s", "input_rows", "output_rows", "changed_rows"),
-        *("rows_per_s", "state_rows", "segment_bytes", "output_bytes", "log_bytes", "log_segments", "table_bytes"),
-        *("parallelism", "local_restores", "primary_restores", "stale_restores", "moved_shards", "restore_s"),
-        *("restored_bytes", "local_failures", "epoch", "epochs", "uploads", "upload_attempts", "upload_wait_s"),
-        *("late_rows", "watermark_lag_s"),
-    }
+    run = numbers_metadata(RunNumbers.of(points(1.0)[0]))
+    assert list(run) == [
+        "term", "snapshot_id", "restored_from", "operators", "log_bytes", "table_bytes", "restore_bytes",
+    ]  # fmt: skip

@@ -65,6 +65,10 @@ class Driver:
         """What it logged, at level INFO."""
         return (self._root / "driver.log").read_text().splitlines()
 
+    def moves(self) -> list[str]:
+        """What it logged of seats, lost executors and restores: for the message of a failure."""
+        return [line for line in self.log() if "seats" in line or "was lost" in line or "restored from" in line]
+
     def stop(self) -> None:
         """Stop it and wait for a good end."""
         self.process.communicate("stop\n", timeout=_TIMEOUT_S)

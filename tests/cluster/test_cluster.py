@@ -17,7 +17,7 @@ from .standalone import Standalone
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 PER_HOST = SHARDS // HOSTS
 ALL_HOSTS = f"spark.cores.max={HOSTS}"
-EPOCHS_TO_RECOVER_MAX = 30
+EPOCHS_TO_RECOVER_MAX = 80
 
 
 def restored(numbers: dict[str, Any]) -> dict[str, int]:
@@ -30,7 +30,8 @@ def test_a_killed_executor_moves_only_its_own_shards_and_they_come_back(
     """One of three executors dies by SIGKILL, another one in the middle of an epoch.
 
     The keys of the others never leave them. Its shards are rebuilt from the primary store elsewhere, and once the host has an
-    executor again, from its old copies and the changelog since.
+    executor again, from its old copies and the changelog since. If both of its shards went to one of the two others, one of
+    them moves on before that: they are evened out.
     """
     driver = start_driver(cluster.url, ALL_HOSTS)
     steady = [driver.epoch() for _ in range(3)]
@@ -45,10 +46,11 @@ def test_a_killed_executor_moves_only_its_own_shards_and_they_come_back(
     back = hit
     for _ in range(EPOCHS_TO_RECOVER_MAX):
         back = driver.epoch()
-        if back["moved_shards"]:
+        if back["stale_restores"]:
             break
-    assert back["moved_shards"] == PER_HOST, "as soon as the host has an executor again"
-    assert restored(back) == {"local": 0, "stale": PER_HOST, "primary": 0}
+        assert back["moved_shards"] <= PER_HOST // 2
+    assert back["moved_shards"] == PER_HOST, f"all as soon as the host has an executor again: {driver.moves()}"
+    assert restored(back) == {"local": 0, "stale": PER_HOST, "primary": 0}, driver.moves()
     recovered = back["epoch"]
 
     driver.give()

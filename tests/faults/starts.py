@@ -77,7 +77,7 @@ class World:
         job: str,
         shop: Shop,
         start: StartFrom | None = None,
-        from_snapshot: int | None = None,
+        from_snapshot: int | str | None = None,
         on_copy: Callable[[CopyProgress], None] | None = None,
     ) -> Beginning:
         return Beginning(
@@ -102,7 +102,7 @@ class World:
         until: int,
         start: StartFrom | None = None,
         *,
-        from_snapshot: int | None = None,
+        from_snapshot: int | str | None = None,
         on_copy: Callable[[CopyProgress], None] | None = None,
         batches: Batches = BATCHES,
         take_output: bool = False,

@@ -817,7 +817,7 @@ def test_a_copied_root_runs_and_is_started_from(
     world.check("copy", ours, 8, [*BATCHES[:4], *other])
     world.run("child", ours, 8, ours.start("copy"), batches=[*BATCHES[:4], *other])
     world.check("child", ours, 8, [*BATCHES[:4], *other])
-    hosts = {p.name for p in (world.folder / "host" / "state").iterdir()}
+    hosts = {p.name for p in (world.folder / "host" / "state").iterdir() if p.is_dir()}
     world.check("twin", theirs, 8)
     assert len(hosts) == 3, "each root has local copies of its own on a host"
 
@@ -886,6 +886,30 @@ def test_a_copy_of_a_live_root_goes_on_from_its_newest_whole_snapshot(
     shutil.move(copied, copies.url + "/moved")
     with pytest.raises(MissingFile, match=r"no snapshot in .* is whole"):
         world.beginning("moved", copies).look()
+
+
+def test_a_job_that_is_to_begin_with_a_copy_of_a_live_root_is_told_which_snapshot_is_whole(
+    world: World, local: Shop, tmp_path: Path
+) -> None:
+    """Before job.json says what it begins with: the same start goes on with the snapshot that the message names."""
+    grown(world, local, "job")
+    whole = world.newest("job", local).snapshot_id
+    copied = tmp_path / "copies" / "job"
+    shutil.copytree(Path(local.url) / "job", copied)
+    world.run("job", local, 6)
+    shutil.rmtree(copied / "snapshots")
+    shutil.copytree(Path(local.url) / "job" / "snapshots", copied / "snapshots")
+    copies = Shop(str(tmp_path / "copies"))
+    # The next run's fencing snapshot has the same content, and needs nothing else.
+    with pytest.raises(MissingFile, match=rf"taken while the job ran: try `@{whole + 1}`"):
+        world.open(world.beginning("new", local, copies.start("job")))
+    assert read_job_info(local.root("new")) is None, "nothing was written"
+    world.open(world.beginning("new", local, copies.start("job", snapshot_id=whole + 1)))
+    assert world.newest("new", local).snapshot_id > 0
+    shutil.rmtree(copied / "changelog")
+    shutil.rmtree(copied / "tables", ignore_errors=True)
+    with pytest.raises(MissingFile, match="no other one there is whole either"):
+        world.open(world.beginning("newer", local, copies.start("job")))
 
 
 def test_files_of_two_roots_in_one_folder_are_refused(world: World, local: Shop) -> None:

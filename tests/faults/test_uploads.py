@@ -13,6 +13,7 @@ from model import ALL_HASHES, ALL_KEYS, OPERATOR, STATE, CountingIds, DictStore,
 
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StoreRefused, StoreUnavailable
+from state_runtime.base.limits import GIB, KIB, MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.segment import decode_part
@@ -402,3 +403,21 @@ def test_compression_is_what_the_setting_says() -> None:
     assert sizes["zstd"] < sizes["none"]
     assert sizes["lz4"] < sizes["none"]
     assert sizes["zstd"] != sizes["lz4"]
+
+
+def test_the_settings_of_a_job_are_its_upload_policy() -> None:
+    """A thin line and a slow store are the user's to describe; a shard of 1 GiB has the time that it needs."""
+    settings = JobSettings(
+        upload_timeout_s=2,
+        upload_attempts_max=4,
+        upload_in_flight_bytes_max=MIB,
+        upload_deadline_s=300,
+        upload_bytes_per_s=64 * KIB,
+    )
+    policy = UploadPolicy.of(settings)
+    assert policy == UploadPolicy(
+        timeout_s=2, attempts_max=4, in_flight_bytes_max=MIB, deadline_s=300, bytes_per_s=64 * KIB
+    )
+    assert policy.upload_s(0) == 300
+    assert policy.upload_s(GIB) == 4 * (2 + GIB / (64 * KIB))
+    assert UploadPolicy.of(JobSettings()) == UploadPolicy()

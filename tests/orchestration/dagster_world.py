@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 from job_roots import FakeClock, JobRoot
 
+from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.definitions import build_definitions
-from orchestration.launchers import Launched, Launcher
+from orchestration.launchers import FirstCheckpoint, LastWords, Launched, Launcher, LaunchFailed
+from orchestration.looking.lookout import Lookout
 from orchestration.resources import StillstateResource
 from state_runtime.base.clock import Clock
 
@@ -22,6 +25,11 @@ class FakeLauncher:
         self.root = root
         self.starts: list[bool] = []
         self.ended: list[int] = []
+        self.begins: list[int | str | None] = []
+        self.causes: list[str] = []
+        self.outcome: FirstCheckpoint | LaunchFailed = FirstCheckpoint(snapshot_id=7, how="checkpoint 7")
+        self.before_term = False
+        self.words: LastWords | None = None
 
     def start(
         self,
@@ -30,14 +38,29 @@ class FakeLauncher:
         until_idle: bool = False,
         allow_dropped_state: bool = False,
         allow_drained: bool = False,
+        take_output: bool = False,
+        begin: BeginAt = NEWEST,
+        cause: str = "",
     ) -> Launched:
         assert self.root is not None
         self.starts.append(takeover)
+        self.begins.append(begin.from_snapshot)
+        self.causes.append(cause)
+        if isinstance(self.outcome, LaunchFailed) and self.before_term:
+            raise self.outcome
         term = self.root.start()
         return Launched(job=self.root.name, term=term, state="running", pid=7, host="h", log="/logs/x.log")
 
     def stop(self) -> Any:
         raise AssertionError("nobody asked for a stop")
+
+    def wait_for_checkpoint(self, launched: Launched, timeout_s: float) -> FirstCheckpoint:
+        if isinstance(self.outcome, LaunchFailed):
+            raise self.outcome
+        return self.outcome
+
+    def last_words(self, status: Any) -> LastWords | None:
+        return self.words
 
     def is_alive(self, status: Any) -> Any:
         return "dead"
@@ -52,15 +75,23 @@ class World:
 
     def __init__(self, config: Path, clock: FakeClock, instance: dg.DagsterInstance) -> None:
         launchers: dict[str, FakeLauncher] = {}
+        polls: list[Callable[[float], object]] = []
 
         class TestResource(StillstateResource):
             def clock(self) -> Clock:
                 return clock
 
+            def poll(self) -> Callable[[float], object] | None:
+                return polls[-1] if polls else None
+
+            def lookout(self) -> Lookout:
+                return Lookout(share_s=0.0)  # a test looks twice at one moment of its clock
+
             def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
                 return launchers.setdefault(job.name, FakeLauncher())
 
         self.launchers = launchers
+        self.polls = polls
         self.instance = instance
         self.clock = clock
         self.resource = TestResource(config_file=str(config))

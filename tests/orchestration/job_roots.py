@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import Progress
@@ -118,8 +119,10 @@ class JobRoot:
         self.beat(state)
         return self.committer.term.term
 
-    def beat(self, state: RunState = "running", message: str = "", restoring: tuple[int, int] = (0, 0)) -> None:
-        """A heartbeat now."""
+    def beat(
+        self, state: RunState = "running", message: str = "", restoring: tuple[int, int] = (0, 0), **more: Any
+    ) -> None:
+        """A heartbeat now; `more` are other fields of it."""
         assert self.committer is not None
         term = self.committer.term
         write_status(
@@ -137,13 +140,14 @@ class JobRoot:
                 message=message,
                 restored=restoring[0],
                 restoring=restoring[1],
+                **more,
             ),
         )
 
-    def checkpoint(self, rows: int = 100) -> Manifest:
-        """One more checkpoint."""
+    def checkpoint(self, rows: int = 100, **more: Any) -> Manifest:
+        """One more checkpoint; `more` are fields of the manifest."""
         assert self.committer is not None
-        draft = checkpoint_of(self.committer.last, rows)
+        draft = replace(checkpoint_of(self.committer.last, rows), **more)
         newest = draft.segments[-1]
         self.catalog.root.put(newest.path, b"x" * newest.bytes)
         return self.committer.commit(draft)

@@ -19,6 +19,7 @@ from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopp
 from state_runtime.base.errors import JobAlreadyRunning
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
+COMMANDS += ["migrate", "rescale"]
 
 
 def call(*arguments: str) -> Result:
@@ -51,6 +52,10 @@ def test_jobs_shows_what_runs(write_config: Callable[..., Path], flights: JobRoo
     assert rows["flights"]["term"] == 1
     assert rows["flights"]["last_snapshot_id"] == 2
     assert rows["flights"]["rows_per_s"] == 200
+    assert (rows["flights"]["parallelism"], rows["trains"]["parallelism"]) == (4, None), "of the newest snapshot"
+    flights.beat(parallelism=6)
+    rows = {row["job"]: row for row in json.loads(call("jobs", "--json", "-c", config).stdout)}
+    assert rows["flights"]["parallelism"] == 6, "of the run"
     table = call("jobs", "-c", config)
     assert table.exit_code == 0
     assert "never-started" in table.stdout

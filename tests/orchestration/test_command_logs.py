@@ -44,6 +44,8 @@ def says(write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
             RUNTIME.info("shard 3: restored from stale local")
             RUNTIME.warning("the fold failed with %s", SECRET)
             logging.getLogger("py4j.clientserver").error("There was an exception", exc_info=ValueError("of py4j"))
+            file, said = "/lib/py4j/java_gateway.py", "the gateway, in the root logger's name: of py4j"
+            logging.getLogger().handle(logging.LogRecord("root", logging.ERROR, file, 1, said, (), None))
             try:
                 raise KeyError("inner")
             except KeyError:

@@ -14,7 +14,8 @@ import pytest
 from job_roots import SECRET
 from pydantic import ValidationError
 
-from orchestration.config.sections import SECTIONS, is_cron
+from orchestration.config.schedules import is_cron
+from orchestration.config.sections import SECTIONS
 from orchestration.config.spec import (
     AvailableNow,
     JobSpec,
@@ -325,11 +326,13 @@ EVERY_SETTING = """
     compression: zstd
     placement: off
     checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6,
-      tolerable_failures: 7}
-    upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000}
-    local_recovery: {enabled: false, bytes_max: 10}
-    materialization: {by: nobody, interval_s: 11, min_bytes: 12, ratio: 13, max_segments: 14, replay_s: 15}
+      tolerable_failures: 7, drain_epochs_max: 18}
+    upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000, deadline_s: 19, bytes_per_s: 200000}
+    local_recovery: {enabled: false, bytes_max: 10, copies_max: 21}
+    materialization: {by: nobody, interval_s: 11, min_bytes: 12, ratio: 13, max_segments: 14, replay_s: 15,
+      cells_max: 22, cell_bytes_max: 230000000}
     retention: {retained_checkpoints: 16, keep_last: 17}
+    recovery: {stall_timeout_s: 18}
 """
 
 
@@ -353,6 +356,12 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         upload_timeout_s=7,
         upload_attempts_max=8,
         upload_in_flight_bytes_max=9000000,
+        upload_deadline_s=19,
+        upload_bytes_per_s=200000,
+        drain_epochs_max=18,
+        local_copies_max=21,
+        materialize_cells_max=22,
+        materialize_cell_bytes_max=230000000,
         local_recovery=False,
         local_bytes_max=10,
         materialize=False,
@@ -363,6 +372,7 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         materialize_replay_s=15,
         retained_checkpoints=16,
         retention=RetentionPolicy(keep_last=17),
+        stall_timeout_s=18,
     )
     engines_own = {"runs_max", "output_rows_per_batch"}  # for its tests and benchmarks
     same = {f.name for f in fields(JobSettings) if getattr(given, f.name) == getattr(JobSettings(), f.name)}
@@ -441,3 +451,12 @@ def test_cron_lines_that_dagster_takes(line: str) -> None:
 )
 def test_cron_lines_that_nobody_can_mean(line: str) -> None:
     assert not is_cron(line)
+
+
+def test_observation_stands_beside_the_jobs_and_is_checked(write_config: Callable[..., Path]) -> None:
+    text = "version: 1\nobservation: {{{}}}\njobs: {{a: {{entry_point: 'a:b', store: x}}}}\n"
+    assert load_spec(write_config(text=text.format("interval_s: 0"))).observation.interval_s == 0
+    with pytest.raises(InvalidConfiguration, match=r"tick_budget_s = 9 is under twice the timeout_s = 5"):
+        load_spec(write_config(text=text.format("tick_budget_s: 9")))
+    with pytest.raises(InvalidConfiguration, match=r"did you mean `interval_s`"):
+        load_spec(write_config(text=text.format("intervals_s: 4")))

@@ -40,8 +40,8 @@ def test_the_code_location_loads_without_spark(write_config: Callable[..., Path]
         str(write_config("flights", "plane-delays")),
     )
     assert done.returncode == 0, done.stderr
-    assert "'recover_plane_delays', 'start_flights', 'start_plane_delays'" in done.stdout
-    assert "'materialize_flights', 'materialize_plane_delays'" in done.stdout
+    for action in ("start", "stop", "recover", "materialize", "savepoint", "retain", "collect", "verify", "drill"):
+        assert f"'{action}_flights', '{action}_plane_delays'" in done.stdout
     assert done.stdout.strip().endswith("[]")
 
 
@@ -56,14 +56,18 @@ def test_definitions_hold_assets_jobs_and_running_sensors(write_config: Callable
     defs = build_definitions(load_spec(write_config("flights", "plane-delays")))
     dg.Definitions.validate_loadable(defs)
     keys = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
-    assert keys == {
-        "flights/stream",
-        "flights/checkpoints",
-        "flights/materialized_state",
-        "plane-delays/stream",
-        "plane-delays/checkpoints",
-        "plane-delays/materialized_state",
-    }
+    of_a_job = (
+        "stream",
+        "checkpoints",
+        "materialized_state",
+        "savepoints",
+        "retained_snapshots",
+        "deleted_snapshots",
+        "garbage",
+        "collected_garbage",
+    )
+    of_jobs = {f"{job}/{thing}" for job in ("flights", "plane-delays") for thing in of_a_job}
+    assert keys == {"stillstate/overview", *of_jobs}
     for name in ("stillstate_progress", "stillstate_recovery"):
         sensor = defs.resolve_sensor_def(name)
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
@@ -86,14 +90,17 @@ def test_no_secret_reaches_the_definitions(write_config: Callable[..., Path]) ->
 def test_workspace_and_instance_files_are_what_dagster_reads(tmp_path: Path, write_config: Callable[..., Path]) -> None:
     workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
     assert workspace["load_from"][0]["python_module"]["module_name"] == "orchestration.definitions"
-    (tmp_path / "dagster.yaml").write_text((PROJECT / "dagster.yaml").read_text())
+    (tmp_path / "dagster.yaml").write_text(
+        (PROJECT / "orchestration" / "starter" / "files" / "dagster.yaml").read_text()
+    )
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert instance.telemetry_enabled is False
         limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
         assert limits == [
             {"key": key, "value": {"applyLimitPerUniqueValue": True}, "limit": 1}
-            for key in ("stillstate/job", "stillstate/materialize")
-        ]
+            for key in ("stillstate/job", "stillstate/materialize", "stillstate/upkeep", "stillstate/savepoint")
+        ] + [{"key": "stillstate/slots", "value": "upkeep", "limit": 8}]
+        assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs > 8, "slots stay for recoveries"
         assert instance.run_monitoring_enabled is True
         assert instance.run_retries_enabled is False
 

@@ -67,6 +67,18 @@ def test_a_log_that_has_grown_gets_one_run(world: Callable[..., World], grown: J
         assert requests(here) == []
 
 
+def test_where_streams_share_a_job_the_request_names_the_stream_and_its_asset_and_no_check(
+    world: Callable[..., World], grown: JobRoot
+) -> None:
+    here = world("flights", "trains", extra=BY_DAGSTER, house="dagster: {jobs: shared}")
+    (request,) = requests(here)
+    assert (request.job_name, request.run_key) == ("materialize", "flights:materialize:0:1")
+    assert request.tags["stillstate/materialize"] == "flights"
+    assert request.run_config == {"ops": {"materialize_stream": {"config": {"stream": "flights"}}}}
+    assert request.asset_selection == [dg.AssetKey(["flights", "materialized_state"])]
+    assert request.asset_check_keys == [], "of none given Dagster would make all"
+
+
 @pytest.mark.parametrize("by", ["driver", "nobody"])
 def test_nobody_but_dagster_s_own_jobs_get_a_run(world: Callable[..., World], grown: JobRoot, by: str) -> None:
     assert requests(world(extra=f"materialization: {{by: {by}, min_bytes: 1000}}")) == []
@@ -242,8 +254,7 @@ def test_the_check_can_be_run_by_hand(world: Callable[..., World], grown: JobRoo
     here = world()
     for _ in range(3):
         fail(grown)
-    (check,) = here.defs.resolve_asset_graph().asset_check_keys
-    assert check.name == "materializations_succeed"
+    (check,) = (c for c in here.defs.resolve_asset_graph().asset_check_keys if c.name == "materializations_succeed")
     done = (
         here.defs.resolve_implicit_global_asset_job_def()
         .get_subset(asset_selection=set(), asset_check_selection={check})
@@ -275,23 +286,24 @@ def test_the_cursor_is_small_versioned_json_and_another_starts_anew(
     here.tick(SENSOR)
     data = json.loads(here.cursors[SENSOR] or "")
     assert data["version"] == 1
-    assert read_fold_cursor(here.cursors[SENSOR])["flights"].record_id == 1
+    assert read_fold_cursor(here.cursors[SENSOR])[0]["flights"].record_id == 1
     for text in ("", "x", "[]", '{"version": 2, "jobs": {}}', '{"version": 1, "jobs": {"flights": [1]}}'):
-        assert read_fold_cursor(text) == {}
+        assert read_fold_cursor(text) == ({}, "")
     trap = json.dumps({"version": 1, "jobs": {"gone": ["u", 1, 0]}})
     here.cursors[SENSOR] = trap
     here.tick(SENSOR)
-    assert set(read_fold_cursor(here.cursors[SENSOR])) == {"flights"}
+    assert set(read_fold_cursor(here.cursors[SENSOR])[0]) == {"flights"}
 
 
 # --- definitions ---------------------------------------------------------------------------------------------------
 
 
 def test_a_schedule_exists_where_one_is_configured(write_config: Callable[..., Path]) -> None:
-    plain = build_definitions(load_spec(write_config()))
-    assert not list(plain.schedules or [])
+    plain = build_definitions(load_spec(write_config())).get_repository_def().schedule_defs
+    assert not [schedule for schedule in plain if schedule.name.startswith("materialize_")]
     config = write_config("plane-delays", extra="materialization: {by: dagster, schedule: '0 3 * * *'}")
-    (schedule,) = build_definitions(load_spec(config)).get_repository_def().schedule_defs
+    all_of_them = build_definitions(load_spec(config)).get_repository_def().schedule_defs
+    (schedule,) = (schedule for schedule in all_of_them if schedule.name.startswith("materialize_"))
     assert schedule.cron_schedule == "0 3 * * *"
     assert schedule.job_name == "materialize_plane_delays"
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING

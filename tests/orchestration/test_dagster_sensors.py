@@ -1,203 +1,20 @@
-"""The two sensors, on job roots that state_runtime itself wrote."""
+"""The recovery sensor, on job roots that state_runtime itself wrote."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
 from dagster_world import FakeLauncher, World
-from job_roots import SECRET, FakeClock, JobRoot
+from job_roots import FakeClock, JobRoot
 
 from orchestration.jobs.past_runs import past_runs
-from orchestration.sensors.progress import (
-    CURSOR_VERSION,
-    HISTORY_MAX,
-    MANIFESTS_PER_TICK_MAX,
-    JobCursor,
-    read_cursor,
-    read_progress,
-)
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.term_files import RunState
-
-
-def keys(result: dg.SensorResult) -> list[tuple[str, str]]:
-    return [(event.asset_key.to_user_string(), event.tags["dagster/data_version"]) for event in result.asset_events]
-
-
-# -- progress ---------------------------------------------------------------------------------------------------
-
-
-def test_every_checkpoint_is_published_once_with_its_snapshot_id(world: Callable[..., World], flights: JobRoot) -> None:
-    here = world()
-    flights.start()
-    flights.checkpoint()
-    flights.checkpoint()
-    first = here.tick("stillstate_progress")
-    assert keys(first) == [("flights/stream", "1"), ("flights/checkpoints", "2"), ("flights/checkpoints", "3")]
-    again = here.tick("stillstate_progress")
-    assert keys(again) == []
-    assert again.skip_reason is not None
-    flights.checkpoint()
-    assert keys(here.tick("stillstate_progress")) == [("flights/checkpoints", "4")]
-
-
-def test_the_cursor_is_small_versioned_json(world: Callable[..., World], flights: JobRoot) -> None:
-    here = world()
-    flights.start()
-    flights.checkpoint()
-    here.tick("stillstate_progress")
-    data = json.loads(here.cursor or "")
-    assert data["version"] == CURSOR_VERSION
-    assert data["jobs"]["flights"][1] == 2
-    assert read_cursor(here.cursor)["flights"].snapshot_id == 2
-
-
-@pytest.mark.parametrize(
-    "text", [None, "", "garbage", "[]", '{"version": 99, "jobs": {}}', '{"version":1,"jobs":{"a":5}}', "null"]
-)
-def test_a_cursor_that_is_not_understood_starts_again(text: str | None) -> None:
-    """Publishing twice is harmless, publishing nothing is not."""
-    assert read_cursor(text) == {}
-
-
-def test_jobs_that_never_started_are_no_problem(world: Callable[..., World]) -> None:
-    result = world("flights", "trains").tick("stillstate_progress")
-    assert result.skip_reason is not None
-    assert "no new snapshots" in str(result.skip_reason.skip_message)
-
-
-def test_a_damaged_manifest_of_one_job_does_not_hide_the_others(
-    world: Callable[..., World], flights: JobRoot, tmp_path: Path, clock: FakeClock
-) -> None:
-    here = world("flights", "trains")
-    flights.start()
-    flights.checkpoint()
-    flights.damage(2)
-    trains = JobRoot(tmp_path / "state", "trains", clock)
-    trains.start()
-    trains.checkpoint()
-    result = here.tick("stillstate_progress")
-    assert ("trains/checkpoints", "2") in keys(result)
-    assert ("flights/checkpoints", "2") not in keys(result)
-    assert result.skip_reason is not None
-    assert "flights" in str(result.skip_reason.skip_message)
-    assert "damaged" in str(result.skip_reason.skip_message)
-
-
-def test_a_damaged_newest_manifest_is_said_on_every_tick_until_it_is_repaired(
-    world: Callable[..., World], flights: JobRoot
-) -> None:
-    here = world()
-    flights.start()
-    flights.checkpoint()
-    file = flights.store_path / "flights" / "snapshots" / f"{2:020d}" / "manifest.json"
-    whole = file.read_bytes()
-    flights.damage(2)
-    for _ in range(2):
-        result = here.tick("stillstate_progress")
-        assert result.skip_reason is not None
-        assert "damaged" in str(result.skip_reason.skip_message)
-    file.write_bytes(whole)
-    assert keys(here.tick("stillstate_progress")) == [("flights/checkpoints", "2")]
-
-
-def test_a_damaged_manifest_below_newer_ones_is_passed(world: Callable[..., World], flights: JobRoot) -> None:
-    here = world()
-    flights.start()
-    for _ in range(3):
-        flights.checkpoint()
-    flights.damage(2)
-    result = here.tick("stillstate_progress")
-    assert [version for _, version in keys(result)] == ["1", "3", "4"]
-    assert here.tick("stillstate_progress").asset_events == []
-
-
-def test_a_folder_whose_manifest_is_on_its_way_is_waited_for(world: Callable[..., World], flights: JobRoot) -> None:
-    here = world()
-    flights.start()
-    folder = flights.store_path / "flights" / "snapshots" / f"{2:020d}"
-    folder.mkdir()
-    assert keys(here.tick("stillstate_progress")) == [("flights/stream", "1")]
-    flights.checkpoint()
-    assert keys(here.tick("stillstate_progress")) == [("flights/checkpoints", "2")]
-
-
-def test_a_job_root_that_was_made_anew_starts_from_its_first_snapshot(
-    world: Callable[..., World], flights: JobRoot, tmp_path: Path, clock: FakeClock
-) -> None:
-    """Its ids begin again, below those of the root that was removed."""
-    here = world()
-    flights.start()
-    for _ in range(3):
-        flights.checkpoint()
-    here.tick("stillstate_progress")
-    (tmp_path / "state").rename(tmp_path / "old")
-    fresh = JobRoot(tmp_path / "state", "flights", clock)
-    fresh.start()
-    fresh.checkpoint()
-    assert keys(here.tick("stillstate_progress")) == [("flights/stream", "1"), ("flights/checkpoints", "2")]
-
-
-class CountingCatalog:
-    """Counts manifests read, over a job with many snapshots."""
-
-    def __init__(self, root: JobRoot, count: int) -> None:
-        self.count, self.read, self.one = count, 0, root.catalog.manifest(1)
-        self.uid = root.catalog.job_info()
-
-    def job_info(self) -> Any:
-        return self.uid
-
-    def snapshot_ids(self, after: int = 0) -> list[int]:
-        return list(range(after + 1, self.count + 1))
-
-    def manifest(self, snapshot_id: int) -> Any:
-        self.read += 1
-        return self.one
-
-
-def test_a_tick_reads_a_bounded_number_of_manifests(flights: JobRoot) -> None:
-    flights.start()
-    catalog = CountingCatalog(flights, 10_000)
-    tick = read_progress({"flights": catalog}, {})  # type: ignore[dict-item]
-    assert catalog.read == MANIFESTS_PER_TICK_MAX
-    assert tick.cursors["flights"].snapshot_id == 10_000 - HISTORY_MAX + MANIFESTS_PER_TICK_MAX
-    known = {"flights": JobCursor(catalog.uid.uid, 10)}
-    assert read_progress({"flights": catalog}, known).cursors["flights"].snapshot_id == 10 + MANIFESTS_PER_TICK_MAX  # type: ignore[dict-item]
-
-
-def test_published_metadata_is_numeric_and_free_of_secrets(world: Callable[..., World], flights: JobRoot) -> None:
-    here = world(extra=f"storage_options: {{key: {SECRET}}}")
-    flights.start()
-    flights.checkpoint()
-    events = here.tick("stillstate_progress").asset_events
-    assert all(isinstance(v, dg.IntMetadataValue | dg.FloatMetadataValue) for e in events for v in e.metadata.values())
-    assert SECRET not in repr(events) + repr(here.cursor)
-
-
-def test_materializations_are_stored_without_a_run(
-    world: Callable[..., World], flights: JobRoot, instance: dg.DagsterInstance
-) -> None:
-    here = world()
-    flights.start()
-    flights.checkpoint(rows=1234)
-    for event in here.tick("stillstate_progress").asset_events:
-        instance.report_runless_asset_event(event)
-    stored = instance.get_latest_materialization_event(dg.AssetKey(["flights", "checkpoints"]))
-    assert stored is not None
-    assert stored.asset_materialization is not None
-    assert stored.asset_materialization.metadata["input_rows"].value == 1234
-    assert instance.get_runs_count() == 0
-
-
-# -- recovery ---------------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_stopped_finished_or_fenced_job_is_left_alone(world: Callable[..., World], flights: JobRoot) -> None:
@@ -235,15 +52,16 @@ def test_a_failed_recovery_is_tried_again_later_and_gives_up_in_the_end(
     here = world(extra="recovery: {max_attempts: 3, backoff_s: 600}")
     flights.start()
     asked = []
-    for _ in range(5):
+    for _ in range(6):
         here.clock.at_ms = _now_ms() + 2 * 3600_000  # long after every wait
         for request in here.recovery():
             asked.append(request.run_key)
             here.submit(request, dg.DagsterRunStatus.FAILURE)
             here.clock.at_ms = _now_ms()
-            assert here.recovery() == [], "a failed attempt is not repeated at once"
+            again = [str(r.run_key) for r in here.recovery()]
+            assert again in ([], ["flights:1:gave-up"]), "a failed attempt is not repeated at once"
     here.clock.at_ms = _now_ms() + 2 * 3600_000
-    assert asked == ["flights:1:1", "flights:1:2", "flights:1:3"]
+    assert asked == ["flights:1:1", "flights:1:2", "flights:1:3", "flights:1:gave-up"]
     reason = here.tick("stillstate_recovery").skip_reason
     assert reason is not None
     assert "gave up" in str(reason.skip_message)
@@ -283,17 +101,24 @@ def test_a_damaged_job_does_not_leave_the_others_without_a_guard(
     assert [request.run_key for request in here.recovery()] == ["trains:1:1"]
 
 
-def test_a_damaged_newest_manifest_is_not_recovered_from(world: Callable[..., World], flights: JobRoot) -> None:
-    """The driver refuses it, so a recovery could only fail; a person must repair it."""
+def test_a_damaged_newest_manifest_gets_one_run_that_looks_and_one_that_says_so(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """The driver refuses it, so a restart could only fail; the run says what could be gone back to."""
     here = world()
     flights.start()
     flights.checkpoint()
     flights.damage(2)
-    here.clock.advance_s(60)
-    result = here.tick("stillstate_recovery")
-    assert not result.run_requests
-    assert result.skip_reason is not None
-    assert "damaged" in str(result.skip_reason.skip_message)
+    here.clock.at_ms = _now_ms() + 60_000
+    (request,) = here.recovery()
+    here.launchers["flights"] = FakeLauncher(flights)
+    assert not execute(here, request).success
+    here.clock.advance_s(3600)
+    (told,) = here.recovery()
+    assert told.run_key == "flights:1:gave-up"
+    execute(here, told)
+    assert here.recovery() == []
+    assert here.launchers["flights"].starts == []
 
 
 def execute(here: World, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
@@ -352,8 +177,8 @@ def test_drivers_that_die_at_once_are_one_failure_until_a_checkpoint(
         here.clock.advance_s(60)
         for request in here.recovery():
             keys_seen.append(request.run_key)
-            assert execute(here, request).success
-    assert keys_seen == ["flights:1:1", "flights:2:1", "flights:3:1"]
+            assert execute(here, request).success == ("gave-up" not in str(request.run_key))
+    assert keys_seen == ["flights:1:1", "flights:2:1", "flights:3:1", "flights:4:gave-up"]
     flights.checkpoint()
     here.clock.advance_s(60)
     assert [request.run_key for request in here.recovery()] == ["flights:4:1"]

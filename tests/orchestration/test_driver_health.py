@@ -8,7 +8,7 @@ import pytest
 
 from orchestration.launchers.port import Liveness
 from orchestration.recovery.health import BACKOFF_MAX_S, HealthPolicy, Verdict, decide, recovery_wait_s
-from orchestration.recovery.plan import SETTLED_S, PastRun, plan_recovery
+from orchestration.recovery.plan import GIVE_UP, SETTLED_S, Loss, PastRun, RecoveryPlan, plan_recovery
 from state_runtime.snapshot.term_files import RunState, RunStatus
 
 NOW_MS = 1_700_000_000_000
@@ -101,8 +101,12 @@ STARTED = PastRun(run_id="s" * 12, action="start", phase="succeeded", ended_s=0.
 def plan(
     term: int, progress: int, runs: list[PastRun], now_s: float = 1000.0, lived_s: float = 1.0
 ) -> tuple[int | None, str]:
-    made = plan_recovery(term, progress, lived_s, runs, now_s, max_attempts=3, backoff_s=10)
+    made = planned(Loss(term=term, progress=progress, lived_s=lived_s), runs, now_s)
     return made.attempt, made.reason
+
+
+def planned(loss: Loss, runs: list[PastRun], now_s: float = 1000.0) -> RecoveryPlan:
+    return plan_recovery(loss, runs, now_s, max_attempts=3, backoff_s=10)
 
 
 def test_the_first_attempt_is_immediate() -> None:
@@ -165,3 +169,93 @@ def test_a_driver_that_lived_for_a_while_ends_the_row() -> None:
     assert plan(4, 7, row, lived_s=SETTLED_S - 1)[0] is None
     # The attempts for the very term that failed still count, however long it had lived.
     assert plan(3, 7, row, lived_s=SETTLED_S)[0] is None
+
+
+# -- stalled, and supervised ------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_beats_and_never_gets_on_is_stalled() -> None:
+    policy = replace(POLICY, stall_timeout_s=900)
+    stuck = replace(status("running", 1), advanced_at_ms=NOW_MS - 1000 - 900_000)
+    assert decide(stuck, NOW_MS, policy, "alive").verdict == "stalled"
+    assert decide(stuck, NOW_MS, policy, "alive").needs_recovery
+    assert decide(replace(stuck, state="starting"), NOW_MS, policy, "alive").verdict == "stalled"
+    moving = replace(stuck, advanced_at_ms=stuck.advanced_at_ms + 1)
+    assert decide(moving, NOW_MS, policy, "alive").verdict == "healthy"
+    assert decide(stuck, NOW_MS, POLICY, "alive").verdict == "healthy", "0 is never"
+    assert decide(replace(stuck, advanced_at_ms=0), NOW_MS, policy, "alive").verdict == "healthy", "an older version"
+
+
+def test_a_stall_is_judged_by_the_drivers_own_clock() -> None:
+    """Its heartbeat is seen half a minute late: it did not stand still for that."""
+    late = replace(status("running", 29), advanced_at_ms=NOW_MS - 29_000 - 890_000)
+    assert decide(late, NOW_MS, replace(POLICY, stall_timeout_s=900), "unknown").verdict == "healthy"
+
+
+def test_a_stalled_driver_that_was_asked_to_stop_is_neither_stopped_nor_brought_back() -> None:
+    stuck = replace(status("running", 1), advanced_at_ms=NOW_MS - 5_000_000)
+    health = decide(stuck, NOW_MS, replace(POLICY, stall_timeout_s=900), "alive", stop_requested=True)
+    assert (health.verdict, health.needs_recovery) == ("stalled", False)
+
+
+def test_a_driver_that_its_supervisor_brings_back_is_left_to_it_for_as_long_as_a_start_may_take() -> None:
+    assert decide(status("running", 60), NOW_MS, POLICY, "restarting").verdict == "restarting"
+    assert decide(status("failed", 60), NOW_MS, POLICY, "restarting").verdict == "restarting"
+    assert not decide(status("running", 60), NOW_MS, POLICY, "restarting").needs_recovery
+    assert decide(status("running", 121), NOW_MS, POLICY, "restarting").verdict == "dead"
+
+
+def test_stalls_are_counted_in_a_row_however_long_each_lived() -> None:
+    """It lived for a quarter of an hour and did nothing: that is no driver that had settled."""
+    row = [recovered(3, 1, 7, 3), recovered(2, 1, 7, 2), recovered(1, 1, 7, 1)]
+    stalled = Loss(term=4, progress=7, lived_s=2 * SETTLED_S, verdict="stalled")
+    assert planned(stalled, row).gave_up
+    assert planned(replace(stalled, verdict="dead"), row).attempt == 1
+
+
+# -- what cannot pass, and what passes in the end ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempts"),
+    [("invalid", 0), ("unsupported", 0), ("corrupt", 1), ("user-code", 1), ("internal", 3), ("", 3)],
+)
+def test_errors_that_cannot_pass_are_not_tried_like_those_that_can(kind: str, attempts: int) -> None:
+    runs: list[PastRun] = []
+    for tried in range(attempts):
+        made = planned(Loss(term=1, progress=7, lived_s=1, kind=kind), runs, now_s=10_000.0 * (tried + 1))
+        assert made.attempt == tried + 1
+        runs.insert(0, recovered(1, tried + 1, 7, made.streak, ended_s=0.0))
+    made = planned(Loss(term=1, progress=7, lived_s=1, kind=kind), runs, now_s=1e6)
+    assert (made.attempt, made.gave_up, made.tell) == (None, True, True)
+
+
+def test_an_unreachable_store_is_tried_for_ever_at_most_ten_minutes_apart() -> None:
+    loss = Loss(term=1, progress=7, lived_s=1, kind="unavailable")
+    runs = [recovered(1, 400, 7, 400, ended_s=1000.0)]
+    waiting = planned(loss, runs, now_s=1000.0 + BACKOFF_MAX_S - 1)
+    assert (waiting.attempt, waiting.gave_up, waiting.next_s) == (None, False, 1000.0 + BACKOFF_MAX_S)
+    assert planned(loss, runs, now_s=1000.0 + BACKOFF_MAX_S).attempt == 401
+
+
+def test_the_exit_code_of_a_driver_that_died_before_it_had_a_term_counts() -> None:
+    loss = Loss(term=1, progress=7, lived_s=1, kind="")
+    assert planned(loss, [replace(recovered(1, 1, 7), exit_code=2)], now_s=1e6).gave_up
+    assert not planned(loss, [replace(recovered(1, 9, 7, 9), exit_code=4)], now_s=1e6).gave_up
+    newer = Loss(term=2, progress=7, lived_s=1, kind="unavailable")
+    assert not planned(newer, [replace(recovered(1, 1, 7), exit_code=2)], now_s=1e6).gave_up, "that was another term"
+
+
+def test_giving_up_is_told_once() -> None:
+    loss = Loss(term=1, progress=7, lived_s=1, kind="invalid")
+    told = PastRun(run_id="g" * 12, action=GIVE_UP, phase="failed", term=1)
+    assert planned(loss, []).tell
+    assert (planned(loss, [told]).gave_up, planned(loss, [told]).tell) == (True, False)
+    assert planned(loss, [replace(told, phase="abandoned")]).tell, "the daemon died before it was submitted"
+    assert planned(replace(loss, term=2), [told]).tell, "another failure"
+
+
+def test_a_run_that_gave_up_is_no_attempt_and_ends_no_row() -> None:
+    row = [recovered(3, 1, 7, 3), recovered(2, 1, 7, 2), recovered(1, 1, 7, 1)]
+    told = PastRun(run_id="g" * 12, action=GIVE_UP, phase="failed", term=3)
+    assert planned(Loss(term=3, progress=7, lived_s=1), [told, *row]).gave_up

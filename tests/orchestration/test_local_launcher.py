@@ -16,13 +16,15 @@ from job_roots import SECRET, JobRoot
 
 from orchestration.config.spec import load_spec
 from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
-from orchestration.launchers.local import process_of
 from orchestration.launchers.log_files import LOGS_KEPT
+from orchestration.launchers.processes import process_of
 from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
 from state_runtime.snapshot.control import pending_stop
+from state_runtime.snapshot.term_files import RunStatus
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 Make = Callable[..., LocalLauncher]
+UNSUPERVISED = "launcher: {start_timeout_s: 30, stop_timeout_s: 20, restarts: 0}\n"
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -47,7 +49,7 @@ def make(write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
 
     def build(behaviour: str = "normal", extra: str = "") -> LocalLauncher:
         config = write_config(
-            extra="launcher: {start_timeout_s: 30, stop_timeout_s: 20}\n"
+            extra=("" if "launcher:" in extra else "launcher: {start_timeout_s: 30, stop_timeout_s: 20}\n")
             + f"options: {{behaviour: {behaviour}}}\nstorage_options: {{secret: {SECRET}}}\n"
             + extra
         )
@@ -60,16 +62,14 @@ def make(write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
     yield build
     for launcher in made:
         status = launcher._catalog.status()
-        process = None if status is None else process_of(status, "flights")
-        if process is not None:
-            process.kill()
-            process.wait(10)
+        if status is not None:
+            launcher.end_lost(status)
 
 
 def test_start_returns_once_the_driver_runs_in_a_session_of_its_own(make: Make) -> None:
     launched = make().start()
     assert (launched.term, launched.state) == (1, "running")
-    assert os.getsid(launched.pid) == launched.pid
+    assert os.getsid(launched.pid) != os.getsid(0)
     assert "fake driver: normal" in Path(launched.log).read_text()
     assert Path(launched.log).stat().st_mode & 0o777 == 0o600
 
@@ -87,14 +87,17 @@ def test_a_second_start_is_turned_away_and_a_takeover_is_not(make: Make) -> None
     first = launcher.start()
     with pytest.raises(JobAlreadyRunning, match=f"process {first.pid}"):
         launcher.start()
+    status = launcher._catalog.status()
+    assert status is not None
     second = launcher.start(takeover=True)
     assert second.term == 2
-    os.kill(first.pid, signal.SIGKILL)
+    assert "supervisor" in launcher.end_lost(status)
+    assert not psutil.pid_exists(first.pid) or psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_killed_driver_is_dead_at_once_and_can_be_started_again(make: Make) -> None:
     """It is our child and nobody has collected its exit code: a zombie counts as dead."""
-    launcher = make()
+    launcher = make(extra=UNSUPERVISED)
     launched = launcher.start()
     status = launcher._catalog.status()
     assert status is not None
@@ -134,7 +137,7 @@ def test_stop_falls_back_to_sigterm_for_a_driver_that_does_not_look(make: Make) 
 
 
 def test_a_driver_that_ignores_everything_is_a_clear_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.launchers.local.TERMINATE_WAIT_S", 0.5)
+    monkeypatch.setattr("orchestration.launchers.through_store.TERMINATE_WAIT_S", 0.5)
     launcher = with_launcher(make("ignore-all"), stop_timeout_s=0.5)
     launched = launcher.start()
     with pytest.raises(StopTimedOut, match=f"kill -9 {launched.pid}"):
@@ -212,3 +215,117 @@ def test_an_unwritable_log_folder_is_a_configuration_error(make: Make) -> None:
     Path(launcher._job.launcher.log_dir).write_text("a file")
     with pytest.raises(InvalidConfiguration, match="log_dir"):
         launcher.start()
+
+
+# -- supervised ---------------------------------------------------------------------------------------------------
+
+
+def status_of(launcher: LocalLauncher) -> RunStatus:
+    status = launcher._catalog.status()
+    assert status is not None
+    return status
+
+
+def test_a_killed_driver_is_brought_back_in_place_and_says_why(make: Make) -> None:
+    launcher = make()
+    first = launcher.start()
+    os.kill(first.pid, signal.SIGKILL)
+    eventually(lambda: status_of(launcher).term == 2 and status_of(launcher).state == "running")
+    status = status_of(launcher)
+    assert status.pid != first.pid
+    assert "restarted by its supervisor after signal 9 (SIGKILL)" in status.cause
+    assert launcher.is_alive(status) == "alive"
+    assert "restart 1 of 3" in Path(first.log).read_text()
+
+
+def test_while_its_supervisor_lives_a_dead_driver_is_restarting(make: Make) -> None:
+    launcher = make()
+    launched = launcher.start()
+    status = status_of(launcher)
+    psutil.Process(status.supervisor_pid).suspend()
+    os.kill(launched.pid, signal.SIGKILL)
+    eventually(lambda: launcher.is_alive(status) == "restarting")
+    with pytest.raises(JobAlreadyRunning):
+        launcher.start()
+    assert "supervisor" in launcher.stop().how
+    assert launcher.is_alive(status) == "dead"
+
+
+def test_a_stop_is_not_undone_by_the_supervisor(make: Make) -> None:
+    launcher = make()
+    launcher.start()
+    supervisor = psutil.Process(status_of(launcher).supervisor_pid)
+    launcher.stop()
+    eventually(lambda: has_ended(supervisor))
+    assert (status_of(launcher).term, status_of(launcher).state) == (1, "stopped")
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_crash_loop_is_given_up_in_place_after_its_attempts(make: Make) -> None:
+    launcher = make(extra="launcher: {start_timeout_s: 30, restarts: 1}\n")
+    first = launcher.start()
+    supervisor = psutil.Process(status_of(launcher).supervisor_pid)
+    os.kill(first.pid, signal.SIGKILL)
+    eventually(lambda: status_of(launcher).term == 2 and status_of(launcher).state == "running")
+    os.kill(status_of(launcher).pid, signal.SIGKILL)
+    eventually(lambda: has_ended(supervisor))
+    assert status_of(launcher).term == 2
+    assert launcher.is_alive(status_of(launcher)) == "dead"
+
+
+def test_an_error_that_cannot_pass_is_not_tried_in_place(make: Make) -> None:
+    launcher = make("fails")
+    launched = launcher.start()
+    supervisor = psutil.Process(status_of(launcher).supervisor_pid)
+    os.kill(launched.pid, signal.SIGTERM)  # here: fail now
+    eventually(lambda: has_ended(supervisor))
+    assert status_of(launcher).term == 1
+    with pytest.raises(LaunchFailed) as caught:
+        launcher.wait_for_checkpoint(launched, 30)
+    assert caught.value.exit_code == 7
+    assert "it broke with ***" in str(caught.value)
+
+
+def test_ending_a_lost_driver_ends_its_supervisor_first(make: Make) -> None:
+    """Else the driver that was just ended would come back, beside the one that is started for it."""
+    launcher = make("ignore-all")
+    launcher.start()
+    status = status_of(launcher)
+    assert "and its supervisor" in launcher.end_lost(status)
+    assert launcher.is_alive(status) == "dead"
+    assert status_of(launcher).term == 1
+
+
+def test_waiting_ends_at_the_first_checkpoint_at_a_quiet_source_or_at_the_limit(make: Make) -> None:
+    launcher = make("checkpoints", UNSUPERVISED)
+    first = launcher.wait_for_checkpoint(launcher.start(), 30)
+    made = launcher._catalog.manifest(2)
+    assert (first.snapshot_id, first.at_ms, first.progress) == (2, made.created_at_ms, made.progress)
+    launcher.stop()
+    launcher = make("quiet", UNSUPERVISED)
+    first = launcher.wait_for_checkpoint(launcher.start(takeover=True), 30)
+    assert (first.snapshot_id, "quiet" in first.how) == (None, True)
+    launcher.stop()
+    launcher = make("normal", UNSUPERVISED)
+    first = launcher.wait_for_checkpoint(launcher.start(takeover=True), 0.3)
+    assert "the driver lives" in first.how
+
+
+def test_a_driver_that_dies_before_its_first_checkpoint_fails_the_wait(make: Make) -> None:
+    launcher = make(extra=UNSUPERVISED)
+    launched = launcher.start()
+    os.kill(launched.pid, signal.SIGKILL)
+    with pytest.raises(LaunchFailed, match="before its first checkpoint"):
+        launcher.wait_for_checkpoint(launched, 30)
+
+
+def test_the_last_words_of_a_run_elsewhere_are_not_looked_for_here(make: Make, flights: JobRoot) -> None:
+    launcher = make()
+    launcher.start()
+    assert launcher.last_words(status_of(launcher)) is not None
+    flights.host = "elsewhere"
+    flights.start()
+    assert launcher.last_words(status_of(launcher)) is None

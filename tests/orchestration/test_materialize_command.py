@@ -6,12 +6,14 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
-from job_roots import FakeClock, JobRoot
+from fold_roots import begin, finish
+from job_roots import FakeClock, JobRoot, checkpoint_of
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -21,7 +23,8 @@ from orchestration.config.spec import load_spec, to_context, to_trigger
 from orchestration.definitions import build_definitions
 from orchestration.folding.health import fold_numbers
 from orchestration.show.folds import FoldBar, FoldLines, fold_view
-from state_runtime.materialize.spark_job import MaterializationResult
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.materialize.worth import MaterializationResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
@@ -201,3 +204,78 @@ def test_a_job_that_never_ran_is_known_before_spark_starts(
     done = CliRunner().invoke(app, ["materialize", "trains", "-c", str(write_config("flights", "trains"))])
     assert done.exit_code == 2
     assert done.stderr.startswith("JobNotFound: ")
+
+
+def nothing(root: JobRoot) -> str:
+    """A job that has begun and made no checkpoint."""
+    root.start()
+    return "there is no changelog to fold"
+
+
+def under_way(root: JobRoot) -> str:
+    root.start()
+    root.checkpoint()
+    return f"materialization {begin(root).record_id} is under way"
+
+
+def waiting(root: JobRoot) -> str:
+    root.start()
+    root.checkpoint()
+    return f"materialization {finish(root).record_id} waits for the job's next checkpoint"
+
+
+@pytest.mark.parametrize("mode", ["auto", "minor", "major"])
+@pytest.mark.parametrize("leave", [nothing, under_way, waiting])
+def test_where_there_is_nothing_to_fold_spark_is_not_started(
+    write_config: Callable[..., Path],
+    flights: JobRoot,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    leave: Callable[[JobRoot], str],
+    mode: str,
+) -> None:
+    """The store says so within milliseconds; a session takes half a minute on a busy machine to say the same."""
+    clock.at_ms = SYSTEM_CLOCK.now_ms()  # the command's clock tells whether a pin lives
+    reason = leave(flights)
+    latest = flights.catalog.latest()
+    assert latest is not None
+    monkeypatch.setattr("state_runtime.spark.session.build_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setitem(sys.modules, "dagster_pyspark", None)
+    config = write_config()
+
+    done = command(config, "materialize", "flights", "--mode", mode)
+    assert done["reason"].startswith(reason)
+    assert (done["mode"], done["record_id"], done["log_bytes_left"]) == ("none", None, latest.log_bytes)
+    said = CliRunner().invoke(app, ["materialize", "flights", "--mode", mode, "--config", str(config)])
+    assert (said.exit_code, said.stdout.startswith(f"flights: nothing was folded: {reason}")) == (0, True)
+
+    job = build_definitions(load_spec(config)).resolve_job_def("materialize_flights")
+    asked = {"ops": {"flights__materialized_state": {"config": {"mode": mode}}}}
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = job.execute_in_process(run_config=asked, instance=instance)
+        assert run.success
+        assert list(run.get_asset_materialization_events()) == []
+
+
+def test_what_there_is_to_fold_is_folded_by_spark(
+    write_config: Callable[..., Path], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side of the law above: a log, or tables to write anew, ask for a session."""
+
+    class Started(Exception):
+        """Spark was asked for."""
+
+    def start(*_: object) -> None:
+        raise Started
+
+    flights.start()
+    monkeypatch.setattr("state_runtime.spark.session.build_session", start)
+    flights.checkpoint()
+    config = write_config()
+    with pytest.raises(Started):
+        command(config, "materialize", "flights")
+    assert flights.committer is not None
+    flights.committer.commit(replace(checkpoint_of(flights.committer.last), segments=()))  # tables only
+    assert command(config, "materialize", "flights")["reason"] == "there is no changelog to fold"
+    with pytest.raises(Started):
+        command(config, "materialize", "flights", "--mode", "major")

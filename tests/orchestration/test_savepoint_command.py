@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from orchestration.show.savepoints import savepoints_table
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.snapshot.control import ControlRequest, new_requests, request_savepoint
 from state_runtime.snapshot.savepoint import (
     SavepointRecord,
@@ -71,6 +73,53 @@ def driver(flights: JobRoot) -> Driver:
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_driver_writes_the_format_that_was_asked_for(driver: Driver) -> None:
+    """And of a small state it does so itself; the request says it, and the record."""
+    record = driver.client().make("one", format="canonical", independent=True)
+    assert isinstance(record, SavepointRecord)
+    assert (record.state, record.format, record.independent) == ("COMPLETED", "canonical", True)
+    (row,) = savepoint_rows(driver.root.catalog, driver.root.clock)
+    assert (row.format, row.shared_files) == ("canonical", 0)
+
+
+def test_what_is_younger_than_the_format_is_not_written_while_it_says_what_was_always_so(driver: Driver) -> None:
+    """So an earlier version reads every record but those that it could not make."""
+    driver.client().make("plain")
+    driver.client().make("other", format="canonical")
+    root = driver.root.catalog.root
+    assert b"format" not in root.read("savepoints/plain/savepoint.json", 10_000).partition(b"\n")[2]
+    assert b'"format":"canonical"' in root.read("savepoints/other/savepoint.json", 10_000)
+
+
+def test_savepoints_are_listed_among_the_snapshots_that_can_be_gone_back_to(
+    write_config: Callable[..., Path], flights: JobRoot
+) -> None:
+    """Only complete ones; the first column is what `rollback` and `--from-snapshot` take."""
+    config = str(write_config())
+    flights.start("stopped")
+    root = flights.catalog.root
+    work = SavepointWork(root, "h:1", flights.clock, SYSTEM_IDS)
+    whole = savepoint_of_stopped(work, "whole")
+    create_savepoint(root, replace(whole, name="failed", state="FAILED"))
+    create_savepoint(root, replace(whole, name="gone"))
+    rows = json.loads(call("snapshots", "--json", "-c", config).stdout)
+    assert [(r["name"], r["snapshot_id"], r["kind"], r["format"]) for r in rows] == [
+        ("whole", 1, "savepoint", "canonical"),
+        ("gone", 1, "invalid", ""),
+        ("@1", 1, "fencing", "canonical"),
+    ]
+    text = call("snapshots", "-c", config).stdout
+    assert "savepoint" in text
+    assert "@1" in text
+    assert len(json.loads(call("snapshots", "-n", "1", "--json", "-c", config).stdout)) == 1
+    shown = json.loads(call("rollback", "flights", "whole", "--dry-run", "--json", "-c", config).stdout)
+    assert shown["snapshot_id"] == 1
+    assert json.loads(call("rollback", "flights", "1", "--dry-run", "--json", "-c", config).stdout) == {
+        **shown,
+        "place": f"{root.url}@1",
+    }
 
 
 def test_a_running_job_is_asked_and_waited_for(driver: Driver) -> None:

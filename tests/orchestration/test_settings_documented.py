@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.config.sections import SECTIONS
+from orchestration.config.launcher import LauncherSpec
+from orchestration.config.notify import NotifySpec
+from orchestration.config.sections import SECTIONS, DagsterSpec, ObservationSpec
 from orchestration.config.spec import JobSpec, load_spec
+from orchestration.config.upkeep import UPKEEP_SECTIONS
 from state_runtime.base.limits import GIB, KIB, MIB
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -23,9 +26,14 @@ def documented() -> dict[str, str]:
 
 def settings() -> dict[str, object]:
     found: dict[str, object] = {}
-    for section in ("checkpoint", "upload", "local_recovery", "materialization", "retention"):
-        for name, field in SECTIONS[section].model_fields.items():
+    documented_here = ("checkpoint", "upload", "local_recovery", "materialization", "retention", "migration")
+    sections = {**{name: SECTIONS[name] for name in documented_here}, **UPKEEP_SECTIONS, "launcher": LauncherSpec}
+    for section, model in sections.items():
+        for name, field in model.model_fields.items():
             found[f"{section}.{name}"] = field.get_default(call_default_factory=True)
+    for section, model in {"observation": ObservationSpec, "dagster": DagsterSpec, "notify": NotifySpec}.items():
+        for name, field in model.model_fields.items():
+            found[f"{section}.{name}"] = field.get_default(call_default_factory=True) or None
     return found | {name: JobSpec.model_fields[name].default for name in ("changelog", "compression", "placement")}
 
 
@@ -36,8 +44,10 @@ def test_the_table_of_settings_is_complete() -> None:
 @pytest.mark.parametrize("key", sorted(settings()))
 def test_the_table_has_the_default(key: str) -> None:
     said, default = documented()[key], settings()[key]
-    if default in (None, "", []):
+    if default in (None, "", [], {}):
         assert said in ("none", "the job's")
+    elif isinstance(default, list):
+        assert said == ", ".join(default)
     elif isinstance(default, bool | str):
         assert said == str(default).lower()
     else:
@@ -51,3 +61,17 @@ def test_the_guide_s_file_is_valid(tmp_path: Path) -> None:
     (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
     (tmp_path / "stillstate.yaml").write_text(yaml)
     assert load_spec(tmp_path / "stillstate.yaml").job("flights").materialization.by == "driver"
+
+
+def clusters() -> list[str]:
+    text = (DOCS / "operations.md").read_text().split("\n## Drivers on a cluster\n")[1].split("\n## ")[0]
+    return re.findall(r"```yaml\n(.*?)```", text, re.S)
+
+
+@pytest.mark.parametrize(("text", "master"), list(zip(clusters(), ("spark://", "yarn", "k8s://"), strict=True)))
+def test_the_files_for_clusters_are_valid(tmp_path: Path, text: str, master: str) -> None:
+    (tmp_path / "stillstate.yaml").write_text(text)
+    environment = {"STATE_KEY": "a", "STATE_SECRET": "b"}
+    job = load_spec(tmp_path / "stillstate.yaml", environ=environment).job("flights")
+    assert job.launcher.kind == "spark-submit"
+    assert job.launcher.master.startswith(master)

@@ -83,7 +83,7 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="give both"):
         BeginAt(claim=True)
     with pytest.raises(InvalidConfiguration, match="give one of them"):
-        BeginAt("/there/trips", snapshot_id=4)
+        BeginAt("/there/trips", from_snapshot=4)
     result = call("run", "flights", "--claim")
     assert result.exit_code == 2
     assert "--claim says what becomes of the place" in result.output
@@ -94,7 +94,9 @@ def test_contradictions_are_refused() -> None:
     [
         (["--from", "/there/trips@7", "--claim"], BeginAt("/there/trips@7", claim=True)),
         (["--from", "s3://b/trips"], BeginAt("s3://b/trips")),
-        (["--from-snapshot", "12"], BeginAt(snapshot_id=12)),
+        (["--from-snapshot", "12"], BeginAt(from_snapshot=12)),
+        (["--from-snapshot", "@12"], BeginAt(from_snapshot=12)),
+        (["--from-snapshot", "before-2"], BeginAt(from_snapshot="before-2")),
         ([], NEWEST),
     ],
 )
@@ -130,7 +132,7 @@ def test_a_driver_in_the_background_is_told_the_same(write_config: Callable[...,
     with pytest.raises(Exception, match=r"'--from', '/there/trips@7', '--claim'"):
         launcher.start(begin=BeginAt("/there/trips@7", claim=True))
     with pytest.raises(Exception, match=r"'--from-snapshot', '12'"):
-        launcher.start(begin=BeginAt(snapshot_id=12))
+        launcher.start(begin=BeginAt(from_snapshot=12))
     with pytest.raises(Exception, match=r"'--take-output'"):
         launcher.start(take_output=True)
 

@@ -48,6 +48,8 @@ def _spark_aggregates() -> list[Any]:
     return [
         F.count("*").alias("rows"), F.count("n").alias("n"), F.sum("n").alias("total"), F.sum("d").alias("parts"),
         F.min("n").alias("least"), F.max("d").alias("most"), F.max("ts").alias("newest"), F.avg("n").alias("mean"),
+        F.sum(F.when(F.expr("n > 0"), F.col("n"))).alias("gains"),
+        F.count_if(F.expr("n > 0 AND d < 0")).alias("mixed"),
     ]  # fmt: skip
 
 
@@ -55,6 +57,7 @@ def _our_aggregates() -> dict[str, aggregates.Aggregate]:
     return {
         "rows": aggregates.count(), "n": aggregates.count("n"), "total": aggregates.sum("n"), "parts": aggregates.sum("d"),
         "least": aggregates.min("n"), "most": aggregates.max("d"), "newest": aggregates.max("ts"), "mean": aggregates.avg("n"),
+        "gains": aggregates.sum("n").where("n > 0"), "mixed": aggregates.count().where("n > 0").where("d < 0"),
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from state_runtime.materialize.records import apply, fits, holds, is_too_old
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.pins import pin_snapshot, renew_pin, unpin
 
 from .formats import Changes, applied
@@ -37,7 +38,7 @@ def driver(number: int, store: str = "/state", job: str = JOB) -> Body:
         try:
             empty = empty_manifest(info.uid)
             committer = fencing.open_run(catalog, info, empty, clock=clock, ids=ids, host="h", pid=number)
-            world.opened.append((committer.term.term, committer.last))
+            world.laws.opened(world.near, ROOT, committer.term.term, committer.last)
             commit_epochs(world, actor, committer, root_path)
         except Fenced:
             world.seen["fenced"] += 1
@@ -60,11 +61,8 @@ def commit_epochs(world: World, actor: Actor, committer: Committer, root_path: s
         last = committer.last
         meant = world.laws.meant.get(content_of(last), NOTHING)
         record = adoptable(root, last, clock, refused=refused) if world.rng.random() < RECORDS_WAIT else None
-        changes: Changes = {
-            f"k{world.rng.randrange(KEYS)}": world.rng.randrange(100) if world.rng.random() < 0.8 else None
-            for _ in range(2)
-        }
-        epoch = f"{committer.term.term}-{number}-{ids.uid()}"
+        changes = changes_of(world)
+        epoch = epoch_name(committer, number)
         draft = world.format.epoch(
             root,
             last,
@@ -79,11 +77,32 @@ def commit_epochs(world: World, actor: Actor, committer: Committer, root_path: s
         after = Meant(applied(meant.state, changes), (*meant.epochs, epoch))
         world.laws.meant[content_of(draft)] = after
         manifest = committer.commit(draft)
-        world.laws.acknowledged.append(("near", root_path, manifest, epoch))
-        world.seen["acknowledged"] += 1
+        acknowledged(world, root_path, manifest, epoch)
         if record is not None and holds(manifest, record):
             refused.add(record.record_id)
             world.seen["adopted"] += 1
+
+
+def changes_of(world: World) -> Changes:
+    """What an epoch does to the state."""
+    return {
+        f"k{world.rng.randrange(KEYS)}": world.rng.randrange(100) if world.rng.random() < 0.8 else None
+        for _ in range(2)
+    }
+
+
+def epoch_name(committer: Committer, number: int) -> str:
+    """Unique."""
+    return f"{committer.term.term}-{number}-{committer._actor.ids.uid()}"
+
+
+def acknowledged(world: World, root_path: str, manifest: Manifest, epoch: str) -> None:
+    """Somebody was told that an epoch is durable."""
+    if world.laws.is_lost_with_the_folder(world.near, root_path, manifest):
+        world.seen["acknowledged while a backup replaced it"] += 1
+        return
+    world.laws.acknowledged.append(("near", root_path, manifest, epoch))
+    world.seen["acknowledged"] += 1
 
 
 def _stays_fenced(world: World, committer: Committer) -> None:
@@ -173,6 +192,7 @@ def pinner(world: World, actor: Actor) -> None:
             for _ in range(world.rng.randrange(4)):
                 world.turns.pause(actor)
                 if world.rng.random() < 0.3:
+                    world.laws.ends_by_itself(world.near, ROOT, pin, clock.now_ms() + 100 * HOUR_MS)
                     pin = renew_pin(opened.root, pin, lasts_ms=100 * HOUR_MS, clock=clock)
                     world.laws.was_pinned(world.near, ROOT, pin)
         except SnapshotExpired:

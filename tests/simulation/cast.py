@@ -13,7 +13,7 @@ from state_runtime.maintenance.marks import read_existing
 from state_runtime.maintenance.retention.apply import apply_retention, make_retention_plan
 from state_runtime.snapshot.job_info import ClaimMode
 
-from . import actors, movers, others, savers
+from . import actors, movers, others, runs, savers
 from .turns import Actor
 from .world import Plan, World
 
@@ -72,7 +72,9 @@ def play(seed: int, plan: Plan | None = None) -> World:
     """Run one seed; the result holds what happened and which laws broke."""
     plan = plan or seed_plan(seed)
     world = World(seed, plan)
-    for number in range(plan.drivers):
+    if plan.whole:
+        runs.cast_of(world, plan)
+    for number in range(0 if plan.whole else plan.drivers):
         late = world.rng.randrange(120) * number
         world.add(f"driver {number}", actors.driver(number), essential=True, asleep=late)
     for count, name, body in (

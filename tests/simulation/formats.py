@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from model import ALL_HASHES, KEY_DDL, OPERATOR, SCHEMA, STATE, VALUE_DDL, batch_of, rows_of
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import MissingFile, MissingSnapshot
+from state_runtime.base.errors import MissingFile
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
@@ -19,7 +19,8 @@ from state_runtime.changelog.segment import PartEntry, SegmentIndex, build_segme
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.materialize import FoldSizes, Record, materialize
 from state_runtime.materialize.fold import table_name
-from state_runtime.materialize.records import beat, claim, view_of, write_record
+from state_runtime.materialize.records import Pin, view_of
+from state_runtime.materialize.run import Reached
 from state_runtime.snapshot.manifest import (
     FileEntry,
     Manifest,
@@ -35,6 +36,7 @@ from state_runtime.state.table import slice_hash_range
 from state_runtime.store import Store
 from tests.stored import read_states, write_task_changes
 
+Prove = Callable[[], None] | None
 Changes = Mapping[str, int | None]
 LOW, HIGH = ALL_HASHES
 OPERATORS = (OperatorEntry(OPERATOR, "test", KEY_DDL, (StateEntry(STATE, "value", VALUE_DDL),)),)
@@ -48,7 +50,9 @@ class Format(Protocol):
     ) -> Manifest:
         """The draft of the next manifest; its objects are stored. `direct`: the task uploads its changes itself."""
 
-    def fold(self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool) -> Record:
+    def fold(
+        self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool, prove: Prove = None
+    ) -> Record:
         """A materialization from claim to record."""
 
     def state_of(self, root: Store, manifest: Manifest) -> dict[str, int]:
@@ -82,19 +86,25 @@ class PlainFormat:
             entry = SegmentEntry(path, len(body), sha256(body), 0, snapshot_id, 1)
         return replace(last, kind="checkpoint", operators=OPERATORS, segments=(*last.segments, entry))
 
-    def fold(self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool) -> Record:
-        pin = claim(root, manifest, clock=clock, ids=ids)
-        if pin is None:
-            raise MissingSnapshot(f"snapshot {manifest.snapshot_id} was deleted")
+    def fold(
+        self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool, prove: Prove = None
+    ) -> Record:
+        return materialize(root, manifest, clock=clock, ids=ids, prove=prove)
+
+    @staticmethod
+    def fold_snapshot(
+        root: Store, manifest: Manifest, mode: str, pin: Pin, *, clock: Clock, reached: Reached, **_: Any
+    ) -> Record:
+        """In place of the fold of real tables: one table, and a log of seen files."""
+        reached(0, 1)
         at = manifest.snapshot_id
-        body = json.dumps(self.state_of(root, manifest)).encode()
-        path = f"tables/{OPERATOR}/{STATE}/{table_name(at, pin.writer, ids.short())}"
+        body = json.dumps(PlainFormat().state_of(root, manifest)).encode()
+        path = f"tables/{OPERATOR}/{STATE}/{table_name(at, pin.writer, f'{pin.record_id:016x}')}"
         root.put(path, body)
         log = f"tables/_sources/{at:020d}-{pin.writer}/source-0.log"
         root.put(log, b"seen")
-        pin = beat(root, pin, clock)
-        removed = tuple(t.path for layer in manifest.layers for t in layer.tables)
-        record = Record(
+        reached(1, 1)
+        return Record(
             pin.record_id,
             manifest.job_uid,
             at,
@@ -104,12 +114,10 @@ class PlainFormat:
             clock.now_ms(),
             view_of(manifest, at),
             base=(TableEntry(path, len(body), sha256(body), 1, OPERATOR, STATE, LOW, HIGH, at),),
-            removed=removed,
+            removed=tuple(t.path for layer in manifest.layers for t in layer.tables),
             source_logs=(FileEntry(log, 4, sha256(b"seen")),),
             removed_source_logs=tuple(f.path for layer in manifest.layers for f in layer.source_logs),
         )
-        write_record(root, record)
-        return record
 
     def state_of(self, root: Store, manifest: Manifest) -> dict[str, int]:
         state: dict[str, int] = {}
@@ -163,9 +171,11 @@ class RealFormat:
         source = SourcePosition(snapshot_id, "", "", "", "", (0,))
         return replace(last, kind="checkpoint", operators=OPERATORS, segments=segments, source=source)
 
-    def fold(self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool) -> Record:
+    def fold(
+        self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool, prove: Prove = None
+    ) -> Record:
         settings = JobSettings(materialize_ratio=0.01 if major else 50)
-        return materialize(root, manifest, settings=settings, clock=clock, ids=ids, sizes=self.SIZES)
+        return materialize(root, manifest, settings=settings, clock=clock, ids=ids, sizes=self.SIZES, prove=prove)
 
     def state_of(self, root: Store, manifest: Manifest) -> dict[str, int]:
         if not manifest.operators:

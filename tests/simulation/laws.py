@@ -6,7 +6,9 @@ A *root* is any folder with a job.json. The watcher sees the bucket as it is, no
 2. Nothing that a live snapshot, or one that somebody was told to have pinned, needs is ever deleted.
 3. An id is one snapshot for ever: a manifest that is created anew under a name that was given up is nobody's.
 4. Whoever was told that a commit is durable finds it in the history of every later snapshot of that root.
-5. Content is state: any snapshot in any root with the same files holds the state that its writer meant.
+5. Whoever runs a job changes nothing in a root that became another's under it: deleted and begun anew, or replaced by a backup.
+   But for the one request that it was at: no store has a conditional delete, so nobody who sleeps right there wakes up here.
+6. Content is state: any snapshot in any root with the same files holds the state that its writer meant.
 """
 
 from __future__ import annotations
@@ -28,9 +30,14 @@ from state_runtime.snapshot.pins import SnapshotPin
 from state_runtime.store import Store
 
 from .stores import Bucket, Connection, Faults, QuickStore
-from .turns import Actor, Turns
+from .turns import Actor, Turns, whoever_runs
 
 Content = tuple[Any, ...]
+NUMBERED = ("snapshots/", "boundary/")
+"""What has a name that the next job, or the next run, gives too, and that counts for it.
+
+A heartbeat of a term is its run's own; and a materialization that does not fit is passed over."""
+MANIFEST = "/manifest.json"
 CLOCKS_OFF_MS = 2 * 3_600_000
 
 
@@ -65,6 +72,7 @@ class Root:
         was: the one commit of each id that ever was a snapshot.
         removed: its job.json was: nobody opens it any more.
         job_uid: whose it is; empty without a job.json. Manifests of others are what a late writer left in a root that was removed.
+        time: which time of the folder this is: another one each time that the job is deleted, or a backup put back.
         pinned: who was told to hold the snapshot, and until when (0: until it says otherwise).
     """
 
@@ -77,6 +85,8 @@ class Root:
     pinned: dict[int, dict[str, int]] = field(default_factory=dict)
     removed: bool = False
     job_uid: str = ""
+    time: int = 0
+    restored_at: int = 0
 
     def shows(self, snapshot_id: int) -> bool:
         """Whether readers take it for a snapshot."""
@@ -95,6 +105,11 @@ class Root:
         return self.stored[live[-1]] if live else None
 
 
+def _term_of(name: str) -> int | None:
+    digits = name.removesuffix(".json")
+    return int(digits) if digits.isdigit() else None
+
+
 class Laws:
     """Watches buckets."""
 
@@ -108,11 +123,19 @@ class Laws:
         self.acknowledged: list[tuple[str, str, Manifest, str]] = []  # bucket, root, manifest, epoch
         self.heirs: dict[tuple[str, str, str], tuple[str, str]] = {}  # by bucket, root and uid of the job
         self.deleted = 0
+        self.gaps = 0
+        self.opened_runs: list[tuple[int, Manifest]] = []  # of the job's root: term, fencing snapshot
+        self.lives: dict[tuple[str, str], dict[str, int]] = {}  # of a root: the time in it that a process is of
+        # Of an object: the time of its root in which it was written, and by which process.
+        self.writers: dict[tuple[str, str], tuple[int, str]] = {}
+        self.made_by: dict[str, list[str]] = {}  # of a process: its commits
+        self.created: dict[str, int] = {}  # of a commit: the same
         self._nobody = Actor("watcher", lambda actor: None)
 
     def watch(self, bucket: Bucket) -> None:
         self.buckets[bucket.name] = bucket
         bucket.watch = lambda what, path, body: self._changed(bucket, what, path, body)
+        bucket.requested = lambda actor, path, writes: self._requested(bucket, actor, path, writes=writes)
 
     def broken(self, why: str) -> None:
         self.violations.append(f"step {self.turns.step}: {why}")
@@ -135,6 +158,11 @@ class Laws:
             self.broken(f"somebody was told to hold {path}@{pin.snapshot_id}, which is gone")
         self._complete(bucket, root, pin.snapshot_id, "is pinned")
 
+    def ends_by_itself(self, bucket: Bucket, path: str, pin: SnapshotPin, ends_ms: int) -> None:
+        """Its holder is about to say so: whether he hears of it or not, he counts on no more."""
+        held = self.root(bucket, path).pinned.setdefault(pin.snapshot_id, {})
+        held[pin.uid] = min(held.get(pin.uid, 0) or ends_ms, ends_ms)
+
     def is_unpinned(self, bucket: Bucket, path: str, pin: SnapshotPin) -> None:
         self.root(bucket, path).pinned[pin.snapshot_id].pop(pin.uid, None)
 
@@ -154,11 +182,118 @@ class Laws:
         if found != mine:
             self.broken(f"{mine} and {found} were both told that {path} is theirs")
 
+    def opened(self, bucket: Bucket, path: str, term: int, last: Manifest) -> None:
+        """A run was told that it has taken the job over."""
+        if not self.is_lost_with_the_folder(bucket, path, last):
+            self.opened_runs.append((term, last))
+
+    # --- whose the root is ---
+
+    def lives_in(self, bucket: Bucket, path: str, actor: Actor, last: Manifest) -> None:
+        """From here on everything that the process does there is work on the root as it was when `last` was committed."""
+        self.lives.setdefault((bucket.name, path), {})[actor.name] = self.created[last.commit_id]
+
+    def is_lost_with_the_folder(self, bucket: Bucket, path: str, manifest: Manifest) -> bool:
+        """Whether a backup replaced the folder after the commit: then it is as if nobody had been told of it."""
+        return self.created.get(manifest.commit_id, 0) < self.root(bucket, path).restored_at
+
+    def is_restored(self, bucket: Bucket, path: str, backup: Mapping[str, tuple[bytes, int]]) -> None:
+        """The folder is removed, and an older copy of it put in its place; what was told of it since then is void."""
+        before = self.root(bucket, path)
+        watch, bucket.watch = bucket.watch, lambda what, path, body: None
+        for name in bucket.below(path):
+            bucket.remove(name)
+        for key in [k for k in self.roots if k[0] == bucket.name and f"{k[1]}/".startswith(f"{path}/")]:
+            del self.roots[key]
+        root = self.root(bucket, path)
+        root.time = root.restored_at = before.time + 1
+        bucket.watch = watch
+        violations = len(self.violations)
+        # What leads to other objects after them, as whoever restores a backup need not do: nobody looks meanwhile.
+        for name in sorted(backup, key=lambda n: (n.endswith("/manifest.json"), "/boundary/" in n, n)):
+            body, modified_ms = backup[name]
+            bucket.write(name, body)
+            bucket.modified_ms[name] = modified_ms
+        del self.violations[violations:]
+        live = {m.commit_id for m in root.stored.values()}
+        newest = max(root.stored, default=0)
+        self.acknowledged = [a for a in self.acknowledged if a[:2] != (bucket.name, path) or a[2].snapshot_id <= newest]
+        terms = [t for t in map(_term_of, bucket.names(f"{path}/terms")) if t is not None]
+        # A term may be in the backup whose run fenced the root after it was made.
+        self.opened_runs = [
+            (t, m)
+            for t, m in self.opened_runs
+            if t <= max(terms, default=0) and (m.commit_id in live or m.snapshot_id < min(root.stored, default=0))
+        ]
+        for commit_id in live:
+            self.created[commit_id] = root.time
+        # Whose newest snapshot is in the backup finds the root as it knows it, until a newer run takes it over.
+        for name in self.lives.get((bucket.name, path), {}):
+            if self._newest_known_to(name) in live:
+                self.lives[(bucket.name, path)][name] = root.time
+
+    def _newest_known_to(self, process: str) -> str:
+        """The newest commit of which it was told: the very last one may lie there, and nobody have heard of it."""
+        made = self.made_by.get(process, [])
+        if len(made) > 1 and not any(a[2].commit_id == made[-1] for a in self.acknowledged):
+            return made[-2]
+        return made[-1] if made else ""
+
+    def _requested(self, bucket: Bucket, actor: Actor, path: str, *, writes: bool) -> bool:
+        """Remember in which time of the root a thread was heard of before the request that it makes now.
+
+        Returns:
+            Whether it is the gap that remains: asleep between the proof and the one request that follows it. No store has
+            a conditional delete, so whoever wakes there does harm; here he never wakes.
+        """
+        is_in_gap = False
+        for name, root_path in self.lives:
+            if name == bucket.name and path.startswith(root_path):
+                key = f"heard {root_path}"
+                now = self.root(bucket, root_path).time
+                last_path, last, before_last, heard = actor.memory.get(key, ("", now, now, now))
+                # A request that is repeated, or looked at because its answer was lost, is the same one. So are looks at
+                # manifests in a row: a proof of the newest follows a run that goes on.
+                both_manifests = path.endswith(MANIFEST) and last_path.endswith(MANIFEST) and not writes
+                if path != last_path and not both_manifests:
+                    before_last, heard = heard, last
+                actor.memory[key] = (path, now, before_last, heard)
+                # The proof of a boundary is of two things that no one request tells: asleep between those two is the
+                # same gap. (What it leaves then it takes back.)
+                is_boundary = path.startswith(f"{root_path}/boundary/")
+                is_in_gap |= writes and (now != heard or (is_boundary and now != before_last))
+        self.gaps += is_in_gap
+        return is_in_gap
+
+    def _check_foreign(self, bucket: Bucket, what: str, path: str) -> None:
+        """Law 5, of the thread that does it."""
+        actor = whoever_runs()
+        for (name, root_path), lives in self.lives.items():
+            mine = lives.get((actor.process or actor).name)
+            if name != bucket.name or not path.startswith(f"{root_path}/") or mine is None:
+                continue
+            root = self.root(bucket, root_path)
+            if root.time == mine:
+                continue
+            written = self.writers.get((bucket.name, path))
+            # Who repeats a write whose answer was lost writes over his own.
+            of_next = written is not None and written[0] != mine and written[1] != (actor.process or actor).name
+            below = path[len(root_path) + 1 :]
+            if root.removed and what == "write" and below.startswith("snapshots/"):
+                continue  # nobody's yet: the commit under way is told of the deletion right after it
+            if root.time == root.restored_at and below.startswith("terms/") and below.endswith(".heartbeat.json"):
+                continue  # of its own term: its mark is in the backup, and nobody has taken the job over yet
+            if what == "delete" and of_next:
+                self.broken(f"{actor.name}, whose root {root_path} was, deleted {below} of the next one")
+            elif what == "write" and (of_next or below.startswith(NUMBERED)):
+                self.broken(f"{actor.name}, whose root {root_path} was, wrote {below} into the next one")
+
     # --- at each change ---
 
     def _changed(self, bucket: Bucket, what: str, path: str, body: bytes) -> None:
         frozen, self.turns.frozen = self.turns.frozen, True
         try:
+            self._check_foreign(bucket, what, path)
             if what == "delete":
                 self._deleted(bucket, path)
             else:
@@ -168,6 +303,9 @@ class Laws:
 
     def _written(self, bucket: Bucket, path: str, body: bytes) -> None:
         folder, _, name = path.rpartition("/")
+        for root, _ in self._roots_above(bucket, path):
+            writer = whoever_runs()
+            self.writers[(bucket.name, path)] = (root.time, (writer.process or writer).name)
         if name == "manifest.json":
             above, _, number = folder.rpartition("/")
             snapshot_id = snapshot_id_of(number)
@@ -175,8 +313,10 @@ class Laws:
                 self._manifest(bucket, self.root(bucket, above.removesuffix("/snapshots")), snapshot_id, body)
         elif name == JOB_FILE:
             root = self.root(bucket, folder)
-            root.job_uid = decode_document("job", JobInfo, body, folder).uid
+            before, root.job_uid = root.job_uid, decode_document("job", JobInfo, body, folder).uid
             if root.removed:
+                # A move that was taken back leaves the root whose it was; a new job has a uid of its own.
+                root.time -= root.job_uid == before
                 root.removed, root.was = False, {}
         elif folder.endswith("/boundary") and sequence_of(name) is not None:
             self._boundary(bucket, self.root(bucket, folder.removesuffix("/boundary")), body)
@@ -190,6 +330,10 @@ class Laws:
     def _manifest(self, bucket: Bucket, root: Root, snapshot_id: int, body: bytes) -> None:
         manifest = Manifest.decode(body, root.path)
         root.stored[snapshot_id] = manifest
+        self.created.setdefault(manifest.commit_id, root.time)  # a savepoint holds the same commit
+        writer = whoever_runs()
+        if not writer.process:
+            self.made_by.setdefault(writer.name, []).append(manifest.commit_id)
         if not root.shows(snapshot_id):
             return
         if root.was.setdefault(snapshot_id, manifest.commit_id) != manifest.commit_id:
@@ -213,6 +357,8 @@ class Laws:
 
     def _boundary(self, bucket: Bucket, root: Root, body: bytes) -> None:
         boundary = decode_document("boundary", Boundary, body, root.path)
+        if 0 < boundary.sequence <= root.boundary.sequence and not root.path.startswith("/moved/"):
+            return  # a sleeper's, under a name that was tidied away: the newest one counts
         before, root.boundary = root.boundary, boundary
         # A copy of a root gets the newest boundary of the original, and no older ones.
         follows = boundary.sequence == before.sequence + 1 or root.path.startswith("/moved/")
@@ -238,9 +384,16 @@ class Laws:
                     self.broken(f"{path} was deleted, and {held} snapshot {root.path}@{snapshot_id} needs it")
         if name == JOB_FILE:
             self.root(bucket, folder).removed = True
+            self.root(bucket, folder).time += 1
         if folder.endswith("/boundary") and not any(map(sequence_of, bucket.names(folder))):
             # The folder was given up as a whole, and is gone; whoever gives it up once more begins anew.
             self.root(bucket, folder.removesuffix("/boundary")).boundary = NO_BOUNDARY
+        if folder.endswith("/pins") and any(
+            p.startswith("/moved/") and p.endswith(f"/pins/{name}") for b in self.buckets.values() for p in b.objects
+        ):
+            # It went along with what it holds.
+            for held in self.root(bucket, folder.removesuffix("/pins")).pinned.values():
+                held.pop(name.removesuffix(".json").rpartition("-")[2], None)
         if name == "manifest.json" and folder.rpartition("/")[0].endswith("/snapshots"):
             root_path = folder.rpartition("/")[0].removesuffix("/snapshots")
             self._forget(self.root(bucket, root_path), snapshot_id_of(folder.rpartition("/")[2]))

@@ -14,7 +14,7 @@ from state_runtime.base.errors import CorruptData, StoreUnavailable
 from state_runtime.base.limits import READ_BACK_ATTEMPTS_MAX
 from state_runtime.store import FsspecStore
 
-from .turns import Actor, Killed, Turns
+from .turns import Actor, Killed, Turns, whoever_runs
 
 T = TypeVar("T")
 
@@ -47,7 +47,10 @@ class WrongClock:
 
 
 class Bucket:
-    """All objects, by folder; `watch` is told of each change, after it: (what, path, body)."""
+    """All objects, by folder; `watch` is told of each change, after it: (what, path, body), `requested` who asks for which path, before.
+
+    It says whether the process that asks must not wake up at this request.
+    """
 
     def __init__(self, clock: StoreClock, name: str = "near") -> None:
         self.clock = clock
@@ -56,6 +59,7 @@ class Bucket:
         self.modified_ms: dict[str, int] = {}
         self.folders: dict[str, dict[str, int]] = {}
         self.watch: Callable[[str, str, bytes], None] = lambda what, path, body: None
+        self.requested: Callable[[Actor, str, bool], bool] | None = None
 
     def write(self, path: str, body: bytes) -> None:
         if path not in self.objects:
@@ -72,6 +76,10 @@ class Bucket:
 
     def names(self, folder: str) -> dict[str, int]:
         return self.folders.get(folder.rstrip("/"), {})
+
+    def below(self, folder: str) -> dict[str, tuple[bytes, int]]:
+        """All objects of a folder with their times, at this moment."""
+        return {p: (b, self.modified_ms[p]) for p, b in self.objects.items() if p.startswith(f"{folder}/")}
 
     def _count(self, path: str, by: int) -> None:
         while path:
@@ -101,14 +109,24 @@ class Faults:
 
 
 class Connection:
-    """One actor's way to the bucket: what fsspec gives, with faults."""
+    """One process's way to the bucket: what fsspec gives, with faults; used by its main thread and by those beside it."""
 
     def __init__(self, bucket: Bucket, turns: Turns, actor: Actor, rng: random.Random, faults: Faults) -> None:
         self.bucket, self.turns, self.actor, self.rng, self.faults = bucket, turns, actor, rng, faults
+        self.requested = bucket.requested
         self.storage_options = {"endpoint": bucket.name}
 
-    def _before(self) -> None:
-        self.turns.pause(self.actor)
+    def _caller(self) -> Actor:
+        """The thread of the process that asks."""
+        here = whoever_runs()
+        return here if here.is_of(self.actor) else self.actor
+
+    def _before(self, path: str = "", *, writes: bool = False) -> None:
+        caller = self._caller()
+        self.turns.pause(caller)
+        if path and not self.turns.frozen and self.requested is not None and self.requested(caller, path, writes):
+            self.turns.kill_process_of(caller)
+            raise Killed
         if self.faults.lost_request and self.rng.random() < self.faults.lost_request:
             raise ConnectionResetError(errno.ECONNRESET, "the request was lost")
 
@@ -116,29 +134,29 @@ class Connection:
         if self.turns.frozen:
             return
         if self.actor.mortal and self.turns.kill and self.rng.random() < self.turns.kill:
-            self.actor.killed = True
+            self.turns.kill_process_of(self.actor)
             raise Killed
         if self.faults.lost_answer and self.rng.random() < self.faults.lost_answer:
             raise TimeoutError(errno.ETIMEDOUT, "the answer was lost")
 
     def pipe_file(self, path: str, body: bytes, mode: str = "overwrite") -> None:
-        self._before()
+        self._before(path, writes=True)
         if mode == "create" and self.faults.honours_create and path in self.bucket.objects:
             raise FileExistsError(path)
         self.bucket.write(path, bytes(body))
         self._after()
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        self._before()
+        self._before(path)
         body = self._body(path)
         return body[start:end] if start or end is not None else body
 
     def info(self, path: str) -> dict[str, Any]:
-        self._before()
+        self._before(path)
         return self._entry(path)
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
-        self._before()
+        self._before(path)
         path = path.rstrip("/")
         names = sorted(self.bucket.names(path))
         if self.faults.torn_listing and len(names) > 1 and self.rng.random() < self.faults.torn_listing:
@@ -154,22 +172,22 @@ class Connection:
         return entries if detail else [e["name"] for e in entries]
 
     def rm_file(self, path: str) -> None:
-        self._before()
+        self._before(path, writes=True)
         self._body(path)
         self.bucket.remove(path)
         self._after()
 
     def cp_file(self, source: str, target: str) -> None:
-        self._before()
+        self._before(target, writes=True)
         self.bucket.write(target, self._body(source))
         self._after()
 
     def get_file(self, path: str, local: str) -> None:
-        self._before()
+        self._before(path)
         Path(local).write_bytes(self._body(path))
 
     def put_file(self, local: str, path: str) -> None:
-        self._before()
+        self._before(path, writes=True)
         self.bucket.write(path, Path(local).read_bytes())
         self._after()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-STEPS_MAX = 20_000
+STEPS_MAX = 60_000  # sleepers leave many steps out
 # How long actors sleep, in steps: a pause of a garbage collector of the JVM, a suspended host, a lost one that comes back.
 SLEEPS = (5, 30, 150, 400)
 
@@ -30,6 +30,7 @@ class Actor:
         essential: the run goes on until all of these have ended; the others are killed then.
         mortal: may be killed by chance.
         weight: how often it goes on, beside the others: who makes many calls for one piece of work needs more.
+        process: the main thread of the process that it is a thread of; None if it is one.
     """
 
     name: str
@@ -44,6 +45,11 @@ class Actor:
     failure: BaseException | None = None
     go: Any = field(default_factory=threading.Lock)
     memory: dict[str, Any] = field(default_factory=dict)
+    process: Actor | None = None
+
+    def is_of(self, other: Actor) -> bool:
+        """Whether both are threads of one process."""
+        return (self.process or self) is (other.process or other)
 
     def __post_init__(self) -> None:
         self.go.acquire()
@@ -75,6 +81,17 @@ class Turns:
         self.actors.append(actor)
         return actor
 
+    def add_now(self, actor: Actor) -> None:
+        """One more, while the others run already."""
+        self.add(actor)
+        _POOL.start(lambda: self._live(actor))
+
+    def kill_process_of(self, actor: Actor) -> None:
+        """All of its threads go at once."""
+        for other in self.actors:
+            if other.is_of(actor):
+                other.killed = True
+
     def run(self) -> None:
         """Until all essential actors have ended, and then kill the rest."""
         for actor in self.actors:
@@ -101,7 +118,7 @@ class Turns:
         ):
             self._pass_on(actor)
         if actor.killed or (actor.mortal and self.kill and self.rng.random() < self.kill):
-            actor.killed = True
+            self.kill_process_of(actor)
             raise Killed
 
     def rest(self, actor: Actor, steps: int) -> None:
@@ -128,6 +145,8 @@ class Turns:
         except BaseException as error:
             actor.failure = error
         actor.done = True
+        if actor.process is None:
+            self.kill_process_of(actor)  # its threads are daemons
         self._pass_on(None)
 
     def _pass_on(self, me: Actor | None) -> None:
@@ -160,16 +179,21 @@ class Turns:
             if self.sleep and self.rng.random() < self.sleep:
                 actor.asleep_until = self.step + self.rng.choice(SLEEPS)
                 actor.slept = True
+                kin = [a for a in left if a is not actor and a.is_of(actor)]
+                if kin and self.rng.random() < 0.5:
+                    for other in kin:  # the whole process, or its host
+                        other.asleep_until, other.slept = actor.asleep_until, True
                 continue
             return actor
 
 
 _HERE = threading.local()
+_NOBODY = Actor("nobody", lambda actor: None)
 
 
 def whoever_runs() -> Actor:
     """The actor of the thread that asks."""
-    actor: Actor = _HERE.actor
+    actor: Actor = getattr(_HERE, "actor", _NOBODY)
     return actor
 
 

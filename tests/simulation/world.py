@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
 import tempfile
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 from model import CountingIds
@@ -26,8 +27,10 @@ from state_runtime.store import fsspec_store, port
 from .formats import Format, PlainFormat, RealFormat
 from .laws import Laws
 from .stores import Bucket, Connection, Faults, QuickStore, StoreClock, WrongClock
+from .threads import TurnThreads
 from .turns import Actor, Turns, whoever_runs
 
+Fate = Literal["none", "deleted", "restored"]
 JOB, ROOT = "job", "/state/job"
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -44,6 +47,8 @@ class Plan:
         pause_ms: how much time may pass between two epochs.
         floor_ms: age below which nothing is collected.
         real: the real formats.
+        whole: drivers have all the threads that production has beside the epochs (runs.py).
+        fate: what happens to the job's folder under its runs, with whole drivers.
     """
 
     drivers: int = 3
@@ -72,6 +77,8 @@ class Plan:
     floor_ms: int = 0
     same_ids: bool = False
     real: bool = False
+    whole: bool = False
+    fate: Fate = "none"
 
     @staticmethod
     def drawn(rng: random.Random, **given: Any) -> Plan:
@@ -102,9 +109,25 @@ class Plan:
         if drawn["claims"]:
             # A driver that was not heard of for minutes may be claimed from: it may be dead, or asleep.
             drawn["pause_ms"] = HOUR_MS
+        # Drawn last: what a seed draws else is what it was before whole drivers were played.
+        drawn["whole"] = rng.random() < 0.5
+        if given.get("whole", drawn["whole"]):
+            drawn |= _whole(rng, drawn)
         unknown = set(given) - {f.name for f in fields(Plan)}
         assert not unknown, unknown
         return Plan(**{**drawn, **given})
+
+
+def _whole(rng: random.Random, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What is different where whole drivers play. Guests know nothing of a folder that is replaced under them: they stay away."""
+    fate: Fate = rng.choice(["none", "deleted", "deleted", "restored", "restored"])
+    changed: dict[str, Any] = {"fate": fate, "commits": rng.choice([6, 9, 14]), "sleep": rng.choice([0.02, 0.05, 0.1])}
+    if fate != "none":
+        guests = ("readers", "pinners", "copiers", "savers", "children", "movers", "collectors", "retainers")
+        changed |= dict.fromkeys(guests, 0) | {"claims": False, "pause_ms": min(drawn["pause_ms"], HOUR_MS)}
+    if fate == "restored":
+        changed["folders"] = 0  # a command of people, who put the backup back themselves
+    return changed
 
 
 # What may end an actor without anything being wrong: it is fenced, the store failed, it came too late, what it asks for is in use.
@@ -118,12 +141,14 @@ class World:
     seed: int
     plan: Plan
     seen: Counter[str] = field(default_factory=Counter)
-    opened: list[tuple[int, Any]] = field(default_factory=list)
+    given_up: dict[str, int] = field(default_factory=dict)
+    collected: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         plan = self.plan
         self.turns = Turns(self.rng, switch=plan.switch, sleep=plan.sleep, kill=plan.kill, expected=EXPECTED)
+        self.threading = TurnThreads(self.turns)
         self.clock = StoreClock()
         self.format: Format = RealFormat() if plan.real else PlainFormat()
         self.laws = Laws(self.turns, self.format.state_of)
@@ -235,7 +260,8 @@ class World:
 
     def _check_terms(self) -> None:
         """One run a term; whoever was taken over is told of no commit that came after it."""
-        terms = [(start.job_uid, term) for term, start in self.opened]
+        opened = self.laws.opened_runs
+        terms = [(start.job_uid, term) for term, start in opened]
         if len(set(terms)) < len(terms):
             self.laws.broken("two runs hold one term")
         mine: dict[tuple[str, int], str] = {}
@@ -244,7 +270,7 @@ class World:
                 continue
             if mine.setdefault((manifest.job_uid, manifest.snapshot_id), manifest.commit_id) != manifest.commit_id:
                 self.laws.broken(f"two runs were told that snapshot {manifest.snapshot_id} is theirs")
-            for term, start in self.opened:
+            for term, start in opened:
                 same = start.job_uid == manifest.job_uid
                 if same and term > manifest.term and start.snapshot_id < manifest.snapshot_id:
                     self.laws.broken(f"term {manifest.term} got {manifest.snapshot_id} after term {term} took over")
@@ -307,6 +333,13 @@ POOLS = (
     "state_runtime.maintenance.copy.objects",
     "state_runtime.maintenance.delete.snapshots",
 )
+THREADS = (
+    "state_runtime.driver.heartbeat",
+    "state_runtime.driver.savepoints",
+    "state_runtime.maintenance.gc.background",
+    "state_runtime.maintenance.retention.background",
+    "state_runtime.materialize.background",
+)
 OPENS_STORES = ("state_runtime.snapshot.locate", "state_runtime.driver.beginning")
 
 
@@ -323,6 +356,21 @@ def one_at_a_time(world: World) -> Iterator[None]:
             patch.setattr(f"{module}.ThreadPoolExecutor", InPlace)
         for module in OPENS_STORES:
             patch.setattr(f"{module}.open_store", world.open_store)
+        for module in THREADS:
+            patch.setattr(f"{module}.threading", world.threading)
+        patch.setattr("state_runtime.materialize.background.give_way", lambda: None)
+        patch.setattr("state_runtime.maintenance.retention.background._ROUND_MIN", 2)
+        # A driver collects again and again, by the run's own floor.
+        patch.setattr("state_runtime.maintenance.gc.background.FIRST_AFTER_S", 0.0)
+        patch.setattr("state_runtime.maintenance.gc.background.EVERY_S", 3.0)
+        patch.setattr("state_runtime.maintenance.gc.background.AGAIN_AFTER_S", 3.0)
+        patch.setattr("state_runtime.maintenance.gc.background._THREADS", 1)
+        floor = {"min_age_s": world.plan.floor_ms / 1000, "unsafe_min_age": True}
+        patch.setattr("state_runtime.maintenance.gc.background.plan_gc", functools.partial(plan_gc, **floor))
+        # So that each deletion has a proof of its own: the gap is one request.
+        patch.setattr("state_runtime.maintenance.retention.background._THREADS", 1)
+        if not world.plan.real:
+            patch.setattr("state_runtime.materialize.run.fold_snapshot", PlainFormat.fold_snapshot)
         patch.setattr(copying, "tempfile", _Scratch)
         patch.setattr(port, "SYSTEM_IDS", world.ids())
         try:

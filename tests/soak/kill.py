@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -32,6 +33,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+DUMP_S = 3.0
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "state_runtime")]
 
@@ -208,6 +210,7 @@ def forked(work: Any) -> int:
     try:
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         work()
         code = 0
     except BaseException:
@@ -229,6 +232,13 @@ def ended(pid: int, limit_s: float) -> int | None:
             return None
         # Blocked in main(): the end of a child waits here until it is asked for.
         signal.sigtimedwait([signal.SIGCHLD], left_s)
+
+
+def given_up(pid: int) -> None:
+    """Kill a process that hangs, once it has said where each of its threads stands."""
+    os.kill(pid, signal.SIGUSR1)
+    if ended(pid, DUMP_S) is None:
+        killed(pid)
 
 
 def killed(pid: int) -> None:
@@ -262,12 +272,14 @@ def live(name: str, folder: Path, cycles: int) -> Life:
     pid = forked(lambda: drive(life, life.settings()))
     code = ended(pid, CYCLE_S_MAX)
     if code is None:
-        killed(pid)
+        given_up(pid)
     assert code == 0, f"the last driver, which was left alone, {'hung' if code is None else f'ended with {code}'}"
     newest = Catalog(open_store(life.store), JOB).latest()
     life.seen["snapshots"] += newest.snapshot_id if newest is not None else 0
     pid = forked(lambda: check(life))
     code = ended(pid, CYCLE_S_MAX)
+    if code is None:
+        given_up(pid)
     assert code == 0, "a law does not hold; it is told above"
     return life
 
@@ -296,9 +308,12 @@ def main() -> int:
             seen += life.seen + Counter({"batches": len(life.batches), "cycles": CYCLES_OF_A_LIFE})
             shutil.rmtree(folder)
             bar.advance(task)
+            if not bar.console.is_terminal:
+                print(f"life {name}: {CYCLES_OF_A_LIFE} cycles, all laws held", file=sys.stderr, flush=True)
     report = Report(seed, len(names), round(time.monotonic() - begun_s, 1), dict(sorted(seen.items())))
-    given.report.parent.mkdir(parents=True, exist_ok=True)
-    given.report.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    if not given.life:
+        given.report.parent.mkdir(parents=True, exist_ok=True)
+        given.report.write_text(json.dumps(asdict(report), indent=2) + "\n")
     print(json.dumps(asdict(report), indent=2))
     return 0
 

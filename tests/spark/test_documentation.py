@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def jobs() -> Iterator[tuple[str, str]]:
-    """Every Python block of the guide that builds a whole job, with the heading it stands under."""
-    text = (ROOT / "docs" / "guide.md").read_text()
+    """Every Python block of the two guides that builds a whole job, with the heading it stands under."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("guide.md", "from-sql.md"))
     heading = ""
     for part in re.split(r"^(## [^\n]*|```python\n.*?^```)$", text, flags=re.MULTILINE | re.DOTALL):
         if part.startswith("## "):
@@ -34,7 +34,7 @@ JOBS = list(jobs())
 
 
 def test_the_guide_has_jobs() -> None:
-    assert len(JOBS) >= 3
+    assert len(JOBS) >= 5
 
 
 @pytest.mark.parametrize("code", [code for _, code in JOBS], ids=[f"{h}-{i}" for i, (h, _) in enumerate(JOBS)])

@@ -271,6 +271,40 @@ def test_foreach_epoch_gets_each_epoch_once_and_again_only_after_a_crash(spark: 
     )
 
 
+def test_foreach_epoch_is_told_of_epochs_without_rows_where_it_wants_to_be(spark: SparkSession, tmp_path: Path) -> None:
+    """With an empty frame of the same columns, after the checkpoint, again after a crash; else it is not called."""
+    write_input(tmp_path / "in", 0, 3)
+    told: dict[str, list[tuple[int, list[Row], list[str]]]] = {"each": [], "filled": []}
+    fail_at = {"call": 2}
+
+    def note(whose: str) -> Any:
+        def deliver(frame: DataFrame, epoch: int) -> None:
+            told[whose].append((epoch, frame.collect(), frame.columns))
+            if whose == "each" and len(told[whose]) == fail_at["call"]:
+                raise RuntimeError("the database is down")
+
+        return deliver
+
+    def job() -> StreamingJob:
+        made, stream = _job(tmp_path)
+        (
+            stream.transform(lambda frame: frame.where("id < 0"))
+            .write(foreach_epoch(note("filled")), name="filled")
+            .write(foreach_epoch(note("each"), empty_epochs=True), name="each")
+        )
+        return made
+
+    with pytest.raises(UserCodeError, match="database is down"):
+        run(spark, job())
+    run(spark, job())
+    epochs = [epoch for epoch, _, _ in told["each"]]
+    assert epochs == sorted(epochs)
+    assert epochs[1] == epochs[2], "the failed epoch is told again first"
+    assert len(set(epochs)) == len(epochs) - 1 == 3
+    assert all(rows == [] and columns == ["id", "name", "amount"] for _, rows, columns in told["each"])
+    assert told["filled"] == []
+
+
 def _job(tmp_path: Path, **settings: Any) -> Any:
     job = StreamingJob(
         "bad", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local"), **settings)

@@ -13,6 +13,8 @@ from pyspark.sql.functions import col
 
 from state_runtime.placement.seats import _HELD, Placement, SeatedPlan, has_executors, obstacle
 
+from ..state_runtime.model import FakeClock
+
 pytestmark = pytest.mark.spark
 SEATS = (2, 0, 3, 1)
 
@@ -47,7 +49,9 @@ def test_a_batch_keeps_its_rows_and_columns_and_each_shard_is_on_its_seat(spark:
 def test_in_one_process_nothing_is_added_to_a_plan(spark: SparkSession, tmp_path: Path) -> None:
     """Local mode pays nothing for what it does not need; it still knows where shards ran."""
     assert not has_executors(spark)
-    placement = Placement(spark, 2, enabled=True, state_folder=lambda: tmp_path, wanted=lambda: (2, {}))
+    placement = Placement(
+        spark, 2, enabled=True, state_folder=lambda: tmp_path, wanted=lambda: (2, {}), clock=FakeClock()
+    )
     assert placement.for_epoch() is None
     assert placement.ran([("a", 0, "x"), ("a", 1, "x"), ("b", 0, "x")]) == 0
     assert placement.ran([("a", 0, "y"), ("a", 1, "x")]) == 1
@@ -99,6 +103,7 @@ def test_seats_that_cannot_be_taken_do_not_end_the_epoch(tmp_path: Path) -> None
             enabled=True,
             state_folder=lambda: tmp_path,
             wanted=lambda: (4, {}),
+            clock=FakeClock(),
         )
         assert placement.for_epoch() is None
         assert placement.for_epoch() is None
@@ -154,28 +159,29 @@ class FakeExecutors(Fake):
 
 
 @pytest.fixture
-def after_a_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Placement, FakeExecutors]:
+def after_a_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Placement, FakeExecutors, FakeClock]:
     """Six shards on three executors, of which `a` was lost and has just registered again."""
     monkeypatch.setattr("state_runtime.placement.seats.col", lambda name: name)
-    session = FakeExecutors(3)
+    session, clock = FakeExecutors(3), FakeClock()
     placement = Placement(
         session,  # type: ignore[arg-type]
         6,
         enabled=True,
         state_folder=lambda: tmp_path,
         wanted=lambda: (6, {}),
+        clock=clock,
     )
     session.takers = list("abcabc")
     assert placement.for_epoch() is not None
     placement.ran([("op", shard, "bcbbcc"[shard]) for shard in range(6)])
-    return placement, session
+    return placement, session, clock
 
 
 def test_seats_that_a_starting_executor_missed_are_given_back_before_anything_moves(
-    after_a_loss: tuple[Placement, FakeExecutors],
+    after_a_loss: tuple[Placement, FakeExecutors, FakeClock],
 ) -> None:
     """Else it would have one shard of its two, or none, for good."""
-    placement, session = after_a_loss
+    placement, session, _ = after_a_loss
     first = session.frames[0]
     for early in ("bcbcab", "bcbcbc"):
         session.takers = list(early)
@@ -193,12 +199,26 @@ def test_seats_that_a_starting_executor_missed_are_given_back_before_anything_mo
 
 
 def test_executors_that_are_not_alike_keep_uneven_seats_after_some_time(
-    after_a_loss: tuple[Placement, FakeExecutors],
+    after_a_loss: tuple[Placement, FakeExecutors, FakeClock],
 ) -> None:
     """One with more cores takes more seats, however often they are dealt out."""
-    placement, session = after_a_loss
-    for _ in range(20):
+    placement, session, clock = after_a_loss
+    for second in range(90):
+        clock.advance_s(1)
         session.takers = list("bbabbc")
         placement.for_epoch()
-    assert len(session.frames) == 1 + 5 + 1
+        assert session.frames[0].given_back == (second >= 60), "an epoch a second; patient for a minute"
+    assert len(session.frames) == 1 + 60 + 1
+    assert [frame.given_back for frame in session.frames] == [True] * 61 + [False]
+
+
+def test_seats_are_given_back_some_times_however_long_an_epoch_takes(
+    after_a_loss: tuple[Placement, FakeExecutors, FakeClock],
+) -> None:
+    """One try in the minute in which an executor starts would be none."""
+    placement, session, clock = after_a_loss
+    for _ in range(9):
+        clock.advance_s(600)
+        session.takers = list("bbabbc")
+        placement.for_epoch()
     assert [frame.given_back for frame in session.frames] == [True] * 6 + [False]

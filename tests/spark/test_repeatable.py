@@ -7,9 +7,10 @@ import logging
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.window import Window
 
 from state_runtime.pipeline.compile import TransformStep, _transformed
-from state_runtime.pipeline.repeatable import unrepeatable_columns
+from state_runtime.pipeline.repeatable import cut_by_epochs, unrepeatable_columns
 
 pytestmark = pytest.mark.spark
 
@@ -41,9 +42,38 @@ def test_a_transform_that_is_not_repeatable_is_warned_of_once(
     def drawn(frame: DataFrame) -> DataFrame:
         return frame.withColumn("draw", F.rand())
 
-    schema = spark.createDataFrame([], "k string").schema
+    rows = spark.createDataFrame([], "k string")
     with caplog.at_level(logging.WARNING):
-        _transformed(spark, schema, TransformStep(drawn))
-        _transformed(spark, schema, TransformStep(lambda frame: frame.filter("k > ''")))
+        _transformed(rows, TransformStep(drawn))
+        _transformed(rows, TransformStep(lambda frame: frame.filter("k > ''")))
     (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("state_runtime")]
     assert said.startswith("transform(drawn) gives other rows when Spark repeats a task or an epoch: column 'draw'.")
+
+
+def test_what_needs_all_rows_of_the_stream_is_found_and_what_is_done_to_static_tables_is_not(
+    spark: SparkSession,
+) -> None:
+    """Only in the step that does it; a `groupBy` is fine before an operator that goes on summing."""
+    given = spark.createDataFrame([], "k string, n int").where("n > 0")
+    newest = F.row_number().over(Window.partitionBy("k").orderBy("n"))
+    table = spark.createDataFrame([("a", 1)], "k string, w int").orderBy("w").limit(1).distinct()
+    made = {
+        "orderBy": given.orderBy("n"),
+        "limit, orderBy": given.orderBy("n").limit(3),
+        "window functions": given.withColumn("r", newest),
+        "distinct": given.select("k").distinct().dropDuplicates(["k"]),
+        "": given.join(table, "k").groupBy("k").count().where("count > 1"),
+    }
+    for expected, frame in made.items():
+        assert ", ".join(cut_by_epochs(given, frame)) == expected
+    assert cut_by_epochs(made["orderBy"], made["orderBy"].where("k > 'a'")) == []
+
+
+def test_a_job_that_sorts_an_epoch_is_warned(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    def newest_ten(frame: DataFrame) -> DataFrame:
+        return frame.orderBy(F.desc("k")).limit(10)
+
+    with caplog.at_level(logging.WARNING):
+        _transformed(spark.createDataFrame([], "k string"), TransformStep(newest_ten))
+    (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("state_runtime")]
+    assert said.startswith("transform(newest_ten) uses limit, orderBy, which sees the rows of one epoch at a time")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, query
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.maintenance.convert.snapshot import is_of_format
+from state_runtime.reading.reader import SnapshotReader
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.locate import open_snapshot
@@ -120,6 +124,43 @@ def test_a_savepoint_under_input_is_the_state_of_its_position_and_disturbs_nothi
     shutil.rmtree(tmp_path / "local")
     sums_job(tmp_path, elsewhere, "out-2", parallelism=3).run(spark, trigger={"availableNow": True})
     assert state_of(elsewhere) == sums(spark, tmp_path, FILES_MAX), "the rest of the input, once"
+
+
+# The command, for which every state is large: it folds in a Spark session of its own, and in no other way.
+_LARGE = """
+from orchestration.cli import app
+from orchestration.running import savepoints
+savepoints.HERE_BYTES_MAX, savepoints.convert_small = 0, None
+app()
+"""
+
+
+def test_a_large_state_becomes_a_canonical_savepoint_in_spark_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """The same state, by its fingerprints, in one folder; another job begins with it and ends where it should."""
+    write_input(tmp_path / "in", 0, 4)
+    two_step_job(tmp_path).run(spark, trigger={"availableNow": True})
+    config = tmp_path / "stillstate.yaml"
+    config.write_text(f"version: 1\njobs:\n  steps: {{entry_point: 'nowhere:build', store: {tmp_path / 'store'}}}\n")
+    command = ["savepoint", "steps", "one", "--format", "canonical", "-c", str(config)]
+    done = subprocess.run([sys.executable, "-c", _LARGE, *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    root = open_store(str(tmp_path / "store" / "steps"))
+    record = read_savepoint(root, "one")
+    assert (record.state, record.format) == ("COMPLETED", "canonical")
+    assert read_pins(root) == []
+    saved, newest = open_snapshot(root.child("savepoints/one")), Catalog.of_root(root).latest()
+    assert newest is not None
+    assert is_of_format(saved.manifest, "canonical")
+    mine, theirs = SnapshotReader(saved.root, saved.manifest), SnapshotReader(root, newest)
+    for operator in newest.operators:
+        for state in operator.states:
+            assert mine.fingerprint(operator.uid, state.name) == theirs.fingerprint(operator.uid, state.name)
+    write_input(tmp_path / "in", 4, 3)
+    shutil.copytree(tmp_path / "store" / "steps" / "savepoints" / "one", tmp_path / "elsewhere" / "steps")
+    shutil.rmtree(tmp_path / "store")
+    shutil.rmtree(tmp_path / "local")
+    two_step_job(tmp_path, store=str(tmp_path / "elsewhere"), parallelism=3).run(spark, trigger={"availableNow": True})
+    assert_equals_batch(spark, tmp_path)
 
 
 @pytest.mark.parametrize(("home", "interval"), [("local", 1), ("local", 4), ("s3", 1)], indirect=["home"])

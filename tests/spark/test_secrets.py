@@ -55,7 +55,7 @@ def build(context):
     (job.read(lambda spark: spark.readStream.schema("k string, v long").json(context.options["inbox"]))
         .key_by("k").aggregate(uid="by-k", n=aggregates.count())
         .transform(show)
-        .key_by("n").aggregate(uid="by-n", keys=aggregates.count())
+        .key_by("n").aggregate(uid="by-n", last=aggregates.max("k"))
         .write(sink, name="out"))
     return job
 
@@ -269,7 +269,8 @@ def _in_process(defs: dg.Definitions, instance: dg.DagsterInstance, job: str, co
 
 def _ticks(defs: dg.Definitions, instance: dg.DagsterInstance, resource: StillstateResource) -> list[str]:
     seen = []
-    for name in ("stillstate_progress", "stillstate_recovery", "stillstate_materialization"):
+    sensors = ("progress", "recovery", "desired_state", "materialization")
+    for name in (f"stillstate_{sensor}" for sensor in sensors):
         context = dg.build_sensor_context(instance=instance, resources={"stillstate": resource})
         result: Any = defs.resolve_sensor_def(name)(context)
         for event in getattr(result, "asset_events", None) or []:

@@ -282,6 +282,12 @@ def test_an_error_in_a_function_that_spark_calls_is_the_users(spark: SparkSessio
 # --- what is refused when the job is built -------------------------------------------------------------------------
 
 
+class ByEventTime(Running):
+    """Would never fire: nothing has a watermark."""
+
+    time_mode = "event"
+
+
 def stating(states: Any) -> VectorizedProcessor:
     class States(Running):
         def states(self) -> Any:
@@ -315,6 +321,7 @@ def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]
         (lambda k: k.process(stating({"s": "n lnog"}), RUNNING, uid="u"), InvalidPipeline, "state 's' of operator 'u' cannot"),
         (lambda k: k.process(stating({"$s": "n long"}), RUNNING, uid="u"), InvalidPipeline, "cannot name a state"),
         (lambda k: k.process(stating(fail), RUNNING, uid="u"), UserCodeError, "'u': states.. of States raised KeyError"),
+        (lambda k: k.process(ByEventTime(), RUNNING, uid="u"), InvalidPipeline, 'time_mode "event" needs .* withWatermark'),
         (lambda k: k.latest_by("ts", uid="u"), InvalidPipeline, "operator 'u', latest_by: there is no column 'ts'"),
         (lambda k: k.latest_by("at", "x", uid="u"), InvalidPipeline, "operator 'u', latest_by: there is no column 'x'"),
         (lambda k: k.latest_by("tags", uid="u"), InvalidPipeline, "have no order"),

@@ -92,9 +92,16 @@ class Job:
     """A job that commits real segments: every checkpoint changes something, and its rows are remembered."""
 
     def __init__(
-        self, store: Store, clock: FakeClock | None = None, *, inline_bytes_max: int = 1 << 20, prefix: int = 5
+        self,
+        store: Store,
+        clock: FakeClock | None = None,
+        *,
+        inline_bytes_max: int = 1 << 20,
+        prefix: int = 5,
+        name: str = JOB,
     ) -> None:
         self.store = store
+        self.name = name
         self.clock = clock or FakeClock()
         self.ids = CountingIds(prefix=prefix)
         self.inline_bytes_max = inline_bytes_max
@@ -108,8 +115,8 @@ class Job:
 
     def start(self) -> Committer:
         """A new run."""
-        self.catalog = Catalog(self.store, JOB, self.clock)
-        info = open_job_root(self.catalog.root, JOB, clock=self.clock, ids=self.ids)
+        self.catalog = Catalog(self.store, self.name, self.clock)
+        info = open_job_root(self.catalog.root, self.name, clock=self.clock, ids=self.ids)
         self.committer = open_run(
             self.catalog, info, empty_manifest(info.uid), clock=self.clock, ids=self.ids, host="h", pid=1
         )

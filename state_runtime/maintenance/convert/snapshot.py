@@ -52,7 +52,7 @@ from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.create_once import Proposal, create_agreed
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
+from state_runtime.snapshot.kept_pin import kept_pin
 from state_runtime.snapshot.locate import OpenedSnapshot
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, OriginEntry, SnapshotFormat
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, MATERIALIZATIONS_DIR, TERMS_DIR
@@ -67,6 +67,7 @@ __all__ = [
     "convert",
     "is_of_format",
     "rewrite_of",
+    "write_converted",
 ]
 
 _DATA_FOLDERS = ("tables", "changelog", "files")
@@ -214,7 +215,7 @@ def convert(
             fold=fold,
             sizes=sizes or FoldSizes(),
             threads=threads,
-            kept=kept,
+            beat=kept.beat,
         )
         try:
             result = work.go(on_progress or (lambda phase, done, total: None))
@@ -231,6 +232,43 @@ def convert(
     else:
         target.delete(CONVERSION_FILE)
     return replace(result, pinned=is_pinned, seconds=clock.monotonic_s() - started_s)
+
+
+def write_converted(
+    source: OpenedSnapshot,
+    target: Store,
+    to: SnapshotFormat,
+    adopt: Callable[[Manifest], Manifest],
+    *,
+    clock: Clock,
+    ids: Ids,
+    on_progress: Callable[[Phase, int, int], None],
+    compare: CompareStates = compare_here,
+    fold: FoldUnits | None = None,
+    independent: bool = False,
+) -> ConversionResult:
+    """All but the end of a conversion: what the target's manifest names is written and compared. The caller, who owns
+    the target, holds the source and creates the manifest.
+
+    Args:
+        adopt: makes a draft the target's own manifest.
+        independent: see `Copier`.
+
+    Raises:
+        MissingFile, CorruptData: the source is damaged, or differs from what was written. Unavailable: repeat it.
+    """
+    return _Conversion(
+        source=source,
+        target=target,
+        to=to,
+        actor=Actor(clock, ids),
+        compare=compare,
+        fold=fold,
+        sizes=FoldSizes(),
+        threads=16,
+        beat=lambda: None,
+        independent=independent,
+    ).write(adopt, on_progress)
 
 
 # --- the target ----------------------------------------------------------------------------------------------------
@@ -314,24 +352,36 @@ class _Conversion:
     fold: FoldUnits | None
     sizes: FoldSizes
     threads: int
-    kept: KeptPin
+    beat: Callable[[], object]
+    independent: bool = False
 
     def go(self, tell: Callable[[Phase, int, int], None]) -> ConversionResult:
         """Everything from the intent to the manifest."""
+        info = self._begin()
+        done = self.write(lambda draft: self._adopted(draft, info), tell)
+        create_manifest(self.target, done.manifest, done.manifest.encode())
+        return done
+
+    def write(self, adopt: Callable[[Manifest], Manifest], tell: Callable[[Phase, int, int], None]) -> ConversionResult:
+        """Everything that the target's manifest names, compared with the source; the manifest is the caller's to
+        create.
+
+        Args:
+            adopt: makes the draft the target's own.
+        """
 
         def reached(phase: Phase) -> Reached:
             def note(done: int, total: int) -> None:
-                self.kept.beat()
+                self.beat()
                 tell(phase, done, total)
 
             return note
 
         manifest = self.source.manifest
-        info = self._begin()
         rewritten = rewrite_of(manifest, self.to)
         record = self._folded(rewritten, reached("fold"))
         draft = _described(apply(manifest, record) if record is not None else manifest, rewritten)
-        draft = self._adopted(draft, info)
+        draft = adopt(draft)
         written = {t.path for t in (*record.base, *record.deltas)} if record is not None else set()
         written |= {f.path for f in record.source_logs} if record is not None else set()
         objects, copied = self._copy(_without(draft, written), reached("copy"))
@@ -342,7 +392,6 @@ class _Conversion:
                 "Nothing was "
                 "published. Look at the source with `stillstate verify`; if it is sound, please report this"
             )
-        create_manifest(self.target, draft, draft.encode())
         return ConversionResult(
             manifest=draft,
             rewritten=rewritten,
@@ -461,7 +510,14 @@ class _Conversion:
             reached(progress.objects_done, progress.objects)
 
         needed = needed_objects(self.source.root, kept)
-        with Copier(self.source.root, self.target, ids=self.actor.ids, progress=note, threads=self.threads) as copier:
+        with Copier(
+            self.source.root,
+            self.target,
+            ids=self.actor.ids,
+            progress=note,
+            threads=self.threads,
+            independent=self.independent,
+        ) as copier:
             copier.copy(needed.values())
         return copier.objects_copied, copier.bytes_copied
 

@@ -25,6 +25,7 @@ from state_runtime.base.errors import (
     InvalidConfiguration,
     MissingFile,
     SnapshotExpired,
+    SnapshotInUse,
     StoreRefused,
     StoreUnavailable,
 )
@@ -124,6 +125,8 @@ def copy_snapshot(
     rewrite: Callable[[Manifest], Manifest] | None = None,
     progress: Callable[[CopyProgress], None] | None = None,
     threads: int = 16,
+    independent: bool = False,
+    prove: Callable[[], None] = lambda: None,
     clock: Clock,
     ids: Ids,
 ) -> CopyResult:
@@ -138,11 +141,14 @@ def copy_snapshot(
             own earlier manifest as another one. None copies the manifest's bytes.
         progress: called in this thread, after each object.
         threads: objects at a time.
+        independent: see `Copier`.
+        prove: called right before the manifest is created; raises if the target is not the caller's any more.
 
     Raises:
         SnapshotExpired: a file is gone because the snapshot was given up meanwhile.
         MissingFile, CorruptData: the source is damaged; nothing but complete objects was written.
         InvalidConfiguration: the target has another snapshot of that id, or has given that id up.
+        SnapshotInUse: the target was replaced while it was copied to; no snapshot was made of what was left.
         StoreUnavailable, OutcomeUnknown: repeat it.
     """
     started_s = clock.monotonic_s()
@@ -156,7 +162,7 @@ def copy_snapshot(
                 "choose another target"
             )
         objects = needed_objects(source, manifest)
-        with Copier(source, target, progress=progress, threads=threads, ids=ids) as copier:
+        with Copier(source, target, progress=progress, threads=threads, independent=independent, ids=ids) as copier:
             copier.copy([*objects.values(), *outputs_below_root(written)])
     except MissingFile as error:
         if not read_boundary(source).keeps(manifest.snapshot_id):
@@ -165,6 +171,8 @@ def copy_snapshot(
                 "choose a newer one"
             ) from error
         raise
+    prove()
+    copier.check_still_there()
     create_manifest(target, written, body)
     return CopyResult(
         manifest=written,
@@ -227,6 +235,8 @@ class Copier:
 
     Args:
         verified: every object is read in the target and compared, also where no bytes would pass through here.
+        independent: no object of the target shares its bytes with another file: where the store copies by hard link,
+            the bytes are read, compared and written instead, and a link that lies there is replaced.
         known: paths that are right in the target, by an earlier copy of this process; grows.
         progress: called in the caller's thread, after each object.
 
@@ -241,6 +251,7 @@ class Copier:
         *,
         ids: Ids,
         verified: bool = False,
+        independent: bool = False,
         known: set[str] | None = None,
         progress: Callable[[CopyProgress], None] | None = None,
         threads: int = 16,
@@ -248,7 +259,8 @@ class Copier:
         self._source = source
         self._target = target
         self._ids = ids
-        self._inside = is_inside(source, target)
+        self._independent = independent and target.shares_bytes
+        self._inside = is_inside(source, target) and not self._independent
         self._verified = verified
         self._progress = progress
         self._threads = threads
@@ -256,6 +268,7 @@ class Copier:
         self._scratch = tempfile.TemporaryDirectory(prefix="stillstate-copy-")
         self._present: dict[str, dict[str, int]] = {}
         self._known = known if known is not None else set()
+        self._there: set[str] = set()
         self.objects = self.bytes = self.objects_copied = self.bytes_copied = 0
 
     def __enter__(self) -> Copier:
@@ -282,11 +295,28 @@ class Copier:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     finished, size, was_copied = future.result()
+                    if size or was_copied or not finished.optional:
+                        self._there.add(finished.path)
                     self._count(finished, size, was_copied)
                     left_objects, left_bytes = left_objects - 1, left_bytes - finished.bytes_known
                     if self._progress is not None:
                         objects, in_all = self.objects + left_objects, self.bytes + left_bytes
                         self._progress(CopyProgress(self.objects, objects, self.bytes, in_all))
+
+    def check_still_there(self) -> None:
+        """List once more what was copied, or found. A target that was replaced meanwhile by an older backup of itself
+        lacks some of it, whichever was copied before and which after that. One listing for each folder.
+
+        Raises:
+            SnapshotInUse: something is gone; complete nothing with the rest.
+        """
+        there = {found.path for top in self._present for found in self._target.list_objects(top)}
+        gone = self._there - there
+        if gone:
+            raise SnapshotInUse(
+                f"{min(gone)}, which was just copied, is not in {self._target.url} any more: it was deleted, or "
+                "replaced by an older backup. Nothing was completed; repeat the copy"
+            )
 
     def _count(self, need: NeededObject, size: int, was_copied: bool) -> None:
         self._known.add(need.path)
@@ -299,7 +329,9 @@ class Copier:
         # A listing per folder, not a request per object: a copy mostly begins with nothing there.
         top = path.partition("/")[0]
         if top not in self._present:
-            self._present[top] = {found.path: found.bytes for found in self._target.list_objects(top)}
+            linked = {found.path for found in self._target.list_shared(top)} if self._independent else set()
+            listed = self._target.list_objects(top)
+            self._present[top] = {found.path: found.bytes for found in listed if found.path not in linked}
 
     def _one(self, need: NeededObject, scratch: Path) -> tuple[NeededObject, int, bool]:
         """Whether it had to be copied, and its size; of an optional object that is gone 0."""

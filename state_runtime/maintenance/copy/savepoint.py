@@ -35,6 +35,7 @@ from state_runtime.snapshot.pins import pin_snapshot, read_pins, renew_pin, unpi
 from state_runtime.snapshot.savepoint import (
     HEARTBEAT_S,
     STALE_MS,
+    SavepointFormat,
     SavepointRecord,
     SavepointTrigger,
     check_tags,
@@ -50,6 +51,9 @@ from state_runtime.store import Created, Store
 
 __all__ = [
     "PIN_LASTS_MS",
+    "Convert",
+    "Filled",
+    "LeftToOthers",
     "SavepointWork",
     "holder_of",
     "pin_for_savepoint",
@@ -65,6 +69,23 @@ _LOG = logging.getLogger(__name__)
 PIN_LASTS_MS = 7 * 24 * 3600 * 1000
 
 
+class LeftToOthers(Exception):
+    """This process does not write what the savepoint is to hold; the message says who can."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What the folder of a savepoint holds, but for its records: its data and its manifest."""
+
+    objects: int
+    bytes: int
+
+
+Convert = Callable[[Store, Manifest, Store, SavepointRecord, Callable[[str, int, int], None], Clock, Ids], Filled]
+"""Writes a snapshot of a root into a savepoint's folder in the format of the record, manifest last. It is told what to
+call with (phase, done, total), raises what `write_converted` raises, and `LeftToOthers`."""
+
+
 class _Ended(Exception):
     """Whoever works on the savepoint is to end."""
 
@@ -78,6 +99,7 @@ class SavepointWork:
         ended: set it to end the work soon; anybody can resume the savepoint.
         wait: sleeps so many seconds or until the work is to end, and says whether it is; returns at once in tests.
         watch: told of every change of a record, and of the copy's progress.
+        convert: writes savepoints of other formats than the job's own (maintenance/convert/savepoint.py).
         prove: raises if the root is not the caller's any more (snapshot/ownership.py); asked before each write of a
             record or a pin.
     """
@@ -90,6 +112,7 @@ class SavepointWork:
     wait: Callable[[float], bool] | None = None
     watch: Callable[[SavepointRecord], None] = lambda record: None
     prove: Callable[[], None] = lambda: None
+    convert: Convert | None = None
 
     def carry_out(self, record: SavepointRecord) -> SavepointRecord:
         """Copy an own savepoint that is IN_PROGRESS; attempts, with pauses that double, until it is COMPLETED or
@@ -108,6 +131,8 @@ class SavepointWork:
                 raise
             except _Ended:
                 return self._hand_over(record)
+            except LeftToOthers as left:
+                return self._hand_over(record, str(left))
             except (SnapshotInUse, Fenced):
                 raise
             except Exception as error:
@@ -123,7 +148,7 @@ class SavepointWork:
     def _attempt(self, record: SavepointRecord) -> SavepointRecord:
         now_ms = self.clock.now_ms()
         record = self._write(record.to("IN_PROGRESS", now_ms, attempts=record.attempts + 1, next_attempt_at_ms=0))
-        pin_for_savepoint(self.root, record.name, record.snapshot_id, clock=self.clock, ids=self.ids)
+        pin_for_savepoint(self.root, record.name, record.snapshot_id, clock=self.clock, ids=self.ids, prove=self.prove)
         faults.reach("savepoint-pinned")
         folder = self.root.child(savepoint_path(record.name))
         job = self.root.read(JOB_FILE, SMALL_JSON_BYTES_MAX)
@@ -142,16 +167,24 @@ class SavepointWork:
                 record = self._write(record.to("IN_PROGRESS", self.clock.now_ms()))
                 beaten_s = self.clock.monotonic_s()
 
+        def reached(phase: str, done: int, total: int) -> None:
+            nonlocal record, beaten_s
+            faults.reach("savepoint-converting")
+            if self.ended.is_set():
+                raise _Ended
+            record = replace(record, message=f"{phase}: {done} of {total}")
+            self.watch(record)
+            if self.clock.monotonic_s() - beaten_s >= HEARTBEAT_S:
+                record = self._write(record.to("IN_PROGRESS", self.clock.now_ms()))
+                beaten_s = self.clock.monotonic_s()
+
         manifest = Catalog.of_root(self.root, self.clock).manifest(record.snapshot_id)
-        result = copy_snapshot(
-            self.root,
-            manifest,
-            folder,
-            rewrite=_without_outputs if manifest.outputs else None,
-            progress=progress,
-            clock=self.clock,
-            ids=self.ids,
-        )
+        if record.format == "native":
+            result = self._copy(manifest, folder, record, progress)
+        elif self.convert is not None:
+            result = self.convert(self.root, manifest, folder, record, reached, self.clock, self.ids)
+        else:
+            raise LeftToOthers(f"format {record.format} is written by `stillstate savepoint … --resume`")
         faults.reach("savepoint-copied")
         numbers = {
             "copied_bytes": result.bytes,
@@ -161,8 +194,24 @@ class SavepointWork:
         }
         record = self._write(record.to("COMPLETED", self.clock.now_ms(), message="", **numbers))
         faults.reach("savepoint-completed")
-        release_pins(self.root, record.name)
+        release_pins(self.root, record.name, self.prove)
         return record
+
+    def _copy(
+        self, manifest: Manifest, folder: Store, record: SavepointRecord, progress: Callable[[CopyProgress], None]
+    ) -> Filled:
+        result = copy_snapshot(
+            self.root,
+            manifest,
+            folder,
+            rewrite=_without_outputs if manifest.outputs else None,
+            progress=progress,
+            independent=record.independent,
+            prove=self.prove,
+            clock=self.clock,
+            ids=self.ids,
+        )
+        return Filled(result.objects, result.bytes)
 
     def _after_failure(self, record: SavepointRecord, message: str, *, again: bool) -> SavepointRecord:
         """Note a failed attempt. A store that does not take the note gets it with the next one."""
@@ -170,7 +219,7 @@ class SavepointWork:
             # The record may be further than we know: the write whose answer was lost.
             stored = read_savepoint(self.root, record.name)
             if stored.number == record.number and stored.state == "COMPLETED":
-                release_pins(self.root, record.name)
+                release_pins(self.root, record.name, self.prove)
                 return stored
         except MissingSnapshot as error:
             raise SnapshotInUse(f"savepoint {record.name!r} was deleted while it was made; nothing goes on") from error
@@ -181,28 +230,28 @@ class SavepointWork:
         try:
             record = self._write(record)
             if record.state == "FAILED":
-                release_pins(self.root, record.name)
+                release_pins(self.root, record.name, self.prove)
         except SnapshotInUse:
             raise
         except (StillstateError, OSError):
             _LOG.warning("savepoint %s: its record could not be written", record.name, exc_info=True)
         return record
 
-    def _hand_over(self, record: SavepointRecord) -> SavepointRecord:
+    def _hand_over(self, record: SavepointRecord, why: str = "") -> SavepointRecord:
         """Leave it: whoever looks next may go on at once."""
         try:
             stored = read_savepoint(self.root, record.name)
             if stored.number != record.number or stored.state != "IN_PROGRESS":
                 return stored
-            return self._write(stored.to("IN_PROGRESS", 0, message=f"{self.owner} ended; `--resume` goes on"))
+            said = why or f"{self.owner} ended; `--resume` goes on"
+            return self._write(stored.to("IN_PROGRESS", 0, message=said))
         except (StillstateError, OSError):
             # It gets stale by itself.
             _LOG.warning("savepoint %s could not be handed over", record.name, exc_info=True)
             return record
 
     def _write(self, record: SavepointRecord) -> SavepointRecord:
-        self.prove()
-        record = rewrite_savepoint(self.root, record)
+        record = rewrite_savepoint(self.root, record, self.prove)
         if record.state == "COMPLETED":
             self._look_again(record)
         self.watch(record)
@@ -218,7 +267,7 @@ class SavepointWork:
         if folder.exists(manifest_path(record.snapshot_id)) and folder.exists(JOB_FILE):
             return
         found = read_record(folder)
-        if found is not None and (found.uid, found.number) == (record.uid, record.number):
+        if found == record:  # not an earlier one of its own, which an older backup has brought back
             folder.delete(record_path(record.number))
         raise SnapshotInUse(
             f"savepoint {record.name!r} in {self.root.url} was deleted while its owner ({record.owner}) slept; its "
@@ -233,6 +282,8 @@ def savepoint_of_stopped(
     trigger: SavepointTrigger = "user",
     tags: tuple[str, ...] = (),
     note: str = "",
+    format: SavepointFormat = "native",
+    independent: bool = False,
 ) -> SavepointRecord:
     """A savepoint of the job's newest snapshot, without a driver. The job may run or start meanwhile; nothing of it is
     touched.
@@ -265,6 +316,8 @@ def savepoint_of_stopped(
         note=note,
         snapshot_id=manifest.snapshot_id,
         drained=manifest.drained,
+        format=format,
+        independent=independent,
     )
     create_savepoint(root, record)
     faults.reach("savepoint-requested")
@@ -285,7 +338,7 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
     record = read_savepoint(work.root, name)
     now_ms = work.clock.now_ms()
     if record.state == "COMPLETED":
-        release_pins(work.root, name)
+        release_pins(work.root, name, work.prove)
         return record
     if record.state in ("DELETING", "ABANDONED"):
         raise SnapshotInUse(
@@ -305,13 +358,16 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
             "ABANDONED",
             owner=work.owner,
             clock=work.clock,
+            prove=work.prove,
             message=f"the run that was asked (term {record.term}) ended before it made the snapshot",
         )
-        release_pins(work.root, name)
+        release_pins(work.root, name, work.prove)
         return gone
     # Attempts of somebody who died count; those of one that failed do not.
     attempts = {"attempts": 0} if record.state == "FAILED" else {}
-    record = take_over(work.root, record, "IN_PROGRESS", owner=work.owner, clock=work.clock, **attempts)
+    record = take_over(
+        work.root, record, "IN_PROGRESS", owner=work.owner, clock=work.clock, prove=work.prove, **attempts
+    )
     return work.carry_out(record)
 
 
@@ -330,8 +386,19 @@ def _is_left(root: Store, record: SavepointRecord, now_ms: int) -> bool:
     return status is None or status.term != record.term or not status.is_live(now_ms, STALE_MS / 1000)
 
 
-def pin_for_savepoint(root: Store, name: str, snapshot_id: int, *, clock: Clock, ids: Ids) -> None:
+def pin_for_savepoint(
+    root: Store,
+    name: str,
+    snapshot_id: int,
+    *,
+    clock: Clock,
+    ids: Ids,
+    prove: Callable[[], None] = lambda: None,
+) -> None:
     """Keep the snapshot until the savepoint is complete; a pin that is there is renewed.
+
+    Args:
+        prove: called right before each change.
 
     Raises:
         SnapshotExpired: it was given up.
@@ -340,19 +407,26 @@ def pin_for_savepoint(root: Store, name: str, snapshot_id: int, *, clock: Clock,
     for pin in read_pins(root):
         if (pin.snapshot_id, pin.reason, pin.holder) != (snapshot_id, "savepoint", holder):
             continue
+        prove()
         if pin.is_void(clock.now_ms()):
             unpin(root, pin)  # it kept nothing: whether the snapshot is still there is asked anew
         else:
             renew_pin(root, pin, lasts_ms=PIN_LASTS_MS, clock=clock)
             return
+    prove()
     pin_snapshot(root, snapshot_id, reason="savepoint", holder=holder, clock=clock, ids=ids, lasts_ms=PIN_LASTS_MS)
 
 
-def release_pins(root: Store, name: str) -> None:
-    """The savepoint needs no snapshot of the job any more. What the store refuses is logged: the pin ends by itself."""
+def release_pins(root: Store, name: str, prove: Callable[[], None] = lambda: None) -> None:
+    """The savepoint needs no snapshot of the job any more. What the store refuses is logged: the pin ends by itself.
+
+    Args:
+        prove: called right before each pin is taken off; where it raises, the pin is another's by now.
+    """
     try:
         for pin in read_pins(root):
             if pin.reason == "savepoint" and pin.holder == holder_of(name):
+                prove()
                 unpin(root, pin)
     except (StillstateError, OSError):
         _LOG.warning("the pin of savepoint %s could not be taken off", name, exc_info=True)

@@ -18,12 +18,13 @@ from state_runtime.base.errors import SnapshotInUse
 from state_runtime.base.ids import Ids
 from state_runtime.base.progress import Progress
 from state_runtime.maintenance.delete.roots import delete_root
-from state_runtime.maintenance.delete.snapshots import Failure, delete_snapshots
+from state_runtime.maintenance.delete.snapshots import THREADS, Failure, delete_snapshots
 from state_runtime.maintenance.marks import read_existing, read_holders
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import read_job_info
 from state_runtime.snapshot.claim import read_claim
 from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.pins import start_pins, unpin
 from state_runtime.store import Store
 
@@ -55,6 +56,7 @@ def end_claim(
     clock: Clock,
     ids: Ids,
     prove: Callable[[], None] = lambda: None,
+    threads: int = THREADS,
 ) -> Remains:
     """Delete a root that a job has claimed, as far as nobody else needs it. Repeat it after a crash, or when who held
     it is done.
@@ -91,22 +93,35 @@ def end_claim(
             claimed_by=claimer_uid,
             job_uid=info.uid if info is not None else "",
             prove=prove,
+            threads=threads,
         )
     except SnapshotInUse as error:
-        if not read_boundary(root).is_tombstone:
-            _delete_unneeded(root, clock, ids)
+        if not read_boundary(root).is_tombstone and info is not None:
+            _delete_unneeded(root, _ClaimerProof(root, info.uid, prove=prove), clock, ids, threads)
         return Remains(False, str(error))
     left = [f for f in deleted.failures if root.exists(f.path)]
     return Remains(not root.list_names("boundary"), "", tuple(left))
 
 
-def _delete_unneeded(root: Store, clock: Clock, ids: Ids) -> None:
+@dataclass(frozen=True)
+class _ClaimerProof(JobProof):
+    """That the root is still the one that was claimed, and the claimer still has its own job."""
+
+    prove: Callable[[], None] = lambda: None
+
+    def check(self, *, since: int = 0) -> None:
+        """See `Proof`."""
+        super().check(since=since)
+        self.prove()
+
+
+def _delete_unneeded(root: Store, proof: _ClaimerProof, clock: Clock, ids: Ids, threads: int) -> None:
     """The checkpoints that nobody needs; the newest stays with what is needed, so that what is left is still a root."""
     snapshot_ids = read_existing(root).snapshot_ids
     held, _ = read_holders(root, clock)
     doomed = [i for i in snapshot_ids[:-1] if i not in held]
     if doomed:
-        delete_snapshots(root, doomed, clock=clock, ids=ids)
+        delete_snapshots(root, doomed, clock=clock, ids=ids, proof=proof, threads=threads)
 
 
 class ClaimEnding:

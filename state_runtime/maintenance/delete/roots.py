@@ -101,7 +101,9 @@ def delete_root(
             take_back_boundary(root, written)
             raise
 
-    advance_boundary(root, lambda now: now.tombstone(), clock=clock, ids=ids, before=check, after=look_again)
+    advance_boundary(
+        root, lambda now: now.tombstone(), clock=clock, ids=ids, before=lambda _: check(), after=look_again
+    )
     # Whoever came before the tombstone is seen now; whoever came after it has seen it.
     if not is_debris:
         _refuse(root, _in_the_way(root, clock, claimed_by, with_savepoints=False), given_up=True)
@@ -153,7 +155,7 @@ def delete_savepoint(
                 "or worked on it; it changes nothing more there"
             )
 
-    advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids, before=check)
+    advance_boundary(folder, lambda now: now.tombstone(), clock=clock, ids=ids, before=lambda _: check())
     _refuse(folder, _in_the_way(folder, clock, claimed_by), given_up=True)
     return _remove(folder, last="savepoint", prove=check, on_progress=on_progress, threads=threads)
 

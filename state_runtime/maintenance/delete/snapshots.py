@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import (
     CorruptManifest,
+    Fenced,
     MissingSnapshot,
     SnapshotExpired,
     SnapshotInUse,
@@ -211,6 +213,7 @@ def delete_snapshots(
     clock: Clock,
     ids: Ids,
     damaged: bool = False,
+    proof: Proof | None = None,
     marker: Marker | None = None,
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
@@ -222,6 +225,7 @@ def delete_snapshots(
 
     Args:
         damaged: also those whose manifest is lost or damaged: what they named is left to garbage collection.
+        proof: of a caller that knows whose root it was before; else it is whose it is now.
         marker: of a caller that deletes again and again.
         on_progress: called in this thread.
 
@@ -232,29 +236,38 @@ def delete_snapshots(
         MissingSnapshot: there is none of an id. SnapshotInUse: one is needed; the message names by whom. Nothing was
             changed.
         CorruptData, UnsupportedFormat: what some snapshot needs cannot be known; nothing was removed.
+        Fenced: the proof failed; nothing was changed since the last one.
         StoreUnavailable, OutcomeUnknown: they may be given up; repeat it.
     """
     marker = marker or Marker(root, clock)
-    proof = JobProof(root, marker.catalog.job_info().uid)
+    proof = proof or JobProof(root, marker.catalog.job_info().uid)
     refuse_if_handed_over(root)
     _check(marker.catalog, snapshot_ids, clock, damaged=damaged)
     existing = read_existing(root, without=snapshot_ids if damaged else ())
     if not existing.snapshot_ids:
         raise MissingSnapshot(f"{root.url} was moved or deleted meanwhile; there is nothing to delete")
-    back = give_up(root, snapshot_ids, existing.snapshot_ids, proof, clock=clock, ids=ids)
+    since = existing.boundary.sequence
+    back = give_up(root, snapshot_ids, existing.snapshot_ids, proof, clock=clock, ids=ids, since=since)
     doomed = [i for i in snapshot_ids if i not in back]
     removed = remove_given_up(root, doomed, proof, marker=marker, clock=clock, on_progress=on_progress, threads=threads)
     return replace(removed, kept={**removed.kept, **back})
 
 
 def give_up(
-    root: Store, doomed: Collection[int], existing: Collection[int], proof: Proof, *, clock: Clock, ids: Ids
+    root: Store,
+    doomed: Collection[int],
+    existing: Collection[int],
+    proof: Proof,
+    *,
+    clock: Clock,
+    ids: Ids,
+    since: int = 0,
 ) -> dict[int, tuple[str, ...]]:
     """Announce and settle. Atomic in each step; a crash in between leaves snapshots `going`, which the next collector
     settles.
 
     Args:
-        existing: all snapshots that there are.
+        existing: all snapshots that there are, and `since`: sequence of the boundary that was read with them.
         proof: made before each boundary, so that a sleeper gives nothing up in a root that is another's by now.
 
     Returns:
@@ -264,12 +277,57 @@ def give_up(
         Fenced: the root is another's by now; nothing was changed.
         CorruptManifest, UnsupportedFormat, StoreUnavailable, OutcomeUnknown: as above; nothing may be removed.
     """
-    announced = advance_own_boundary(root, lambda now: now.announcing(doomed, existing), proof, clock=clock, ids=ids)
-    return settle(root, set(doomed) & set(announced.going), proof, clock=clock, ids=ids)
+    proof = _Followed(root, proof, max(set(existing) - set(doomed), default=0))
+    announced = advance_own_boundary(
+        root, lambda now: now.announcing(doomed, existing), proof, clock=clock, ids=ids, since=since
+    )
+    going = set(doomed) & set(announced.going)
+    return settle(root, going, proof, clock=clock, ids=ids, since=announced.sequence)
+
+
+@dataclass(frozen=True)
+class _Followed:
+    """A proof that looks, too, whether the newest of the snapshots that stay is still there.
+
+    Without it a sleeper could give up all snapshots of an older backup: the run of a term that the backup holds finds
+    its own mark and its own newest snapshot there, and what a newer run had made since is gone.
+
+    Attributes:
+        newest: of those that stay; 0 if none does.
+    """
+
+    root: Store
+    proof: Proof
+    newest: int
+
+    @property
+    def job_uid(self) -> str:
+        """See `Proof`."""
+        return self.proof.job_uid
+
+    def check(self, *, since: int = 0) -> None:
+        """See `Proof`. One small request more."""
+        self.proof.check(since=since)
+        self._look()
+
+    def check_place(self) -> None:
+        """See `Proof`. One small request more."""
+        self.proof.check_place()
+        self._look()
+
+    def _look(self) -> None:
+        if not self.newest or self.root.exists(manifest_path(self.newest)):
+            return
+        # If it was given up itself meanwhile, there is a newer one.
+        if max(read_existing(self.root).snapshot_ids, default=0) < self.newest:
+            raise Fenced(
+                f"{self.root.url} was replaced by an older backup: snapshot {self.newest}, which was to stay, is gone. "
+                "Nothing is given up there; look at the root, and repeat the command if it is still wanted"
+            )
 
 
 def settle(
-    root: Store, announced: Collection[int], proof: Proof, *, clock: Clock, ids: Ids
+    root: Store, announced: Collection[int], proof: Proof, *, clock: Clock, ids: Ids, since: int = 0
 ) -> dict[int, tuple[str, ...]]:
     """Take those back that somebody pinned before they were announced; the others are gone. See `give_up`."""
     if not announced:
@@ -277,7 +335,7 @@ def settle(
     # After the announcement: a pin that counts was there before it.
     holders, _ = read_holders(root, clock)
     settled = advance_own_boundary(
-        root, lambda now: now.settling(announced, holders.keys()), proof, clock=clock, ids=ids
+        root, lambda now: now.settling(announced, holders.keys()), proof, clock=clock, ids=ids, since=since
     )
     return {i: holders[i] for i in announced if i in holders and settled.keeps(i)}
 
@@ -309,6 +367,7 @@ def remove_given_up(
     gone = [i for i in sorted(doomed) if boundary.is_gone(i)]
     if not gone:
         return Deleted()
+    prove = partial(proof.check, since=boundary.sequence)
     theirs = {snapshot_id: marker.rest_of(snapshot_id) for snapshot_id in gone}
     _, holders, marks = mark(root, marker, clock)
     waiting = {i: holders[i] for i in gone if i in holders}
@@ -325,7 +384,7 @@ def remove_given_up(
     # What leads to other objects after them, or a crash in between would lose where they are.
     leaves = sorted(p for p in removable if kind_of(p) not in ("segment", "listing"))
     failures = delete_objects(
-        root, leaves, prove=proof.check, on_progress=_part(on_progress, 0, len(removable)), threads=threads
+        root, leaves, prove=prove, on_progress=_part(on_progress, 0, len(removable)), threads=threads
     )
     faults.reach("retention-data-removed")
     failed = {f.path for f in failures}
@@ -334,7 +393,7 @@ def remove_given_up(
     failures += delete_objects(
         root,
         leading,
-        prove=proof.check,
+        prove=prove,
         on_progress=_part(on_progress, len(leaves), len(removable)),
         threads=threads,
     )
@@ -342,7 +401,7 @@ def remove_given_up(
     left = failed | (removable.keys() - set(leaves) - set(leading))
     finished = [i for i in gone if i not in waiting and not left & theirs[i].keys()]
     # The record last: as long as it lies there, the next collector knows what it led to.
-    failures += delete_objects(root, [manifest_path(i) for i in finished], prove=proof.check, threads=threads)
+    failures += delete_objects(root, [manifest_path(i) for i in finished], prove=prove, threads=threads)
     for snapshot_id in finished:
         root.remove_empty_folders(manifest_path(snapshot_id).rpartition("/")[0])
     manifests = {f.path for f in failures}

@@ -128,10 +128,14 @@ def apply_gc(
     clock: Clock,
     ids: Ids,
     owner: str,
+    proof: Proof | None = None,
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> CollectionResult:
     """The second pass: delete what the plan says and this pass says too. Data first, then what leads to it.
+
+    Args:
+        proof: that the root is still the caller's; None: that it is still the same job's.
 
     Two at once, beside a running job, and after a crash of one: each deletes what is garbage, and a key that is gone is
         fine.
@@ -144,7 +148,7 @@ def apply_gc(
     catalog = Catalog.of_root(root, clock)
     info = catalog.job_info()
     check_fresh(plan.made, info, root.url, clock.now_ms())
-    proof = JobProof(root, info.uid)
+    proof = proof or JobProof(root, info.uid)
     _check_age(plan.min_age_s, unsafe=True)
     # Those that a collector announced and did not settle are looked at once more; then they are gone, or back.
     settle(root, read_boundary(root).going, proof, clock=clock, ids=ids)
@@ -160,6 +164,7 @@ def apply_gc(
     removed_bytes, due, savepoints = sum(c.bytes for c in done) + given_up.bytes, dict(survey.savepoints()), []
     for name, _ in plan.savepoints:
         if name in due:
+            proof.check()
             part = delete_savepoint(root, name, clock=clock, ids=ids, owner=owner, threads=threads)
             failures += part.failures
             removed_bytes += part.bytes

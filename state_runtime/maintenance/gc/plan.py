@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from state_runtime.maintenance.layout import ObjectKind
-from state_runtime.maintenance.plans import Made, read_plan, write_plan
+from state_runtime.maintenance.plans import Made, digest_of_plan, read_plan, write_plan
 
 __all__ = ["Candidate", "GcPlan", "read_gc_plan", "write_gc_plan"]
 
@@ -57,6 +57,11 @@ class GcPlan:
     foreign: tuple[str, ...] = ()
     foreign_objects: int = 0
     is_cut: bool = False
+
+    @property
+    def digest(self) -> str:
+        """See `digest_of_plan`."""
+        return digest_of_plan(_KIND, self)
 
     @property
     def bytes(self) -> int:

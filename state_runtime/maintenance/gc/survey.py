@@ -36,6 +36,9 @@ __all__ = ["Survey"]
 TERMS_KEPT = 100
 """Runs whose term and last heartbeat are kept, to be looked at."""
 _FOREIGN_SHOWN_MAX = 100
+_KEPT = frozenset(
+    ("job", "mark", "claim", "savepoint", "moving", "conversion", "building", "moved", "published", "migration")
+)
 _TOLD_EVERY = 1_000
 
 
@@ -264,8 +267,7 @@ class Survey:
         kind, number = kind_of(path), number_in(path)
         if kind == "manifest":
             return not self.existing.boundary.is_gone(number)
-        kept = ("job", "mark", "claim", "savepoint", "moving", "conversion", "building", "moved", "published")
-        return kind in kept or (kind == "boundary" and number >= self.existing.boundary.sequence)
+        return kind in _KEPT or (kind == "boundary" and number >= self.existing.boundary.sequence)
 
     def _check(self, suspects: list[str]) -> None:
         """

@@ -32,6 +32,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.migration import read_migration
 from state_runtime.snapshot.paths import (
     JOB_FILE,
     PUBLISHED_FILE,
@@ -39,10 +40,11 @@ from state_runtime.snapshot.paths import (
     boundary_path,
     heartbeat_path,
     manifest_path,
+    migration_path,
     term_path,
 )
 from state_runtime.snapshot.pins import unpin
-from state_runtime.snapshot.savepoint import read_record, record_path, savepoint_names
+from state_runtime.snapshot.savepoint import YOUNGER, read_record, record_path, savepoint_names
 from state_runtime.snapshot.term_files import RunStatus, Term
 from state_runtime.store import Created, Store
 
@@ -68,6 +70,7 @@ class Carrier:
     Args:
         uid: of the move.
         verified: every object is read in the target and compared.
+        independent: see `Copier`.
         progress: called in the caller's thread, after each object.
 
     Attributes:
@@ -82,12 +85,14 @@ class Carrier:
         uid: str,
         *,
         verified: bool,
+        independent: bool,
         progress: Callable[[MoveProgress], None] | None,
         threads: int,
         actor: Actor,
     ) -> None:
         self._source, self._target, self._plan, self._uid = source, target, plan, uid
         self._verified, self._progress, self._threads = verified, progress, threads
+        self._independent = independent
         self._actor, self._clock = actor, actor.clock
         self._pin: KeptPin | None = None
         self._known: dict[str, set[str]] = {}
@@ -154,6 +159,7 @@ class Carrier:
             target,
             ids=self._actor.ids,
             verified=self._verified,
+            independent=self._independent,
             known=self._known.setdefault(folder, set()),
             progress=self._report,
             threads=self._threads,
@@ -184,9 +190,10 @@ class Carrier:
             target.put(pin.path, encode_document("pin", pin))
         record = read_record(source) if only is None else None
         if record is not None:
-            target.put(record_path(record.number), encode_document("savepoint", record))
+            target.put(record_path(record.number), encode_document("savepoint", record, younger=YOUNGER))
         elif newest is not None:
             self._carry_published(source, target)
+            self._carry_migration(source, target)
             if newest.term:
                 self._carry_term(source, target, newest)
 
@@ -246,6 +253,14 @@ class Carrier:
             target.put(PUBLISHED_FILE, source.read(PUBLISHED_FILE, SMALL_JSON_BYTES_MAX))
         except FileNotFoundError:
             return  # the job has no output, or its run was killed: the sinks decide
+
+    @staticmethod
+    def _carry_migration(source: Store, target: Store) -> None:
+        """What came of the last migration, so that the next run has the same settings. One that is under way stays: its
+        job is here."""
+        found = read_migration(source)
+        if found is not None and not found.is_open:
+            create_document(target, migration_path(found.number), encode_document("migration", found), source)
 
     # --- along the way -----------------------------------------------------------------------------------------------
 

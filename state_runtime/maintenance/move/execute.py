@@ -52,7 +52,7 @@ from state_runtime.snapshot.savepoint import read_record
 from state_runtime.snapshot.term_files import write_status
 from state_runtime.store import Created, Store
 
-__all__ = ["MoveProgress", "MoveResult", "abort_move", "execute_move"]
+__all__ = ["MoveProgress", "MoveResult", "abort_move", "execute_move", "let_go"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,10 @@ def execute_move(
     *,
     parent: Store | None = None,
     full: bool = False,
+    independent: bool = False,
     progress: Callable[[MoveProgress], None] | None = None,
+    keep_source: bool = False,
+    before_decided: Callable[[], None] = lambda: None,
     threads: int = 16,
     clock: Clock,
     ids: Ids,
@@ -96,7 +99,11 @@ def execute_move(
     Args:
         parent: the job root that a savepoint folder belongs to; None if the folder stands alone.
         full: every object is read in the target and compared, also where the store copied it itself.
+        independent: no object of the target shares its bytes with another file by hard link.
         progress: called in this thread.
+        keep_source: end when the target may be used: the source stays, and turns everybody away, until the move is
+            repeated without this, or the target was deleted and the source is let go (`let_go`).
+        before_decided: called when everything is there and before anybody may use it; again by a repeat.
         host, pid: who this is, for people.
 
     Raises:
@@ -119,6 +126,7 @@ def execute_move(
         moving.uid,
         # Between stores the bytes were in our hands: a move reads them back before it lets go of the only other copy.
         verified=full or (plan.mode == "move" and not plan.inside),
+        independent=independent,
         progress=progress,
         threads=threads,
         actor=actor,
@@ -130,16 +138,18 @@ def execute_move(
         _look_at_all(target, carrier, threads, actor)
     # Read before it is decided: the source of a copy may be deleted at any time.
     job = None if target.exists(JOB_FILE) else read_job(source, target)
+    before_decided()
     if plan.outcome is None:
         _decide(source, target, moving, clock)
     if job is not None:
         create_document(target, JOB_FILE, job, source)
     left: tuple[str, ...] = ()
-    if plan.mode == "move":
+    if plan.mode == "move" and not keep_source:
         if plan.what != "snapshot":
             carrier.give_pins_up()
         left = _give_up(source, parent, plan, moving.uid, actor)
-    target.delete(MOVING_FILE)
+    if not keep_source:
+        target.delete(MOVING_FILE)
     return MoveResult(
         plan=plan,
         snapshots=tuple(carrier.snapshots),
@@ -177,7 +187,7 @@ def abort_move(source: Store, target: Store, *, clock: Clock, ids: Ids) -> None:
             f"{target.url} is complete already, so the {moving.mode} can only be finished: repeat `stillstate "
             f"{moving.mode}`"
         )
-    _let_go(source, moving.uid)
+    let_go(source, moving.uid)
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -223,7 +233,7 @@ def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, act
     try:
         refuse_if_needed(source, "root", None, actor.clock, mover=moving.uid, resumed=resumed)
     except SnapshotInUse:
-        _let_go(source, moving.uid)
+        let_go(source, moving.uid)
         raise
     catalog = Catalog.of_root(source, actor.clock)
     newest = catalog.latest()
@@ -319,11 +329,12 @@ def _give_up(source: Store, parent: Store | None, plan: MovePlan, uid: str, acto
 
 def _stop_if_aborted(source: Store, target: Store, moving: Moving, outcome: MoveOutcome | None) -> None:
     if outcome is not None and outcome.outcome == "aborted":
-        _let_go(source, moving.uid)
+        let_go(source, moving.uid)
         raise SnapshotInUse(f"the {moving.mode} to {target.url} was taken back; nothing more is done")
 
 
-def _let_go(source: Store, uid: str) -> None:
+def let_go(source: Store, uid: str) -> None:
+    """Free the source of a move that is taken back; nobody may be able to use the target any more."""
     found = read_moving(source)
     if found is not None and found.uid == uid and found.role == "source":
         source.delete(MOVING_FILE)

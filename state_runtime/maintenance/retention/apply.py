@@ -101,16 +101,26 @@ def _savepoint(root: Store, record: SavepointRecord, clock: Clock) -> Item:
 
 
 def make_retention_plan(
-    root: Store, policy: RetentionPolicy, *, clock: Clock, share_max: float = DELETED_SHARE_MAX
+    root: Store,
+    policy: RetentionPolicy,
+    *,
+    clock: Clock,
+    share_max: float = DELETED_SHARE_MAX,
+    refuse: bool = True,
 ) -> RetentionPlan:
     """What a policy decides now; only reads.
+
+    Args:
+        share_max: the largest share that may be deleted. It is in the plan, which is refused again when it is executed.
+        refuse: raise if the plan deletes more. Without it the plan can be looked at all the same.
 
     Raises:
         InvalidConfiguration: the policy is empty, or deletes a larger share than allowed.
         CorruptData, UnsupportedFormat, StoreUnavailable: see `read_items`.
     """
     plan = _planned(root, policy, clock=clock, share_max=share_max)
-    check_share(plan.decisions, share_max)
+    if refuse:
+        check_share(plan.decisions, share_max)
     return plan
 
 

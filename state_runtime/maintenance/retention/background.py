@@ -152,10 +152,11 @@ class BackgroundRetention:
                 except MissingSnapshot:
                     continue  # on its way
         # Of a round that was cut short, this run's or another's.
-        settle(root, existing.boundary.going, self._proof, clock=clock, ids=ids)
+        since = existing.boundary.sequence
+        settle(root, existing.boundary.going, self._proof, clock=clock, ids=ids, since=since)
         doomed = self._doomed(existing, marker)
         if doomed:
-            give_up(root, doomed, existing.snapshot_ids, self._proof, clock=clock, ids=ids)
+            give_up(root, doomed, existing.snapshot_ids, self._proof, clock=clock, ids=ids, since=since)
             faults.reach("retention-given-up")
         removed = remove_given_up(
             root, {*doomed, *existing.given_up}, self._proof, marker=marker, clock=clock, threads=_THREADS

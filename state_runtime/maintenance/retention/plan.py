@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from state_runtime.base.settings import RetentionPolicy
-from state_runtime.maintenance.plans import Made, read_plan, write_plan
+from state_runtime.maintenance.plans import Made, digest_of_plan, read_plan, write_plan
 from state_runtime.maintenance.retention.policy import Decision
 
 __all__ = ["RetentionPlan", "read_retention_plan", "write_retention_plan"]
@@ -24,8 +24,17 @@ class RetentionPlan:
     decisions: tuple[Decision, ...]
 
     @property
+    def digest(self) -> str:
+        """See `digest_of_plan`."""
+        return digest_of_plan(_KIND, self)
+
+    @property
     def kept(self) -> list[Decision]:
         return [d for d in self.decisions if d.kept]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.deleted
 
     @property
     def deleted(self) -> list[Decision]:

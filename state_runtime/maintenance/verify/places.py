@@ -14,6 +14,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import PATH_CHARS_MAX
+from state_runtime.maintenance.links import Shared, find_links
 from state_runtime.maintenance.verify.report import Finding, VerifyLevel, VerifyProgress, VerifyReport, kind_of_error
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.paths import JOB_FILE, SAVEPOINTS_DIR
@@ -33,6 +34,7 @@ def verify_place(
     share: float = 0.1,
     seed: str = "",
     good: FoundGood | None = None,
+    parent: Store | None = None,
     progress: Callable[[str, VerifyProgress], None] | None = None,
     threads: int = 8,
     clock: Clock,
@@ -42,6 +44,7 @@ def verify_place(
     written there.
 
     Args:
+        parent: the job root that a savepoint's folder lies in: whom it shares files with.
         good: what an earlier verification found good, and where this one notes it.
         progress: told the folder below the root (empty is the root), in this thread.
 
@@ -68,6 +71,8 @@ def verify_place(
         )
 
     report = verify("", [snapshot_id] if snapshot_id is not None else None)
+    if snapshot_id is None and report.complete:
+        report = replace(report, shared=_shared(root, parent))
     for name in savepoint_names(root) if snapshot_id is None and report.complete else ():
         folder = f"{SAVEPOINTS_DIR}/{name}"
         try:
@@ -78,6 +83,16 @@ def verify_place(
         if record is None or record.state == "COMPLETED":
             report = _together(report, _complete(verify(folder, None), record, root.child(folder)), folder)
     return report
+
+
+def _shared(root: Store, parent: Store | None) -> tuple[tuple[str, Shared], ...]:
+    if parent is not None:
+        name = root.url.rpartition("/")[2]
+        found = find_links(parent).of_owner(name)
+        return ((name, found),) if found.files else ()
+    links = find_links(root)
+    owners = [(owner, links.of_owner(owner)) for owner in ("", *savepoint_names(root))]
+    return tuple((owner, shared) for owner, shared in owners if shared.files)
 
 
 def _complete(report: VerifyReport, record: SavepointRecord | None, folder: Store) -> VerifyReport:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from state_runtime.base.errors import CorruptData, MissingFile, StillstateError, Unavailable, UnsupportedFormat
+from state_runtime.maintenance.links import Shared
 from state_runtime.reading.references import StoredRef
 from state_runtime.snapshot.manifest import Manifest
 
@@ -96,6 +97,8 @@ class VerifyReport:
         complete: False if it was given up before the end, because the store did not answer any more.
         findings_left_out: beyond the bound of what a report holds.
         savepoints: folders that were looked at besides; what was found there has their path in front.
+        shared: per owner (a savepoint's name, "" is the job itself) which of its files share their bytes with others by
+            hard link; only of those that do.
     """
 
     url: str
@@ -111,6 +114,7 @@ class VerifyReport:
     complete: bool
     seconds: float
     savepoints: int = 0
+    shared: tuple[tuple[str, Shared], ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -172,10 +172,11 @@ def plan_interval_join(
         how=how,  # type: ignore[arg-type]  # checked above
     )
     names = [name.lower() for name in plan.output_schema.names]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted({name for name in plan.output_schema.names if names.count(name.lower()) > 1})
     if twice:
         raise InvalidPipeline(
-            f"{where}: both sides have a column {twice[0]!r}; rename it on one of them before the join"
+            f"{where}: both sides have columns named {', '.join(map(repr, twice))} (Spark does not tell case apart); "
+            "rename them on one side before the join, or leave out what is not needed"
         )
     return plan
 

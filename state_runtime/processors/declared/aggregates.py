@@ -6,7 +6,7 @@ with an error on overflow, NaN is larger than any number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from state_runtime.base.errors import InvalidPipeline
@@ -49,6 +49,8 @@ class Aggregate:
         ignore_nulls: of `first` and `last`.
         limit: of `collect`: how many elements at most.
         rsd: of `count_distinct_approx`: the relative standard deviation.
+        condition: SQL; of rows for which it is not true nothing is seen.
+        told: what `text` says of the column, where that is not its name.
     """
 
     function: Function
@@ -56,17 +58,38 @@ class Aggregate:
     ignore_nulls: bool = False
     limit: int = 0
     rsd: float = 0.0
+    condition: str = ""
+    told: str = ""
+
+    @property
+    def over(self) -> str:
+        """What it is over: `delay`, `delay where delay > 0`."""
+        condition = f" where {self.condition}" if self.condition else ""
+        return self.told or f"{self.column or '*'}{condition}"
 
     @property
     def text(self) -> str:
         """What it is, as far as its stored state depends on it: `sum(delay)`."""
         options = (", ignore nulls" if self.ignore_nulls else "") + (f", rsd {self.rsd:g}" if self.rsd else "")
-        return f"{self.function}({self.column or '*'}{options})"
+        return f"{self.function}({self.over}{options})"
+
+    def where(self, condition: str) -> Aggregate:
+        """The same over those rows only for which a condition in SQL is true: SQL's FILTER (WHERE …).
+
+        Example:
+            aggregates.count().where("price >= 10000 AND channel = 'web'")
+        """
+        if self.function in ("first", "last") and not self.ignore_nulls:
+            raise InvalidPipeline(
+                f"{self.function}({self.column!r}).where(…) would take a row left out for a null; write "
+                f"{self.function}({self.column!r}, ignore_nulls=True)"
+            )
+        return replace(self, condition=f"({self.condition}) AND ({condition})" if self.condition else condition)
 
 
 def count(column: str | None = None) -> Aggregate:
-    """Rows, or with a column its non-null values."""
-    return Aggregate("count", column)
+    """Rows, also as `count("*")`, or with a column its non-null values."""
+    return Aggregate("count", None if column == "*" else column)
 
 
 def sum(column: str) -> Aggregate:

@@ -16,7 +16,7 @@ from state_runtime.processors.user.map_state import MapState
 from state_runtime.processors.user.refusals import InvalidStateUse
 from state_runtime.processors.user.scope import Scope, SliceState
 from state_runtime.processors.user.timer_state import TIMERS, Timers, timers_schema
-from state_runtime.processors.user.value_state import ValueState
+from state_runtime.processors.user.value_state import value_state
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
@@ -306,7 +306,7 @@ class Handle:
         schema = self._schemas[name]
         expires_ms = self._clock.batch_time_ms + ttl_ms if ttl_ms else None
         if kind == "value":
-            return ValueState(name, where, schema, self.scope, expires_ms)
+            return value_state(name, where, schema, self.scope, expires_ms)
         if kind == "list":
             return ListState(name, where, schema, self.scope, expires_ms, self._clock.epoch)
         return MapState(name, where, schema, self.scope, expires_ms)

@@ -43,7 +43,7 @@ class ListState(Collection):
         super().__init__(name, where, schema, scope)
         self._time_ms = expires_ms
         self._codec = ValueCodec(schema.values, where)
-        self._plain = self._codec.plain
+        self._is_plain = self._codec.is_plain
         self._first_place = snapshot_id << ORDINAL_BITS
         self._ordinal = 1
         self._own: dict[int, list[tuple[Any, ...]]] = self._no_key
@@ -58,11 +58,20 @@ class ListState(Collection):
         return bool(stored) if isinstance(stored, list) else bool(stored.exists())
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """The elements in order, as they are when the first one is fetched; iterators do not disturb each other."""
+        """The elements in order, as they are when the first one is fetched; iterators do not disturb each other.
+
+        Lists and maps inside them are the caller's own.
+        """
         own = list(self._own.get(self._scope.group, ()))
         stored = self._stored()
-        yield from stored if isinstance(stored, list) else stored.rows()
-        yield from own
+        rows = stored if isinstance(stored, list) else stored.rows()
+        fresh = self._codec.fresh
+        if fresh is None:
+            yield from rows
+            yield from own
+        else:
+            yield from map(fresh, rows)
+            yield from map(fresh, own)
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         """Replace the list.
@@ -80,7 +89,7 @@ class ListState(Collection):
         Raises:
             InvalidStateValue: not a tuple of the schema's fields.
         """
-        if type(newState) is not tuple or tuple(map(type, newState)) not in self._plain:
+        if not self._is_plain(newState):
             newState = self._row(newState, "appendValue")
         group = self._scope.group
         own = self._own.get(group)

@@ -7,7 +7,7 @@ large map only the entries that user code asks for are read. Two map keys are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -45,8 +45,10 @@ class MapState(Collection):
         self._width = self._codec.width
         # Keys of plain types are dictionary keys as they are; the others are wrapped.
         self._wrap: Any = None if all(_hashes_plainly(f.type) for f in entries) else _EqualKey
-        self._plain = self._codec.plain
-        self._plain_keys: Set[tuple[Any, ...]] = self._key_codec.plain if self._wrap is None else frozenset()
+        self._is_plain = self._codec.is_plain
+        self._is_plain_key: Callable[[Any], bool] = self._key_codec.is_plain if self._wrap is None else _never
+        self._fresh = self._codec.fresh
+        self._fresh_key = self._key_codec.fresh or tuple
         self._make_value: Callable[[Any], Any] = partial(tuple.__new__, row_class_of(schema.values.names))
         self._logs: dict[int, dict[Any, Any]] = {}
         self._gains: dict[int, int | None] = {}
@@ -67,20 +69,25 @@ class MapState(Collection):
         return any(key not in log for key in base) if log else bool(base)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The value of a map key as a Row, or None."""
-        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
+        """The value of a map key as a Row, or None; lists and maps inside it are the caller's own."""
+        if not self._is_plain_key(key):
             key = self._key_of(key, "getValue")
         if self._scope.group != self._at:
             self._enter()
         value = self._log.get(key, _ABSENT)
         if value is _ABSENT:
-            stored: tuple[Any, ...] | None = self._base.get(key)
-            return stored
-        return None if value is None else self._make_value(value)
+            value = self._base.get(key)
+            if self._fresh is None:
+                stored: tuple[Any, ...] | None = value
+                return stored
+        if value is None:
+            return None
+        made: tuple[Any, ...] = self._make_value(value if self._fresh is None else self._fresh(value))
+        return made
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """Whether the map has a key."""
-        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
+        if not self._is_plain_key(key):
             key = self._key_of(key, "containsKey")
         if self._scope.group != self._at:
             self._enter()
@@ -94,9 +101,9 @@ class MapState(Collection):
             InvalidStateValue: key or value is not a tuple of its schema's fields and their types. A key of one field
                 may also be given without the tuple around it.
         """
-        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
+        if not self._is_plain_key(key):
             key = self._key_of(key, "updateValue")
-        if type(value) is not tuple or tuple(map(type, value)) not in self._plain:
+        if not self._is_plain(value):
             value = self._codec.row_of(value, "updateValue")
         if self._scope.group != self._at:
             self._enter()
@@ -104,22 +111,21 @@ class MapState(Collection):
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """The entries as they are when the first one is fetched; iterators do not disturb each other."""
+        fresh_key, fresh = self._fresh_key, self._fresh or tuple
         for key, value in self._items():
-            yield tuple(key), tuple(value)
+            yield fresh_key(key), fresh(value)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """The map keys, as `iterator`."""
-        for key, _ in self._items():
-            yield tuple(key)
+        yield from map(self._fresh_key, (key for key, _ in self._items()))
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """The values, as `iterator`."""
-        for _, value in self._items():
-            yield tuple(value)
+        yield from map(self._fresh or tuple, (value for _, value in self._items()))
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Remove an entry; nothing happens if there is none."""
-        if type(key) is not tuple or tuple(map(type, key)) not in self._plain_keys:
+        if not self._is_plain_key(key):
             key = self._key_of(key, "removeKey")
         if self._scope.group != self._at:
             self._enter()
@@ -286,6 +292,10 @@ def entry_hashes(keys: list[pa.Array]) -> Hashes:
     """The `entry` of map keys; 0 is the clear marker's."""
     hashes: Hashes = np.maximum(hash_rows(keys), np.uint64(1))
     return hashes
+
+
+def _never(key: Any) -> bool:
+    return False
 
 
 def _hashes_plainly(data_type: pa.DataType) -> bool:

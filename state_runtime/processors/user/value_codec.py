@@ -16,7 +16,7 @@ import datetime as dt
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,11 +24,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.processors.columns import from_python, to_python
+from state_runtime.processors.columns import from_normal, from_python, to_python
 from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.processors.user.rows import row_class_of
 
-__all__ = ["ValueCodec", "local_timestamps", "read_column"]
+__all__ = ["ValueCodec", "can_be_changed", "local_timestamps", "read_column"]
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -50,6 +50,9 @@ class ValueCodec:
     Attributes:
         plain: the types of rows (tuples) that are read as they are written; all others go through `row_of`, which adds
             to them. Empty if some field has to be looked at in every row.
+        is_plain: whether a row is a tuple of such types: what every call asks of every row.
+        fresh: a copy of a row without anything that user code could change in place in common; None if rows hold
+            nothing of that kind.
     """
 
     __slots__ = (
@@ -61,6 +64,8 @@ class ValueCodec:
         "_reads",
         "_takes_bare",
         "_where",
+        "fresh",
+        "is_plain",
         "plain",
         "schema",
         "width",
@@ -79,6 +84,9 @@ class ValueCodec:
         self._fields = list(schema)
         self._is_loose = None in plain
         self.plain: set[tuple[_Type | None, ...]] = set() if self._is_loose else {tuple(plain)}
+        self.is_plain = _plain_check(self.width, self.plain)
+        copies = [_copy_of(f.type) for f in schema]
+        self.fresh = _row_copy(copies) if any(copies) else None
 
     def row_of(self, value: Any, method: str) -> tuple[Any, ...]:
         """A row as user code gave it, in the form in which it is read.
@@ -147,6 +155,32 @@ class ValueCodec:
         ]
 
 
+def _plain_check(width: int, plain: Set[tuple[_Type | None, ...]]) -> Callable[[Any], bool]:
+    """Whether a row is a tuple whose types are among the given ones.
+
+    Written out for few fields: `tuple(map(type, row))` takes three times as long, and this is asked for every row.
+    """
+
+    def one(row: Any) -> bool:
+        return type(row) is tuple and len(row) == 1 and (type(row[0]),) in plain
+
+    def two(row: Any) -> bool:
+        return type(row) is tuple and len(row) == 2 and (type(row[0]), type(row[1])) in plain
+
+    def three(row: Any) -> bool:
+        return type(row) is tuple and len(row) == 3 and (type(row[0]), type(row[1]), type(row[2])) in plain
+
+    def four(row: Any) -> bool:
+        return (
+            type(row) is tuple and len(row) == 4 and (type(row[0]), type(row[1]), type(row[2]), type(row[3])) in plain
+        )
+
+    def many(row: Any) -> bool:
+        return type(row) is tuple and tuple(map(type, row)) in plain
+
+    return {1: one, 2: two, 3: three, 4: four}.get(width, many)
+
+
 class _Misfit(Exception):
     """Why a value does not fit; holds no value."""
 
@@ -199,6 +233,39 @@ def _as_read(data_type: pa.DataType) -> Convert | None:
     return None
 
 
+def can_be_changed(data_type: pa.DataType) -> bool:
+    """Whether user code could change values of a type in place, as it reads them: lists and maps, at any depth."""
+    return _copy_of(data_type) is not None
+
+
+def _row_copy(copies: Sequence[Convert | None]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    each = [_nullable(copy) for copy in copies]
+    return lambda row: tuple([copy(value) for copy, value in zip(each, row)])
+
+
+def _copy_of(data_type: pa.DataType) -> Convert | None:
+    """A copy of a value as user code reads it, down to the last list; None where nothing in it can be changed."""
+    if pa.types.is_struct(data_type):
+        copies = [_copy_of(f.type) for f in data_type]
+        if not any(copies):
+            return None  # a Row is a tuple
+        make, inner = row_class_of([f.name for f in data_type]), [_nullable(copy) for copy in copies]
+        return lambda value: tuple.__new__(make, [copy(v) for copy, v in zip(inner, value)])
+    if pa.types.is_map(data_type):
+        items = _copy_of(data_type.item_type)
+        if items is None:
+            return dict
+        item = _nullable(items)
+        return lambda value: {k: item(v) for k, v in value.items()}
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        elements = _copy_of(data_type.value_type)
+        if elements is None:
+            return list
+        element = _nullable(elements)
+        return lambda value: [element(v) for v in value]
+    return None
+
+
 def _nullable(convert: Convert | None) -> Convert:
     if convert is None:
         return lambda value: value
@@ -224,7 +291,7 @@ def _fix_of(data_type: pa.DataType) -> Convert:
     if types.is_float32(data_type):
         return _single
     if types.is_decimal(data_type):
-        return _decimal_of(data_type.scale)
+        return _decimal_of(data_type.precision, data_type.scale)
     if types.is_struct(data_type):
         return _struct_of(data_type)
     if types.is_map(data_type):
@@ -368,8 +435,8 @@ def _sequence(value: Any, what: str) -> Sequence[Any]:
     raise _Misfit(f"{what} is a {type(value).__name__}")
 
 
-def _decimal_of(scale: int) -> Convert:
-    unit = Decimal(1).scaleb(-scale)
+def _decimal_of(precision: int, scale: int) -> Convert:
+    unit, limit = Decimal(1).scaleb(-scale), Decimal(1).scaleb(precision - scale)
 
     def convert(value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -379,6 +446,8 @@ def _decimal_of(scale: int) -> Convert:
         fitted = value.quantize(unit, context=_EXACT) if value.as_tuple().exponent != -scale else value
         if fitted != value:
             raise _Misfit(f"more than {scale} digits after the point")
+        if not -limit < fitted < limit:
+            raise _Misfit(f"more than {precision - scale} digits before the point")
         return fitted
 
     return convert
@@ -414,6 +483,8 @@ Describe: TypeAlias = Callable[[], str]
 
 def _make_of(data_type: pa.DataType) -> Callable[[Sequence[Any], pa.Field, Describe], pa.Array]:
     """How a column is made of normal values: datetimes without a zone are in the zone of the process."""
+    if _plain_of(data_type) is not None:
+        return from_normal
     if not _holds_moments(data_type):
         return from_python
     moments = _to_moments(data_type)

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.processors.user.scope import NoKey, Scope
-from state_runtime.processors.user.value_codec import ValueCodec
+from state_runtime.processors.user.value_codec import ValueCodec, can_be_changed
 from state_runtime.state.table import Mask, StateSchema
 
-__all__ = ["ValueState"]
+__all__ = ["NestedValueState", "ValueState", "value_state"]
 
 
 class ValueState:
@@ -21,8 +21,8 @@ class ValueState:
         "_codec",
         "_dirty",
         "_existed",
+        "_is_plain",
         "_no_key",
-        "_plain",
         "_schema",
         "_scope",
         "_time_ms",
@@ -43,7 +43,7 @@ class ValueState:
         self._time_ms = expires_ms
         self._codec = ValueCodec(schema.values, where)
         self._width = self._codec.width
-        self._plain = self._codec.plain
+        self._is_plain = self._codec.is_plain
         self._no_key = NoKey(where)
         self._values: Any = self._no_key
         self._dirty = bytearray()
@@ -64,7 +64,7 @@ class ValueState:
         Raises:
             InvalidStateValue: not a tuple of the schema's fields and their types.
         """
-        if type(newValue) is not tuple or tuple(map(type, newValue)) not in self._plain:
+        if not self._is_plain(newValue):
             newValue = self._codec.row_of(newValue, "update")
         group = self._scope.group
         self._values[group] = newValue
@@ -122,6 +122,28 @@ class ValueState:
         keys = [k.take(at) for k in self._scope.keys]
         batch = self._schema.batch(self._scope.hashes[dirty], gone, keys, values, times=times)
         return batch, int(np.count_nonzero(~existed) - np.count_nonzero(gone))
+
+
+class NestedValueState(ValueState):
+    """One whose values hold lists or maps: each read has its own, so that changing one changes no state."""
+
+    __slots__ = ("_fresh",)
+
+    def __init__(self, name: str, where: str, schema: StateSchema, scope: Scope, expires_ms: int | None) -> None:
+        super().__init__(name, where, schema, scope, expires_ms)
+        assert self._codec.fresh is not None, "made for values that can be changed in place"
+        self._fresh = self._codec.fresh
+
+    def get(self) -> tuple[Any, ...] | None:
+        """The value as a tuple, or None."""
+        value = super().get()
+        return None if value is None else self._fresh(value)
+
+
+def value_state(name: str, where: str, schema: StateSchema, scope: Scope, expires_ms: int | None) -> ValueState:
+    """The state for a schema; see `ValueState`."""
+    make = NestedValueState if any(can_be_changed(field.type) for field in schema.values) else ValueState
+    return make(name, where, schema, scope, expires_ms)
 
 
 class _NotLoaded:

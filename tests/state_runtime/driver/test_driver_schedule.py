@@ -400,14 +400,14 @@ def test_nothing_is_taken_back_once_a_commit_was_tried(
         parallelism=1, local_dir=str(tmp_path / "local"), materialize=False, placement="off", checkpoint_batches=3,
         inline_bytes_max=0,
     )  # fmt: skip
-    commit = Committer.commit
+    create = Committer.create
 
-    def lost_answer(committer: Committer, draft: Manifest) -> Manifest:
-        commit(committer, draft)
+    def lost_answer(committer: Committer, manifest: Manifest) -> Manifest:
+        create(committer, manifest)
         raise error("the answer was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Committer, "commit", lost_answer)
+        patch.setattr(Committer, "create", lost_answer)
         with pytest.raises(error):
             run(world, settings)
     assert published(tmp_path) == []
@@ -572,6 +572,41 @@ def test_what_does_not_pass_is_not_tried_again(
     assert world.waits == []
 
 
+@pytest.mark.parametrize("look", ["read terms", "read_range snapshots", "size changelog"])
+def test_a_look_before_the_create_that_fails_in_passing_is_retried(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """The commit's looks at term, predecessor and segment only read: nothing was tried yet, so nothing may have happened."""
+    world = World(tmp_path, random.Random(3), [["a", "b"], ["a"], ["c"]])
+    playing(world)
+    world.draw.random = lambda: 1.0  # type: ignore[method-assign]
+    operation, folder = look.split()
+    failures = Counter[int]()
+    real_looks = Committer._check_root
+
+    def looks(committer: Committer, manifest: Manifest, record: str) -> None:
+        store = type(committer._root)
+        real = getattr(store, operation)
+
+        def away_for_a_moment(self: Store, path: str, *arguments: Any) -> Any:
+            if path.startswith(folder) and failures[manifest.snapshot_id] < 2:
+                failures[manifest.snapshot_id] += 1
+                raise StoreUnavailable(f"no answer to {operation} {path}")
+            return real(self, path, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, operation, away_for_a_moment)
+            real_looks(committer, manifest, record)
+
+    monkeypatch.setattr(Committer, "_check_root", looks)
+    run(world, calm(tmp_path))
+    assert failures, "the look was never asked for"
+    assert world.waits, "no epoch was run again"
+    check(world, 3)
+    # Of each epoch one object of its task and one of its checkpoint.
+    assert left(world) == (6, 0), "what failed attempts wrote is still there"
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("error", [OutcomeUnknown, StoreUnavailable])
 def test_a_manifest_that_was_tried_is_never_tried_again_blindly(
@@ -584,15 +619,15 @@ def test_a_manifest_that_was_tried_is_never_tried_again_blindly(
     """It may be there: an epoch that is run again would be counted twice. The next run reads what is there."""
     world = World(tmp_path, random.Random(3), [["a", "b"], ["a"], ["c"]])
     playing(world)
-    commit = Committer.commit
+    create = Committer.create
 
-    def lost_answer(committer: Committer, draft: Manifest) -> Manifest:
+    def lost_answer(committer: Committer, manifest: Manifest) -> Manifest:
         if is_there:
-            commit(committer, draft)
+            create(committer, manifest)
         raise error("the answer was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Committer, "commit", lost_answer)
+        patch.setattr(Committer, "create", lost_answer)
         with pytest.raises(error):
             run(world, calm(tmp_path))
     assert world.waits == []

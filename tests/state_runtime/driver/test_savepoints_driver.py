@@ -384,8 +384,8 @@ def test_a_name_whose_taking_is_not_confirmed_is_asked_for_again(
     run.ask("one")
     with monkeypatch.context() as patch:
 
-        def lost(root: Store, record: Any) -> None:
-            create_savepoint(root, record)
+        def lost(root: Store, record: Any, prove: Callable[[], None]) -> None:
+            create_savepoint(root, record, prove)
             raise OutcomeUnknown("no answer")
 
         patch.setattr(savepoints, "create_savepoint", lost)

@@ -194,6 +194,7 @@ def test_an_id_that_the_target_has_given_up_is_refused(job: LocalJob) -> None:
     """Nobody would ever read it."""
     target = DictStore()
     target.put(JOB_FILE, encode_document("job", INFO))
+    target.put(manifest_path(99), b"a newer one")
     ids, proof = [job.manifest.snapshot_id, 99], JobProof(target, INFO.uid)
     give_up(target, ids[:1], ids, proof, clock=FakeClock(), ids=CountingIds())
     with pytest.raises(InvalidConfiguration, match="given snapshot"):

@@ -70,8 +70,8 @@ def test_segments_that_no_kept_checkpoint_needs_are_removed() -> None:
     assert {n for n in world.names() if n.startswith("changelog/")} == needed
 
 
-ROUND_REQUESTS = {"list": 24, "create": 2, "info": 2, "put": 0}
-ROUND_READS = 13  # boundaries, and job.json for each proof that the root is still this run's
+ROUND_REQUESTS = {"list": 26, "create": 2, "info": 8, "put": 0}
+ROUND_READS = 15  # boundaries, and the run's newest manifest for each proof that the root is still its own
 
 
 @pytest.mark.parametrize("retained", [5, 20])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -408,8 +409,8 @@ def test_a_lost_answer_to_the_last_write_is_read_back(tmp_path: Path, monkeypatc
     root = local_root(tmp_path)
     lost = [True]
 
-    def losing(store: Store, record: SavepointRecord) -> SavepointRecord:
-        written = rewrite_savepoint(store, record)
+    def losing(store: Store, record: SavepointRecord, prove: Callable[[], None]) -> SavepointRecord:
+        written = rewrite_savepoint(store, record, prove)
         if record.state == "COMPLETED" and lost:
             lost.pop()
             raise StoreUnavailable("no answer")

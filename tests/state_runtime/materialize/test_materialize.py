@@ -34,14 +34,15 @@ from model import (
     seeds,
 )
 
-from state_runtime.base.errors import CorruptData, CorruptSegment, MissingSnapshot, Unavailable
+from state_runtime.base.errors import CorruptData, CorruptSegment, InvalidData, MissingSnapshot, Unavailable
+from state_runtime.base.limits import GIB, MANIFEST_BYTES_MAX, MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog import reader, source_log
 from state_runtime.changelog import segment as segment_format
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.materialize import FoldSizes, Mode, apply, due, materialize, source_logs
+from state_runtime.materialize import FoldSizes, Mode, apply, due, fold, materialize, source_logs
 from state_runtime.materialize.fold import FoldContext, Folded
 from state_runtime.materialize.grid import grid, threshold
 from state_runtime.materialize.plan import FoldPlan
@@ -461,6 +462,39 @@ def test_the_grid_grows_and_shrinks_with_the_state() -> None:
     # Beyond the most cells the tables get larger instead.
     cells, _ = grid([stored(0, HASH_MAX, 1_000_000)], [], [], FoldSizes(table_bytes=100, cells_max=16))
     assert len(cells) <= 32
+
+
+@pytest.mark.parametrize("settings", [JobSettings(), JobSettings(materialize_cells_max=1), JobSettings(materialize_cells_max=4096, materialize_cell_bytes_max=32 * MIB)], ids=["default", "few", "many"])  # fmt: skip
+@pytest.mark.parametrize("state_bytes", [100 * MIB, 8 * GIB, 64 * GIB, 1024 * GIB])
+def test_cells_are_small_enough_to_fold_and_few_enough_to_name_up_to_a_tebibyte(
+    state_bytes: int, settings: JobSettings
+) -> None:
+    """Whatever is set: no cell of more than 512 MiB, which a fold can hold, unless the user asks for up to 1 GiB; and
+    a manifest can name all tables, with as many deltas above each as folds leave there."""
+    sizes = FoldSizes.of(settings)
+    cells, _ = grid([stored(0, HASH_MAX, state_bytes)], [], [], sizes)
+    assert state_bytes / len(cells) <= max(sizes.table_bytes, settings.materialize_cell_bytes_max, 256 * MIB)
+    tables = len(cells) * (1 + sizes.bounded(len(cells)).deltas_max)
+    assert tables * 260 < MANIFEST_BYTES_MAX * 3 // 4
+
+
+def test_the_settings_say_how_many_cells_there_are() -> None:
+    """More but smaller tables, or fewer."""
+    counts = [
+        len(grid([stored(0, HASH_MAX, 8 * GIB)], [], [], FoldSizes.of(JobSettings(materialize_cells_max=n)))[0])
+        for n in (8, 64, 256)
+    ]
+    assert counts == [32, 64, 256]  # 8: the tables would pass `materialize_cell_bytes_max`
+
+
+def test_a_table_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to set; the snapshot stays as it is."""
+    writer = StateWriter()
+    writer.epoch({("a", 0.0): (1, "x")})
+    monkeypatch.setattr(fold, "PART_BYTES_MAX", 1)
+    with pytest.raises(InvalidData, match=r"lower materialization.cell_bytes_max"):
+        folded(writer.root, writer.manifest)
+    assert state_of(writer.root, writer.manifest) == {("a", 0.0): (1, "x")}
 
 
 def test_any_grid_covers_all_hashes_once_and_keeps_the_cells_that_need_no_change() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from model import SECRET
 
@@ -250,6 +251,17 @@ def test_a_function_sink_stages_below_the_job_root_and_settles(tmp_path: Path, m
     sink.settle(spec, output)
     sink.settle(spec, output)
     assert everything(tmp_path) == {}
+
+
+def test_an_epoch_without_rows_is_staged_for_whoever_wants_to_be_told(tmp_path: Path) -> None:
+    """A file without rows, with the columns of the stream: what publishes and repeats it is as for any other."""
+    url, schema = str(tmp_path / "job"), pa.schema([("k", pa.string()), ("n", pa.int64())])
+    spec = foreach_epoch(print, empty_epochs=True).spec("job", "0" * 32, "calls", (url, {}))
+    assert spec.empty_epochs
+    (file,) = spec.stage_nothing(3, 7, "a" * 16, schema).files
+    assert file.rows == 0
+    assert pq.read_table(tmp_path / "job" / file.staged).schema.equals(schema)
+    assert not foreach_epoch(print).spec("job", "0" * 32, "calls", (url, {})).empty_epochs
 
 
 def test_an_error_of_the_users_function_is_theirs_and_says_what_stands(

@@ -444,7 +444,7 @@ def test_a_manifest_says_what_cannot_change() -> None:
         ({"left_time": "never"}, "left side: there is no event-time column 'never'"),
         ({"right_time": "r_id"}, "right side: event-time column 'r_id' has type int64"),
         ({"left_keys": ["name", "l_at"], "right_keys": ["r_name", "r_at"]}, "'l_at' of the left side is a key"),
-        ({"right": RIGHT_SCHEMA.append(pa.field("Tags", pa.int64()))}, "both sides have a column 'tags'"),
+        ({"right": RIGHT_SCHEMA.append(pa.field("Tags", pa.int64()))}, "both sides have columns named 'Tags', 'tags'"),
     ],
 )
 def test_a_join_that_cannot_run_is_refused_before_it_starts(changes: dict[str, Any], message: str) -> None:

@@ -151,6 +151,8 @@ MISFITS: list[tuple[pa.DataType, Any]] = [
     (pa.list_(STRUCT), [("s3cr3t",)]),
     (pa.map_(pa.string(), pa.int64()), 7),
     (pa.decimal128(5, 2), Decimal("1.234")),
+    (pa.decimal128(5, 2), Decimal("12345.00")),
+    (pa.decimal128(5, 2), -1000),
     (pa.decimal128(5, 2), Decimal("NaN")),
     (pa.decimal128(5, 2), 1.5),
     (pa.decimal128(10, 2), Decimal("5.259")),
@@ -196,7 +198,6 @@ def test_what_spark_would_store_as_null_or_cut_off_is_refused_at_once(data_type:
     ("data_type", "value"),
     [
         (pa.int32(), 1 << 40),
-        (pa.decimal128(5, 2), Decimal("12345.00")),
         (pa.list_(pa.int16()), [1 << 20]),
         (pa.string(), "\ud800s3cr3t"),
     ],
@@ -240,3 +241,18 @@ def test_rows_of_plain_types_are_taken_as_they_are(rows: list[tuple[Any, ...]]) 
         assert tuple(map(type, row)) in codec.plain
     assert (bool, str) not in codec.plain
     assert later(codec, *rows) == rows
+
+
+@pytest.mark.parametrize("width", range(1, 7))
+def test_the_quick_look_at_a_row_takes_what_the_known_types_have_and_nothing_else(width: int) -> None:
+    """It is written out for few fields; a bool is no int, a Row no tuple, and nulls are known once they were seen."""
+    codec = codec_of(*[pa.int64()] * width)
+    good = tuple(range(width))
+    rows: list[Any] = [good, (*good, 1), good[1:], list(good), Row(*good), None, "x" * width, 7]
+    rows += [(*good[:n], odd, *good[n + 1 :]) for n in range(width) for odd in (True, None, 1.0, "1", np.int64(1))]
+    for _ in range(2):
+        for row in rows:
+            assert codec.is_plain(row) == (type(row) is tuple and tuple(map(type, row)) in codec.plain)
+        for row in rows[-5 * width + 1 :: 5]:  # those with a null
+            codec.row_of(row, "update")
+    assert codec.is_plain((*good[:-1], None))

@@ -78,6 +78,18 @@ def test_a_copy_that_no_manifest_names_is_not_believed(tmp_path: Path, backend: 
     assert set(job.epoch(changes(rng, job)).values()) == {"stale"}
 
 
+@pytest.mark.parametrize(("copies_max", "kind"), [(1, "primary"), (4, "stale")])
+def test_so_many_copies_of_a_shard_are_looked_at_as_is_set(tmp_path: Path, copies_max: int, kind: str) -> None:
+    """The newest one belongs to an epoch that never was; the one below it serves, if a restart gets that far."""
+    job, rng = job_of(tmp_path, "arrow", local_copies_max=copies_max), random.Random(2)
+    job.epoch(changes(rng, job))
+    job.epoch(changes(rng, job), commit=False)
+    job.host_of = lambda shard: "elsewhere"
+    job.epoch(changes(rng, job))
+    job.host_of = lambda shard: "host"
+    assert set(job.epoch(changes(rng, job)).values()) == {kind}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_restored_version_serves_the_next_attempt(tmp_path: Path, backend: str) -> None:
     """A job that fails in its first epoch again and again reads the primary once."""

@@ -33,7 +33,7 @@ def first_violation(plan: Plan, law: str) -> int:
 def test_no_interleaving_breaks_a_law() -> None:
     """One committer per id, stale runs never acknowledged, one chain, sleepers past the boundary fenced."""
     acknowledged = fenced = collected = 0
-    for seed, rng in seeds(1100):
+    for seed, rng in seeds(400):
         plan = Plan(
             drivers=rng.choice([2, 3, 4]),
             sleep_chance=rng.choice([0.02, 0.06, 0.15]),
@@ -48,9 +48,9 @@ def test_no_interleaving_breaks_a_law() -> None:
         if ran.opened:
             assert ran.step > 0
     # The scheduler must reach what it is meant to test.
-    if acknowledged > 1000:
-        assert fenced > 100
-        assert collected > 5
+    if acknowledged > 500:
+        assert fenced > 50
+        assert collected > 2
 
 
 def test_a_seed_is_replayed_exactly() -> None:

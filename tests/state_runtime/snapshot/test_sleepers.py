@@ -14,21 +14,30 @@ from typing import Any
 
 import pytest
 from maintenance_root import FakeWorld, Job
-from model import CountingIds
+from model import CountingIds, empty_manifest
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, SnapshotInUse, StillstateError
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.delete.claimed import ClaimEnding, end_claim
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
-from state_runtime.maintenance.marks import Marker
+from state_runtime.maintenance.marks import Marker, read_existing
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import materialize
+from state_runtime.reading.references import references
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.claim import Claim, claim_root
+from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.paths import term_path
+from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.store import Store
 
 DAY_MS = 86_400_000
@@ -103,7 +112,7 @@ def spoilt_by(
         with contextlib.suppress(StillstateError, FileNotFoundError):
             work(world.root(before=asleep))
         if asleep.count < at:
-            assert at > begins + 5, "the work asked the store for nothing"
+            assert at > begins + 3, "the work asked the store for next to nothing"
             return spoilt
         # The one deletion that it was at is the gap that remains: a store has no conditional delete.
         lost = [n for n in second if world.objects.get(n) != second[n] and asleep.slept_before != f"delete {n}"]
@@ -131,6 +140,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of a pool would make the n-th request another one each time."""
     monkeypatch.setattr("state_runtime.maintenance.delete.snapshots.ThreadPoolExecutor", lambda *_, **__: _in_place())
     monkeypatch.setattr("state_runtime.maintenance.retention.background._THREADS", 1)
+    monkeypatch.setattr("state_runtime.maintenance.gc.background._THREADS", 1)
 
 
 def test_retention_that_slept_deletes_nothing_of_the_next_job_in_its_root() -> None:
@@ -145,6 +155,25 @@ def test_retention_that_slept_deletes_nothing_of_the_next_job_in_its_root() -> N
         return work
 
     assert not play(make, 20)
+
+
+def test_a_driver_s_collection_that_slept_deletes_nothing_of_the_next_job() -> None:
+    """The same of what a driver collects once a day."""
+
+    def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
+        delete_snapshots(world.root(), [2, 3], clock=world.clock, ids=CountingIds(9), threads=1)
+        world.root().put(f"changelog/{1:020d}/00000000000000000009-orphan.seg", b"nobody's")
+        world.clock.at_ms += 2 * DAY_MS
+        old.checkpoint()
+
+        def work(root: Store) -> None:
+            settings = JobSettings()
+            proof = ownership_of(old, root)
+            BackgroundCollection(root, settings, CountingIds(8), world.clock, proof, "h:1")._collect()
+
+        return work
+
+    assert not play(make, 8)
 
 
 def ownership_of(job: Job, root: Store) -> Any:
@@ -162,6 +191,61 @@ def test_a_collection_that_slept_deletes_nothing_of_the_next_job() -> None:
         return lambda root: apply_gc(root, plan, clock=world.clock, ids=CountingIds(8), owner="h:1", threads=1)
 
     assert not play(make, 8)
+
+
+def test_who_slept_between_the_listing_and_the_boundary_still_sees_the_newest_snapshots() -> None:
+    """All that he has listed was given up meanwhile; what came since needs files that the given up ones have too."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(5)
+
+    def meanwhile() -> None:
+        job.checkpoints(4)
+        gone = [i for i in job.catalog.snapshot_ids() if i <= 6]
+        delete_snapshots(job.root, gone, clock=world.clock, ids=CountingIds(77))
+
+    asleep = Asleep(2, meanwhile)
+    existing = read_existing(world.root(before=asleep))
+    assert "boundary" in asleep.slept_before
+    assert list(existing.snapshot_ids) == job.catalog.snapshot_ids()
+
+
+def test_who_gives_snapshots_up_sees_that_the_newer_ones_have_gone_with_a_backup() -> None:
+    """In the backup those that were to go are all that there is, and nothing else tells that it is older."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(2)
+    backup = dict(world.objects)
+    job.checkpoints(2)
+    first = dict(world.objects)
+    doomed = [i for i in read_existing(job.root).snapshot_ids if i <= 3]
+
+    def gives_up(root: Store) -> None:
+        delete_snapshots(root, doomed, clock=world.clock, ids=CountingIds(9), threads=1)
+
+    assert not spoilt_by(world, gives_up, first, world.clock.at_ms, backup)
+
+
+def test_a_newer_snapshot_that_was_given_up_itself_is_no_sign_of_a_backup() -> None:
+    """Another collector was quicker: the run had gone on, and what was the newest is none any more."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(3)
+    given: dict[str, Any] = {"clock": world.clock, "threads": 1}
+    first, newest = dict(world.objects), job.committer.last.snapshot_id
+    job.checkpoints(2)
+    delete_snapshots(world.root(), [newest], ids=CountingIds(10), **given)
+    second = dict(world.objects)
+
+    def becomes(objects: dict[str, bytes]) -> None:
+        world.objects.clear()
+        world.objects.update(objects)
+
+    for at in range(1, REQUESTS_MAX):
+        becomes(first)
+        asleep = Asleep(at, lambda: becomes(second))
+        done = delete_snapshots(world.root(before=asleep), [1], ids=CountingIds(9), **given)
+        assert done.snapshot_ids == (1,), f"asleep before {asleep.slept_before}"
+        if asleep.slept_before.startswith("create"):
+            return  # from here on the store has something of this deletion
+    raise AssertionError("no end")
 
 
 def test_a_deletion_of_snapshots_that_slept_leaves_the_next_job_alone() -> None:
@@ -274,9 +358,82 @@ def test_retention_that_slept_deletes_nothing_of_a_backup_in_which_the_job_goes_
         retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(job, root))
         retention._round(manifests)
 
-    spoilt = spoilt_by(world, work, first, at_ms, second)
-    # Between the create of a boundary and the proof before it is a gap of one request.
-    assert not [s for s in spoilt if "asleep before create" not in s]
+    assert not spoilt_by(world, work, first, at_ms, second)
+
+
+def test_retention_that_slept_deletes_nothing_of_a_backup_in_which_nobody_has_started_the_job_yet() -> None:
+    """No newer run tells it, and its own mark is in the backup. Its newest snapshot is not: what it would give up there is
+    the newest one of the backup, and the job with it."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(12)
+    backup = dict(world.objects)
+    job.checkpoints(8)
+    first, manifests = dict(world.objects), [job.catalog.manifest(i) for i in job.catalog.snapshot_ids()]
+
+    def work(root: Store) -> None:
+        settings = JobSettings(retained_checkpoints=3)
+        retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(job, root))
+        retention._round(manifests)
+
+    assert not spoilt_by(world, work, first, world.clock.at_ms, backup)
+
+
+def test_a_deletion_that_slept_removes_nothing_of_snapshots_that_a_backup_has_brought_back() -> None:
+    """The backup is of the moment before they were given up, and the run's newest snapshot is in it."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(12)
+    backup = dict(world.objects)
+    manifests = [job.catalog.manifest(i) for i in job.catalog.snapshot_ids()]
+
+    def work(root: Store) -> None:
+        settings = JobSettings(retained_checkpoints=3)
+        retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(job, root))
+        retention._round(manifests)
+
+    whole = FakeWorld(world.clock, dict(backup), dict(world.times))
+    work(whole.root())
+    gone = {n for n in backup if n not in whole.objects}
+    assert gone, "nothing was given up"
+    for at in range(1, REQUESTS_MAX):
+        restored(world, backup)
+        asleep = Asleep(at, lambda: restored(world, backup))
+        with contextlib.suppress(StillstateError):
+            work(world.root(before=asleep))
+        if asleep.count < at:
+            break
+        job.check()
+
+
+def test_a_start_that_slept_fences_nothing_in_a_backup_that_was_put_in_its_place() -> None:
+    """Its fencing snapshot would follow one that is not there, and be the newest: no later run could start."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(2)
+    backup = dict(world.objects)
+    job.checkpoints(3)
+    first = dict(world.objects)
+
+    def work(root: Store) -> None:
+        open_run(
+            Catalog.of_root(root), job.committer.info, empty_manifest(job.committer.info.uid), clock=world.clock,
+            ids=CountingIds(9), host="h", pid=9,
+        )  # fmt: skip
+
+    gaps = 0
+    for at in range(1, REQUESTS_MAX):
+        world.objects.clear()
+        world.objects.update(first)
+        asleep = Asleep(at, lambda: restored(world, backup))
+        with contextlib.suppress(StillstateError):
+            work(world.root(before=asleep))
+        if asleep.count < at:
+            break
+        if asleep.slept_before.startswith("create") and "/snapshots/" in asleep.slept_before:
+            gaps += 1
+            continue
+        following = Job(world.connect(), world.clock, prefix=6).checkpoint()
+        missing = [r.path for r in references(job.root, following) if not job.root.exists(r.path)]
+        assert not missing, asleep.slept_before
+    assert gaps == 1
 
 
 # --- the other threads of a run -----------------------------------------------------------------------------------
@@ -331,5 +488,167 @@ def test_a_savepoint_that_was_deleted_while_its_owner_slept_is_not_said_to_be_co
     job.check()
 
 
+def test_a_savepoint_whose_copies_went_with_a_backup_is_no_snapshot() -> None:
+    """The run's newest snapshot is in the backup, and so is the savepoint's record; the first files that it has copied
+    are not, and the later ones are copied after it."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(3)
+    first, backup = dict(world.objects), dict[str, bytes]()
+
+    def work(root: Store) -> None:
+        prove = ownership_of(job, root).check
+        work = SavepointWork(root, "h:1", world.clock, CountingIds(9), wait=lambda seconds: True, prove=prove)
+        savepoint_of_stopped(work, "s")
+
+    def keep(operation: str, path: str) -> None:
+        if not backup and any(name.endswith("savepoints/s/job.json") for name in world.objects):
+            backup.update(world.objects)
+
+    work(world.root(before=keep))
+    seen = 0
+    for at in range(1, REQUESTS_MAX):
+        restored(world, first)
+        asleep = Asleep(at, lambda: restored(world, backup))
+        with contextlib.suppress(StillstateError, FileNotFoundError):
+            work(world.root(before=asleep))
+        if asleep.count < at:
+            break
+        if asleep.slept_before.startswith("create") and asleep.slept_before.endswith("/manifest.json"):
+            continue  # the one request of the gap
+        folder = job.root.child("savepoints/s")
+        for snapshot_id in Catalog.of_root(folder).snapshot_ids():
+            manifest = Catalog.of_root(folder).manifest(snapshot_id)
+            missing = [r.path for r in references(folder, manifest) if not folder.exists(r.path)]
+            assert not missing, f"asleep before {asleep.slept_before}"
+            seen += 1
+    assert seen > 5
+
+
 def job_is_copied(world: FakeWorld) -> bool:
     return any("/savepoints/" in n and n.endswith("manifest.json") for n in world.objects)
+
+
+def test_savepoints_of_a_run_that_slept_say_nothing_in_a_backup_of_its_root() -> None:
+    """The record that it would write anew is another's there: whoever goes on from the backup gives the same names."""
+    world = FakeWorld()
+    old = Job(world.connect(), world.clock).checkpoints(2)
+    backup = dict(world.objects)
+    old.checkpoints(2)
+    request = request_savepoint(world.root(), 1, "s", clock=world.clock, ids=CountingIds(8))
+    first = dict(world.objects)
+    restored(world, backup)
+    Job(world.connect(), world.clock, prefix=6).checkpoint()
+    theirs = request_savepoint(world.root(), 2, "s", clock=world.clock, ids=CountingIds(18))
+    info = old.committer.info
+    Savepoints(world.root(), info, 2, clock=world.clock, ids=CountingIds(19), prove=lambda: None).hear(theirs)
+
+    def work(root: Store) -> None:
+        prove = ownership_of(old, root).check
+        savepoints = Savepoints(root, info, 1, clock=world.clock, ids=CountingIds(9), prove=prove)
+        savepoints.hear(request)
+        savepoints.close("it ended")
+
+    gaps = ("asleep before create", "asleep before put")
+    spoilt = spoilt_by(world, work, first, world.clock.at_ms, dict(world.objects))
+    assert not [s for s in spoilt if not s.startswith(gaps)]
+
+
+@pytest.mark.parametrize("step", ["hear", "close", "look_back"])
+def test_savepoints_of_a_run_that_slept_say_nothing_in_the_next_jobs_root(step: str) -> None:
+    """Names of savepoints are given by people, who give the same ones to the next job."""
+
+    def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
+        ids = CountingIds(8)
+        request = request_savepoint(world.root(), 1, "s", clock=world.clock, ids=ids)
+
+        def work(root: Store) -> None:
+            savepoints = Savepoints(
+                root,
+                old.committer.info,
+                1 if step != "look_back" else 2,
+                clock=world.clock,
+                ids=CountingIds(9),
+                prove=ownership_of(old, root).check,
+            )
+            if step == "look_back":
+                savepoints.look_back()
+                return
+            savepoints.hear(request)
+            if step == "close":
+                savepoints.close("it ended")
+
+        return work
+
+    gaps = ("asleep before create", "asleep before put")
+    assert not [s for s in play(make, 4) if not s.startswith(gaps)]
+
+
+def test_a_claim_that_slept_leaves_its_source_alone_once_its_own_job_is_gone() -> None:
+    """What the job began with may be all that is left of it."""
+    world = FakeWorld()
+    source = Job(world.connect(), world.clock).checkpoints(3)
+    child = Catalog(world.connect(), "child", world.clock)
+    info = open_job_root(child.root, "child", clock=world.clock, ids=CountingIds(6))
+    committer = open_run(
+        child, info, empty_manifest(info.uid), clock=world.clock, ids=CountingIds(7), host="h", pid=1
+    )  # fmt: skip
+    claim_root(source.root, Claim("child", info.uid, child.root.url, 0))
+    world.clock.at_ms += DAY_MS
+    ending = ClaimEnding(lambda: source.root, info.uid, "h:1", Actor(world.clock, CountingIds(8)))
+    ending.watching(None, committer)
+    whole = dict(world.objects)
+    for name in [n for n in whole if n.startswith("/store/child/")]:
+        del world.objects[name]
+    before = dict(world.objects)
+    ending._run()
+    assert world.objects == before
+    world.objects.update(whole)
+    ending._run()
+    left = [name for name in world.objects if name.startswith("/store/job/")]
+    assert not left, "with its own job in place the claimed root goes"
+
+
+def claimed_and_pinned(world: FakeWorld) -> str:
+    """A root that a job has claimed, of whose snapshots somebody else holds the oldest; the uid of that job."""
+    source = Job(world.connect(), world.clock).checkpoints(4)
+    claim_root(source.root, Claim("child", "claimer", "memory://store/child", 0))
+    clock, ids = world.clock, CountingIds(9)
+    pin_snapshot(source.root, 1, reason="read", holder="other:1", clock=clock, ids=ids)
+    pin_snapshot(source.root, 4, reason="start", holder="h:1", note="claimer", clock=clock, ids=ids)
+    world.clock.at_ms += DAY_MS
+    return "claimer"
+
+
+def test_the_end_of_a_claim_that_slept_deletes_nothing_of_the_next_job_in_that_root() -> None:
+    """Not even where somebody's need had kept the root from being deleted as a whole: then single snapshots go."""
+    world = FakeWorld()
+    uid = claimed_and_pinned(world)
+    first, at_ms = dict(world.objects), world.clock.at_ms
+    world.objects.clear()
+    Job(world.connect(), world.clock, prefix=6).checkpoints(3)
+
+    def ends(root: Store) -> None:
+        end_claim(root, uid, owner="h:1", clock=world.clock, ids=CountingIds(10), threads=1)
+
+    assert not spoilt_by(world, ends, first, at_ms, dict(world.objects))
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_claimer_that_lost_its_own_job_changes_nothing_more_in_what_it_claimed(step: int) -> None:
+    """From the n-th proof on it has: its pins stay too, since whoever has the job now may have begun there anew."""
+    world = FakeWorld()
+    uid = claimed_and_pinned(world)
+    begun, seen = dict(world.objects), list[dict[str, bytes]]()
+
+    def prove() -> None:
+        seen.append(dict(world.objects))
+        if len(seen) == step:
+            raise Fenced("this run has lost its job")
+
+    with contextlib.suppress(Fenced):
+        end_claim(world.root(), uid, owner="h:1", clock=world.clock, ids=CountingIds(10), prove=prove)
+    assert len(seen) == step, "before each effect it is asked, and after a no nothing is"
+    taken_back = {name for name in seen[-1] if "/boundary/" in name} - set(begun)
+    assert world.objects == {n: v for n, v in seen[-1].items() if n not in taken_back or n in world.objects}
+    if step == 1:
+        assert any(p.reason == "start" for p in read_pins(world.root()))

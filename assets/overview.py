@@ -1,0 +1,122 @@
+"""`stillstate/overview`: all jobs in one table, the page that is opened first; pure.
+
+Dagster gives a table half of the window and shows every row of it at once. So a row is one line of a few short cells, a
+column in which no job has anything is left out, and what needs sentences has a table of its own: who is ill, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import dagster as dg
+
+from assets.mount import Mount
+from assets.tables import table, unbroken
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import NoLook
+from orchestration.looking.vitals import vitals_of
+from orchestration.text import age_text
+
+__all__ = ["OVERVIEW_S", "OverviewRow", "overview_materialization", "overview_row", "overview_spec"]
+
+OVERVIEW_S: Final = 60.0
+_ALL_COLUMNS: Final = ("job", "health", "term", "checkpoint", "lag", "replay", "savepoint", "recovery")
+_ILL_COLUMNS: Final = ("job", "why")
+_OPTIONAL: Final = frozenset({"lag", "replay", "savepoint", "recovery"})
+_REPLAY_SHOWN_S: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewRow:
+    """One job, as people read it; empty where there is nothing to say.
+
+    Attributes:
+        checkpoint: how old the newest is.
+        lag: of the watermark behind its clock.
+        replay: about how long a restart replays the log, if that is a second or more.
+        savepoint: how old the newest is.
+        recovery: how long ago the last one was that Dagster made, and how it ended if not well.
+        why: it needs a look.
+    """
+
+    job: str
+    health: str
+    is_well: bool
+    term: str = ""
+    checkpoint: str = ""
+    lag: str = ""
+    replay: str = ""
+    savepoint: str = ""
+    recovery: str = ""
+    why: str = ""
+
+
+def overview_row(job: str, look: Look | NoLook, now_ms: int, *, savepoint: str, recovery: str) -> OverviewRow:
+    """What one look says.
+
+    Args:
+        savepoint: the newest, as text.
+        recovery: the last one that Dagster made, as text.
+    """
+    seen = vitals_of(look)
+    head = seen.head
+    return OverviewRow(
+        job=job,
+        health=seen.health,
+        is_well=seen.is_well,
+        term="" if seen.status is None else str(seen.status.term),
+        checkpoint="" if head is None else age_text(max(0, now_ms - head.created_at_ms) / 1000),
+        lag=age_text(seen.lag_s) if seen.lag_s > 0 else "",
+        replay=age_text(seen.replay_s) if seen.replay_s >= _REPLAY_SHOWN_S else "",
+        savepoint="" if isinstance(look, NoLook) else savepoint,
+        recovery=recovery,
+        why=seen.why,
+    )
+
+
+def overview_materialization(key: dg.AssetKey, rows: Sequence[OverviewRow]) -> dg.AssetMaterialization:
+    """All jobs: whom somebody should look at first, the others by name."""
+    ordered = sorted(rows, key=lambda row: (row.is_well, row.job))
+    ill = [row for row in ordered if not row.is_well]
+    said = f"{len(ill)} of {len(rows)} jobs need a look: {', '.join(row.job for row in ill[:5])}" if ill else ""
+    columns = [name for name in _ALL_COLUMNS if name not in _OPTIONAL or any(getattr(row, name) for row in rows)]
+    return dg.AssetMaterialization(
+        key,
+        description=said or f"all {len(rows)} jobs are well",
+        metadata={
+            # Dagster shows them in this order.
+            **({"ill": _table(_ILL_COLUMNS, [_explained(row) for row in ill])} if ill else {}),
+            "jobs": _table(columns, ordered),
+            "jobs_ill": dg.IntMetadataValue(len(ill)),
+            "jobs_well": dg.IntMetadataValue(len(rows) - len(ill)),
+        },
+    )
+
+
+def _explained(row: OverviewRow) -> OverviewRow:
+    return replace(row, why=f"{row.health}: {row.why}")
+
+
+def _table(columns: Sequence[str], rows: Sequence[OverviewRow]) -> dg.TableMetadataValue:
+    return table(dict.fromkeys(columns, "string"), ([_cell(n, getattr(row, n)) for n in columns] for row in rows))
+
+
+def _cell(name: str, text: str) -> str:
+    """A sentence may take several lines, `9 s` not."""
+    return text if name == "why" else unbroken(text)
+
+
+def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
+    """The asset."""
+    spec = dg.AssetSpec(
+        mount.overview(),
+        description="All jobs in one table: their health, and how old their newest checkpoints are; those that need "
+        "somebody come first. The tab Events shows it over the whole width. Materialized by the progress sensor when a "
+        "job's health or term changes, and every minute.",
+        group_name=mount.group or mount.name("stillstate"),
+        kinds={"spark"},
+        metadata={"streams": jobs, "dagster_jobs": "shared" if mount.is_shared else "per_job"},
+    )
+    return mount.shown(spec)

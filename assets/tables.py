@@ -1,0 +1,115 @@
+"""Tables of a job's checkpoints, as Dagster's metadata; pure. Every event carries them, so their rows are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import dagster as dg
+
+from assets.metadata_sets import rounded
+from orchestration.looking.points import Point
+from orchestration.text import time_text
+from state_runtime.base.progress import Progress
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.migration import Migration
+
+__all__ = [
+    "checkpoints_table",
+    "migration_table",
+    "operators_table",
+    "phases_table",
+    "restored_text",
+    "table",
+    "unbroken",
+]
+
+Cell = str | int | float | bool
+
+STATES_MAX: Final = 50
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[Cell]]) -> dg.TableMetadataValue:
+    """A table; `columns` are names and Dagster's types (string, int, float)."""
+    names = list(columns)
+    return dg.TableMetadataValue(
+        records=[dg.TableRecord(dict(zip(names, row))) for row in rows],
+        schema=dg.TableSchema(columns=[dg.TableColumn(name, kind) for name, kind in columns.items()]),
+    )
+
+
+def markdown(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> dg.MarkdownMetadataValue:
+    """The same for what each event of a job carries: a tenth of the bytes of Dagster's own tables."""
+    names = list(columns)
+    lines = ["|".join(names), "|".join("-" for _ in names), *("|".join(_cell(cell) for cell in row) for row in rows)]
+    return dg.MetadataValue.md("\n".join(f"|{line}|" for line in lines))
+
+
+def _cell(cell: Cell) -> str:
+    return f"{cell:,}" if isinstance(cell, int) else str(cell).replace("|", "/").replace("\n", " ")
+
+
+def checkpoints_table(newest: Sequence[Point]) -> dg.MarkdownMetadataValue:
+    """The newest snapshots, newest first."""
+    columns = ["id", "time", "kind", "epoch_s", "input_rows", "output_rows", "log_bytes", "table_bytes", "restored"]
+    return markdown(columns, (_row(point) for point in reversed(newest)))
+
+
+def _row(point: Point) -> Sequence[Cell]:
+    done = point.progress if point.kind == "checkpoint" and point.progress is not None else Progress()
+    return (
+        point.snapshot_id,
+        time_text(point.at_ms),
+        f"start of term {point.term}" if point.kind == "fencing" else "checkpoint",
+        rounded(done.duration_ms / 1000),
+        done.input_rows,
+        done.output_rows,
+        point.log_bytes,
+        point.table_bytes,
+        restored_text(done),
+    )
+
+
+def restored_text(progress: Progress) -> str:
+    """From where the shards of an epoch came; empty if they stayed where they were."""
+    counts = {"local": progress.local_restores, "stale": progress.stale_restores, "primary": progress.primary_restores}
+    return ", ".join(f"{count} {where}" for where, count in counts.items() if count)
+
+
+def phases_table(progress: Progress) -> dg.MarkdownMetadataValue:
+    """Where the time of the newest epoch went."""
+    rows = [(name, rounded(ms / 1000)) for name, ms in sorted(progress.phases_ms.items())]
+    return markdown(["phase", "seconds"], rows)
+
+
+def unbroken(text: str) -> str:
+    """A cell that stays on one line: a page breaks `9 s` at its blank, and a date at its hyphens."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
+
+
+def migration_table(history: Sequence[Migration], now_ms: int) -> dg.TableMetadataValue:
+    """The steps of a migration, and how long each took; why it was taken back stands where that was decided."""
+    columns = {"step": "string", "began": "string", "took": "string", "why": "string"}
+    rows = []
+    for at, step in enumerate(history):
+        until_ms = history[at + 1].at_ms if at + 1 < len(history) else now_ms
+        is_new = at == 0 or step.reason != history[at - 1].reason
+        took = f"{max(0, until_ms - step.at_ms) / 1000:.1f} s" if step.is_open else ""
+        rows.append((step.step, unbroken(time_text(step.at_ms)), unbroken(took), step.reason if is_new else ""))
+    return table(columns, rows)
+
+
+def operators_table(manifest: Manifest) -> dg.MarkdownMetadataValue:
+    """The states, and what the tables hold of them; the log's rows are not counted by state."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for layer in manifest.layers:
+        for stored in layer.tables:
+            found = sizes.setdefault((stored.operator, stored.state), [0, 0])
+            found[0] += stored.rows
+            found[1] += stored.bytes
+    rows = [
+        (operator.uid, operator.kind, state.name, state.kind, *sizes.get((operator.uid, state.name), (0, 0)))
+        for operator in manifest.operators
+        for state in operator.states
+    ]
+    return markdown(["operator", "kind", "state", "holds", "rows_in_tables", "table_bytes"], rows[:STATES_MAX])

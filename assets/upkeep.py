@@ -1,0 +1,203 @@
+"""The assets of what is done for a job beside its stream: savepoints, retained snapshots, garbage; pure.
+
+What deletes is two assets: one that is looked at (what is kept, what is garbage) and, behind a check that blocks, one
+that stands for what was deleted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import dagster as dg
+
+from assets.mount import Mount
+from assets.specs import shared_fields
+from assets.tables import unbroken
+from orchestration.config.spec import JobSpec
+from orchestration.text import age_text, bytes_text, time_text
+from state_runtime.maintenance.gc.plan import GcPlan
+from state_runtime.maintenance.links import Links, Shared
+from state_runtime.maintenance.plans import Kind
+from state_runtime.maintenance.retention.plan import RetentionPlan
+from state_runtime.snapshot.paths import SAVEPOINTS_DIR
+from state_runtime.snapshot.savepoint import SavepointRecord
+
+__all__ = [
+    "DIGEST",
+    "applied_spec",
+    "collection_plan_metadata",
+    "outcome_metadata",
+    "planned_spec",
+    "retention_plan_metadata",
+    "savepoints_metadata",
+    "savepoints_spec",
+]
+
+DIGEST: Final = "plan_digest"
+NO_LINKS: Final = Links()
+_ROWS_MAX: Final = 200
+
+Metadata = dict[str, Any]
+
+
+def savepoints_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
+    """The savepoints of a job."""
+    schedule = "Nobody makes them by itself." if job.savepoints.schedule == "off" else "A schedule makes them."
+    spec = dg.AssetSpec(
+        mount.savepoints(job.name),
+        deps=[mount.checkpoints(job.name)],
+        description=(
+            f"Savepoints of `{job.name}`: complete copies of its state under a name. {schedule} "
+            f"{mount.launch_text('savepoint', job.name)} makes one now; those that Dagster makes go by the rules of "
+            "retention. The data version is the name."
+        ),
+        kinds={"spark"},
+        metadata={"schedule": job.savepoints.schedule, "tags": ", ".join(job.savepoints.tags)},
+        **shared_fields(mount, job),
+    )
+    return mount.shown(spec)
+
+
+def planned_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
+    """What a plan is made of: the snapshots that are retained, or the garbage that there is."""
+    what = {
+        "retention": f"Which snapshots and savepoints of `{job.name}` the rules keep, and why; which would be deleted.",
+        "gc": f"What nothing of `{job.name}` needs, and why; what stays.",
+    }[kind]
+    spec = dg.AssetSpec(
+        mount.planned(job.name, kind),
+        deps=[mount.checkpoints(job.name), mount.savepoints(job.name)],
+        description=f"{what} Each materialization is a plan; nothing is deleted by it. The data version is its digest.",
+        kinds={"spark"},
+        **shared_fields(mount, job),
+    )
+    return mount.shown(spec)
+
+
+def applied_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
+    """What plans deleted."""
+    planned = mount.planned(job.name, kind)
+    spec = dg.AssetSpec(
+        mount.applied(job.name, kind),
+        deps=[planned],
+        description=(
+            "What was deleted: each materialization executed the plan of that digest, after the check of "
+            f"`{planned.path[-1]}` had passed in the same run."
+        ),
+        kinds={"spark"},
+        **shared_fields(mount, job),
+    )
+    return mount.shown(spec)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+_RETENTION_COLUMNS: Final = {"what": "string", "snapshot": "string", "of": "string", "size": "string", "why": "string"}
+_COLLECTION_COLUMNS: Final = {"what": "string", "kind": "string", "objects": "int", "size": "string", "why": "string"}
+
+
+def retention_plan_metadata(plan: RetentionPlan) -> Metadata:
+    """A plan of retention as a table with its digest, and in numbers. What is deleted comes first."""
+    rows = [
+        {
+            "what": "keep" if decision.kept else "delete",
+            "snapshot": decision.item.name if decision.item.kind == "checkpoint" else f"savepoint {decision.item.name}",
+            "of": unbroken(time_text(decision.item.created_at_ms)),
+            "size": unbroken(bytes_text(decision.item.bytes)),
+            "why": "; ".join(decision.reasons) or "no rule keeps it",
+        }
+        for decision in [*plan.deleted, *plan.kept]
+    ]
+    return {
+        "plan": _table(rows, _RETENTION_COLUMNS),
+        DIGEST: dg.MetadataValue.text(plan.digest),
+        "deleted": dg.MetadataValue.int(len(plan.deleted)),
+        "kept": dg.MetadataValue.int(len(plan.kept)),
+        "deleted_share": dg.MetadataValue.float(round(len(plan.deleted) / max(1, len(plan.decisions)), 4)),
+    }
+
+
+def collection_plan_metadata(plan: GcPlan) -> Metadata:
+    """The same of a plan of garbage collection, by kind and reason."""
+    groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for candidate in plan.candidates:
+        groups[candidate.kind, candidate.reason].append(candidate.bytes)
+    rows = [_row("delete", kind, len(sizes), sum(sizes), why) for (kind, why), sizes in sorted(groups.items())]
+    rows += [_row("delete", "snapshot", 0, 0, f"{i} was given up, its deletion was cut short") for i in plan.given_up]
+    rows += [_row("delete", "savepoint", 0, 0, f"{name}: {why}") for name, why in plan.savepoints]
+    rows += [
+        _row("keep", "", plan.needed_objects, plan.needed_bytes, "needed"),
+        _row("keep", "", plan.young_objects, plan.young_bytes, "too young to tell"),
+        _row("keep", "", plan.foreign_objects, 0, "not of Stillstate"),
+    ]
+    return {
+        "plan": _table(rows, _COLLECTION_COLUMNS),
+        DIGEST: dg.MetadataValue.text(plan.digest),
+        "garbage_objects": dg.MetadataValue.int(len(plan.candidates)),
+        "garbage_bytes": dg.MetadataValue.int(plan.bytes),
+        "needed_objects": dg.MetadataValue.int(plan.needed_objects),
+        "needed_bytes": dg.MetadataValue.int(plan.needed_bytes),
+    }
+
+
+def _row(what: str, kind: str, objects: int, size: int, why: str) -> dict[str, str | int]:
+    return {"what": what, "kind": kind, "objects": objects, "size": unbroken(bytes_text(size)), "why": why}
+
+
+def _table(rows: Sequence[Mapping[str, str | int | float]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
+    schema = dg.TableSchema(columns=[dg.TableColumn(name, kind) for name, kind in columns.items()])
+    return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows[:_ROWS_MAX]], schema)
+
+
+def outcome_metadata(numbers: Mapping[str, int], digest: str) -> Metadata:
+    """What executing a plan did."""
+    return {
+        DIGEST: dg.MetadataValue.text(digest),
+        **{name: dg.MetadataValue.int(number) for name, number in numbers.items()},
+    }
+
+
+# --- savepoints ------------------------------------------------------------------------------------------------------
+
+_SAVEPOINT_COLUMNS: Final = ("name", "state", "made by", "age", "size", "files", "go back to it")
+
+
+def savepoints_metadata(
+    records: Sequence[SavepointRecord], root_url: str, now_ms: int, links: Links = NO_LINKS
+) -> Metadata:
+    """All savepoints, newest first, each with the command that goes back to it; and where they are (`run NEW --from
+    PLACE`), which is told once: the table would leave the window.
+
+    Args:
+        root_url: of the job root, without credentials.
+        links: files of the root that share their bytes with others.
+    """
+    rows = [
+        {
+            "name": record.name,
+            "state": record.state,
+            "made by": f"{record.trigger}: {', '.join(record.tags)}" if record.tags else record.trigger,
+            "age": unbroken(age_text(max(0, now_ms - record.requested_at_ms) / 1000)),
+            "size": unbroken(bytes_text(record.total_bytes)),
+            "files": _files_text(links.of_owner(record.name)) if record.state == "COMPLETED" else "",
+            "go back to it": f"stillstate rollback {record.job} {record.name}" if record.state == "COMPLETED" else "",
+        }
+        for record in sorted(records, key=lambda record: record.requested_at_ms, reverse=True)
+    ]
+    is_usual = all(record.state == "COMPLETED" for record in records)
+    columns = [column for column in _SAVEPOINT_COLUMNS if column != "state" or not is_usual]
+    shown = [{column: row[column] for column in columns} for row in rows]
+    return {
+        "savepoints": _table(shown, dict.fromkeys(columns, "string")),
+        "place": f"{root_url}/{SAVEPOINTS_DIR}/NAME",
+        "complete": dg.MetadataValue.int(sum(record.state == "COMPLETED" for record in records)),
+    }
+
+
+def _files_text(shared: Shared) -> str:
+    """Whether damage to another's file is damage to a savepoint's."""
+    if not shared.files:
+        return "its own"
+    return f"{shared.files} shared with {shared}"

@@ -1,0 +1,139 @@
+"""`stillstate init` and `stillstate dagster`: the first minutes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.markup import escape
+
+from orchestration.commands.base import ConfigOption, JsonOption, console, guarded, print_json
+from orchestration.config.spec import CONFIG_ENV, load_spec
+from state_runtime.base.errors import InvalidConfiguration
+
+__all__ = ["free_port", "register"]
+
+_HOME_ENV: Final = "DAGSTER_HOME"
+_USUAL_PORT: Final = 3000
+_DEFINITIONS: Final = "orchestration.definitions"
+
+
+@guarded
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or the one you are in.")] = Path(),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a folder to begin with: a job, stillstate.yaml, some input, and Dagster's settings.
+
+    Nothing that exists is overwritten.
+    """
+    from orchestration.starter import write_folder
+
+    written = write_folder(folder)
+    if as_json:
+        return print_json({"folder": str(folder.absolute()), "files": [str(path) for path in written]})
+    out = console()
+    for path in written:
+        out.print(f"  {escape(str(path))}", highlight=False)
+    out.print("\nNext:", highlight=False)
+    if folder != Path():
+        out.print(f"  cd {escape(str(folder))}", highlight=False)
+    out.print("  stillstate run legs       # in this terminal, until Ctrl-C", highlight=False)
+    out.print("  python feed.py            # in another one: flights that keep arriving", highlight=False)
+    out.print("  stillstate dagster        # the jobs as assets, in the browser", highlight=False)
+
+
+@guarded
+def dagster(
+    config: ConfigOption = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Where the page listens; anyone who reaches it may act.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=1, max=65_535, help="Of the page; by default 3000, or a free one.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Start Dagster, its page and its daemon, with the jobs of stillstate.yaml, until Ctrl-C.
+
+    Its home is the folder `dagster` beside the file, made if it is missing, unless $DAGSTER_HOME names another. Drivers
+    that were started there outlive Dagster: `stillstate stop JOB` ends them.
+    """
+    if importlib.util.find_spec("dagster_webserver") is None:
+        raise InvalidConfiguration("the package dagster-webserver is not installed: pip install 'stillstate[web]'")
+    file = load_spec(config).file  # every problem of it is said here, not in a page
+    home = _home(file)
+    port = port or free_port(host)
+    console().print(f"Dagster's home: {escape(str(home))}. Its page: http://{host}:{port}", highlight=False)
+    command = [sys.executable, "-m", "dagster", "dev", "-m", _DEFINITIONS, "-h", host, "-p", str(port)]
+    environment = {**os.environ, CONFIG_ENV: str(file), _HOME_ENV: str(home)}
+    raise typer.Exit(_run_until_it_ends(command, environment, file.parent))
+
+
+def _home(file: Path) -> Path:
+    """$DAGSTER_HOME, or the folder beside the file; it is made, and given settings, where it has none."""
+    from orchestration.starter import instance_settings
+
+    home = Path(os.environ.get(_HOME_ENV) or file.parent / "dagster").expanduser().resolve()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not (home / "dagster.yaml").exists():
+            (home / "dagster.yaml").write_text(instance_settings(), encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"{home}: Dagster's home cannot be made ({error.strerror}); name another in ${_HOME_ENV}"
+        ) from error
+    return home
+
+
+def free_port(host: str, usual: int = _USUAL_PORT) -> int:
+    """The usual one, or one that nothing listens on now; what takes it meanwhile makes Dagster say so."""
+    for wanted in (usual, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, wanted))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise InvalidConfiguration(f"--host {host}: this machine has no such address; the usual one is 127.0.0.1")
+
+
+def _run_until_it_ends(command: list[str], environment: dict[str, str], folder: Path) -> int:
+    """Its exit code; 0 if it was asked to end, whatever it was at then. Ctrl-C reaches it by the terminal; a SIGTERM
+    to us is passed on as that."""
+    process = subprocess.Popen(command, env=environment, cwd=folder)
+    asked = threading.Event()
+
+    def pass_on(*_: object) -> None:
+        asked.set()
+        process.send_signal(signal.SIGINT)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: asked.set()),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+    }
+    try:
+        code = process.wait()
+        return 0 if asked.is_set() else code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        epilog="Example: stillstate init flights",
+    )(init)
+    app.command(epilog="Example: stillstate dagster --port 3001")(dagster)

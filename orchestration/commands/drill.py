@@ -1,0 +1,62 @@
+"""`stillstate drill`: is the newest snapshot one that the job could restart from?"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, catalog_of, guarded, print_json
+from orchestration.config.spec import load_spec
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.ids import SYSTEM_IDS
+
+__all__ = ["register"]
+
+
+@guarded
+def drill(
+    job: JobArgument,
+    snapshot: Annotated[
+        int | None,
+        typer.Option("--snapshot", "-s", metavar="ID", help="Another than the newest snapshot.", show_default=False),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore a snapshot into a scratch folder of this host, as a restart would, and compare it with the store.
+
+    Every state of every operator: number of rows and digest. The job may run meanwhile, and nothing but a pin is
+    written to its store. The folder is removed; what a killed drill left is removed by the next. Neither Spark nor
+    Java is needed. The exit code is 0 if all of it came back, 5 if something is damaged or came back as something else.
+    """
+    from orchestration.show.progress import count_bar
+    from orchestration.text import bytes_text, count_text, duration_text
+    from orchestration.upkeep.drill import drill_job, drill_json
+    from state_runtime.base.actor import Actor
+
+    spec = load_spec(config).job(job)
+    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+    with count_bar(f"{job}: drill", "shards") as on_progress:
+        report = drill_job(spec, catalog_of(spec), actor, snapshot_id=snapshot, on_progress=on_progress)
+    if as_json:
+        print_json(drill_json(report))
+    else:
+        for problem in report.problems:
+            print(problem, file=sys.stderr)
+        verdict = "is restorable" if report.is_restorable else f"is NOT restorable: {len(report.problems)} problems"
+        print(
+            f"{job}: snapshot {report.snapshot_id} {verdict}: {count_text(len(report.states))} states, "
+            f"{count_text(report.rows)} rows, {bytes_text(report.bytes_read)} read, restored in "
+            f"{duration_text(report.restore_s)}, all in {duration_text(report.seconds)}"
+        )
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: stillstate drill flights")(drill)

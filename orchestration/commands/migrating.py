@@ -1,0 +1,233 @@
+"""`stillstate migrate` and `stillstate rescale`: a job gets other settings while it runs, or is as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.commands.base import (
+    ConfigOption,
+    JobArgument,
+    JsonOption,
+    catalog_of,
+    guarded,
+    print_json,
+    print_table,
+)
+from orchestration.config.spec import load_spec
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.snapshot.migration import Migration, RunSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestration.migration.migrate import Migrator
+    from orchestration.migration.plan import Request
+
+__all__ = ["register"]
+
+
+class BackendName(StrEnum):
+    """What `migrate --backend` takes."""
+
+    arrow = "arrow"
+    rocksdb = "rocksdb"
+
+
+class VerifyName(StrEnum):
+    """What `migrate --verify` takes."""
+
+    structure = "structure"
+    sample = "sample"
+    full = "full"
+
+
+VerifyOption = Annotated[
+    VerifyName,
+    typer.Option("--verify", help="How much of the savepoint is read before the new run starts; the job is down."),
+]
+CheckpointsOption = Annotated[
+    int, typer.Option("--checkpoints", metavar="N", help="So many checkpoints of the new run must come.")
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout-s",
+        metavar="SECONDS",
+        help="Within so long, else the job is taken back; 0: recovery.first_checkpoint_s.",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@guarded
+def migrate(
+    job: JobArgument,
+    parallelism: Annotated[
+        int | None,
+        typer.Option("--parallelism", "-p", metavar="N", help="Shards of every operator.", show_default=False),
+    ] = None,
+    backend: Annotated[
+        BackendName | None,
+        typer.Option("--backend", help="What keeps a shard's state on local disk.", show_default=False),
+    ] = None,
+    from_snapshot: Annotated[
+        str,
+        typer.Option(
+            "--from-snapshot",
+            metavar="PLACE",
+            help="Go back, on the way, to a snapshot (its id) or a savepoint (its name) of the job.",
+            show_default=False,
+        ),
+    ] = "",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Also if no setting changes: the job's code is new.")
+    ] = False,
+    move: Annotated[
+        bool,
+        typer.Option(
+            "--move", help="To the store that the file has in migration.to_store; the old place is given up in the end."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a migration whose process died, and with nothing else.")
+    ] = False,
+    checkpoints: CheckpointsOption = 1,
+    timeout_s: TimeoutOption = 0.0,
+    verify: VerifyOption = VerifyName.full,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change a job that runs: its parallelism, its backend, the snapshot that it goes on from, its code, or its store.
+
+    With options these change, and nothing else; without any, the job gets what stillstate.yaml says. The plan is
+    shown first. Then the job stops with a savepoint, which is read and compared, and a new driver starts. If its first
+    checkpoints do not come in time the job is taken back to the savepoint, and runs as before (exit code 1).
+
+    What came of it holds for every later start, by whomever, until the next migration.
+    """
+    from orchestration.migration.plan import Request
+
+    if parallelism is not None and parallelism < 1:
+        raise InvalidConfiguration(f"parallelism {parallelism} is none; give 1 or more")
+    settings = RunSettings(parallelism or 0, "" if backend is None else backend.value)
+    request = Request(
+        settings=settings,
+        go_back_to=from_snapshot.removeprefix("@"),
+        is_restart=restart,
+        is_move=move,
+        checkpoints=checkpoints,
+        timeout_s=timeout_s,
+        verify=verify.value,
+    )
+    migrator = _migrator(job, config)
+    if resume:
+        if request != Request() or dry_run:
+            raise InvalidConfiguration("--resume goes on with what was asked for; give it alone")
+        _end(job, migrator.resume(), migrator.failure, as_json=as_json)
+        return
+    _carry_out(job, migrator, request, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@guarded
+def rescale(
+    job: JobArgument,
+    parallelism: Annotated[int, typer.Argument(metavar="N", help="Shards of every operator.", min=1)],
+    checkpoints: CheckpointsOption = 1,
+    timeout_s: TimeoutOption = 0.0,
+    verify: VerifyOption = VerifyName.full,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the parallelism of a job that runs: `migrate --parallelism N`, in short."""
+    from orchestration.migration.plan import Request
+
+    request = Request(
+        settings=RunSettings(parallelism=parallelism),
+        checkpoints=checkpoints,
+        timeout_s=timeout_s,
+        verify=verify.value,
+    )
+    _carry_out(job, _migrator(job, config), request, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _migrator(job: str, config: Path | None) -> Migrator:
+    from orchestration.launchers import build_launcher
+    from orchestration.migration.migrate import migrator_of
+    from state_runtime.base.actor import Actor
+
+    spec = load_spec(config)
+    job_spec = spec.job(job)
+    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+    return migrator_of(
+        job_spec,
+        catalog_of,
+        lambda at: build_launcher(spec, at),
+        actor,
+        say=lambda line: print(f"{job}: {line}", file=sys.stderr, flush=True),
+    )
+
+
+def _carry_out(job: str, migrator: Migrator, request: Request, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    from orchestration.show.deletions import confirm
+    from orchestration.show.migrations import plan_table
+
+    plan = migrator.plan(request)
+    shown: dict[str, Any] = plan.to_json_dict()
+    if plan.is_nothing:
+        if as_json:
+            print_json({**shown, "outcome": "nothing to do"})
+        else:
+            print(
+                f"{job} runs with {plan.before}, as it is wanted to; nothing to do (--restart restarts it all the same)"
+            )
+        return
+    if not as_json:
+        print_table(plan_table(plan))
+        for number, step in enumerate(plan.steps(), 1):
+            print(f"{number}. {step}")
+        for note in plan.notes():
+            print(f"the file says: {note}")
+    if dry_run:
+        if as_json:
+            print_json(shown)
+        return
+    confirm(f"{job}: migrate to {plan.target}?", yes=yes)
+    _end(job, migrator.migrate(plan), migrator.failure, as_json=as_json)
+
+
+def _end(job: str, done: Migration, failure: str, *, as_json: bool) -> None:
+    from orchestration.migration.migrate import error_of
+
+    error = error_of(done, job, failure)
+    if error is not None:
+        raise error
+    if as_json:
+        print_json(dataclasses.asdict(done))
+    elif done.to_root:
+        print(f"{job} runs in {done.to_root}: term {done.run_term}, {done.reason}")
+        print("let `store` and `storage_options` say so in the file, and take migration.to_store out, in one edit")
+    else:
+        print(f"{job} runs with {done.target}: term {done.run_term}, {done.reason}")
+        print(
+            f"savepoint {done.savepoint} is from before; `stillstate rollback {job} {done.savepoint}` goes back to it"
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: stillstate migrate flights --backend rocksdb --dry-run")(migrate)
+    app.command(epilog="Example: stillstate rescale flights 8 --yes")(rescale)

@@ -1,0 +1,162 @@
+"""The section `launcher` of a job: how its driver process comes to be, on this machine or through `spark-submit`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from orchestration.config.sections import ConfValue, Strict
+
+__all__ = ["LauncherSpec", "contradictions", "secret_values", "with_absolute_paths"]
+
+LIST_MAX: Final = 1000
+"""Files that a submission ships, and arguments that it adds: far more than anybody writes by hand."""
+
+_SAID_BY: Final = {
+    "--master": "launcher.master",
+    "--deploy-mode": "launcher.deploy_mode",
+    "--conf": "launcher.conf, which is not on the command line",
+    "-c": "launcher.conf, which is not on the command line",
+    "--properties-file": "launcher.conf",
+    "--extra-properties-file": "launcher.conf",
+    "--load-spark-defaults": "nothing: Spark's defaults are loaded anyway",
+    "--py-files": "launcher.py_files",
+    "--archives": "launcher.archives",
+    "--files": "launcher.files",
+}
+_NOT_A_START: Final = frozenset({"--class", "--name", "--kill", "--status", "--supervise", "--help", "-h", "--version"})
+_CONF_SAID_BY: Final = {
+    "spark.master": "launcher.master",
+    "spark.submit.deployMode": "launcher.deploy_mode",
+    "spark.submit.pyFiles": "launcher.py_files",
+    "spark.archives": "launcher.archives",
+    "spark.files": "launcher.files",
+}
+_SECRET_KEY = re.compile(r"(?i)secret|password|token|access[.]?key|credential")
+"""Spark's own `spark.redaction.regex`, and one word more."""
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_ONLY_LOCAL: Final = ("restarts",)
+_ONLY_SUBMITTED: Final = (
+    "master",
+    "deploy_mode",
+    "conf",
+    "py_files",
+    "archives",
+    "files",
+    "submit_args",
+    "spark_submit",
+)
+
+
+def _submit_argument(value: str) -> str:
+    name = value.split("=", 1)[0]
+    if name in _SAID_BY:
+        raise PydanticCustomError("said_elsewhere", "{name} is said by {key}", {"name": name, "key": _SAID_BY[name]})
+    if name in _NOT_A_START:
+        raise PydanticCustomError("not_ours", "{name} does not go with a driver that Stillstate starts", {"name": name})
+    return value
+
+
+def _conf_key(value: str) -> str:
+    if value in _CONF_SAID_BY:
+        raise PydanticCustomError(
+            "said_elsewhere", "{name} is said by {key}", {"name": value, "key": _CONF_SAID_BY[value]}
+        )
+    return value
+
+
+Shipped = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^,\x00-\x1f]+$")]
+"""A path or URL; Spark separates several by commas."""
+
+
+class LauncherSpec(Strict):
+    """How a driver process comes to be.
+
+    Attributes:
+        kind: `local` starts it on this machine; `spark-submit` hands it to a cluster.
+        restarts: so many times in a row, without a new checkpoint, a process beside a local driver starts it again in
+            place when it dies, before the loss is Dagster's; 0: there is no such process.
+        log_dir: what a driver of this machine says goes there; of one in a cluster, what its submission said.
+        master: of the cluster, as `spark-submit` takes it.
+        deploy_mode: `client` runs the driver on this machine, `cluster` (YARN, Kubernetes) in the cluster.
+        conf: Spark settings over `spark.conf`; through a file that only this user can read, not on the command line.
+        py_files, archives, files: what is shipped to the driver and its executors.
+        submit_args: more arguments of `spark-submit`, such as `--queue`.
+        spark_submit: the program; "": that of $SPARK_HOME, else of PySpark in this environment.
+    """
+
+    kind: Literal["local", "spark-submit"] = "local"
+    restarts: int = Field(default=3, ge=0, le=50)
+    log_dir: str = Field(default="logs", min_length=1)
+    start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    stop_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    master: str = Field(default="", max_length=4096)
+    deploy_mode: Literal["client", "cluster"] = "client"
+    conf: dict[Annotated[str, AfterValidator(_conf_key)], ConfValue] = Field(default_factory=dict, repr=False)
+    py_files: list[Shipped] = Field(default_factory=list, max_length=LIST_MAX)
+    archives: list[Shipped] = Field(default_factory=list, max_length=LIST_MAX)
+    files: list[Shipped] = Field(default_factory=list, max_length=LIST_MAX)
+    submit_args: list[Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_submit_argument)]] = Field(
+        default_factory=list, max_length=LIST_MAX
+    )
+    spark_submit: str = Field(default="", max_length=4096)
+
+    @property
+    def drives_elsewhere(self) -> bool:
+        """Whether the driver is a process of the cluster."""
+        return self.kind == "spark-submit" and self.deploy_mode == "cluster"
+
+
+def contradictions(launcher: LauncherSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values that are fine alone and not together: the key, and what is wrong with it."""
+    given = launcher.model_fields_set
+    foreign = _ONLY_SUBMITTED if launcher.kind == "local" else _ONLY_LOCAL
+    for key in foreign:
+        if key in given:
+            other = "spark-submit" if launcher.kind == "local" else "local"
+            yield (key,), f"is of `kind: {other}`; this launcher is of `kind: {launcher.kind}`"
+    if launcher.kind == "local":
+        return
+    if not launcher.master:
+        yield (
+            ("master",),
+            "`kind: spark-submit` needs the master, for example spark://host:7077, yarn or k8s://https://…",
+        )
+    elif launcher.deploy_mode == "cluster" and launcher.master.startswith("spark://"):
+        yield (
+            ("deploy_mode",),
+            "a standalone cluster does not run Python drivers, Spark refuses them; use `client`, or YARN or Kubernetes",
+        )
+    elif launcher.deploy_mode == "cluster" and not launcher.master.startswith(("yarn", "k8s://")):
+        yield ("deploy_mode",), f"`cluster` needs a master yarn or k8s://…; it is {launcher.master}"
+
+
+def with_absolute_paths(launcher: LauncherSpec, folder: Path) -> LauncherSpec:
+    """The section with paths below the folder of its file; also those that are not in the file."""
+    return launcher.model_copy(
+        update={
+            "log_dir": _absolute(launcher.log_dir, folder),
+            "spark_submit": _absolute(launcher.spark_submit, folder) if launcher.spark_submit else "",
+            **{key: _all_absolute(getattr(launcher, key), folder) for key in ("py_files", "archives", "files")},
+        }
+    )
+
+
+def _all_absolute(paths: list[str], folder: Path) -> list[str]:
+    return [_absolute(path, folder) for path in paths]
+
+
+def _absolute(path: str, folder: Path) -> str:
+    # `local:/opt/…` is a place in the image, `env.tar.gz#env` a name of ours after the path: both stay.
+    return path if _SCHEME.match(path) else os.path.normpath(folder / Path(path).expanduser())
+
+
+def secret_values(conf: Mapping[str, str]) -> list[str]:
+    """Values of Spark settings that nobody should see, by the names that Spark itself hides."""
+    return [value for key, value in conf.items() if _SECRET_KEY.search(key)]

@@ -1,0 +1,68 @@
+"""The section `notify` of `stillstate.yaml`: who is told outside of Dagster when something is wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
+from orchestration.config.sections import Strict
+
+__all__ = ["NotifySpec"]
+
+
+def _webhook(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_url = False
+    if value and (not is_url or any(c.isspace() or ord(c) < 33 for c in value)):
+        raise PydanticCustomError("webhook", "must be a URL: http://HOST/… or https://HOST/…")
+    if value and (parts.username or parts.password):
+        raise PydanticCustomError("webhook", "holds credentials; put them into `headers`")
+    return value
+
+
+class NotifySpec(Strict):
+    """Who is told, of every trouble once, and once when it has passed; beside `jobs`. One of webhook and command.
+
+    Attributes:
+        webhook: gets the message as JSON by POST; an answer of 2xx means that it arrived.
+        headers: of that request.
+        command: gets the message as JSON on its standard input; exit code 0 means that it arrived. It begins in the
+            file's folder.
+        timeout_s: for one call.
+        per_tick_max: calls in one tick of the sensor; the others follow in the next, 30 s later.
+    """
+
+    model_config = SECRET_MODEL
+
+    webhook: Annotated[str, AfterValidator(_webhook)] = Field(default="", max_length=4000, repr=False)
+    headers: SecretMapping = Field(default_factory=Secrets, repr=False)
+    command: list[Annotated[str, Field(min_length=1, max_length=4000)]] = Field(
+        default_factory=list, max_length=50, repr=False
+    )
+    timeout_s: float = Field(default=5.0, ge=0.1, le=15)
+    per_tick_max: int = Field(default=10, ge=1, le=100)
+
+    @model_validator(mode="after")
+    def _one_receiver(self) -> NotifySpec:
+        if bool(self.webhook) == bool(self.command):
+            raise PydanticCustomError("receiver", "needs either `webhook` or `command`, one of them")
+        if self.command and self.headers:
+            raise PydanticCustomError("receiver", "has `headers`, which only a `webhook` gets")
+        for name, value in self.headers.items():
+            if not isinstance(value, str) or not f"{name}{value}".isprintable() or not name.isascii():
+                raise PydanticCustomError("header", "has a header that is not printable text on one line")
+        return self
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no message may hold: the path of a webhook is often its password, and so are words of a command."""
+        path = urlsplit(self.webhook)
+        words = {f"word {n}": word for n, word in enumerate(self.command[1:])}
+        return Secrets({"webhook": self.webhook, "path": path.path, "query": path.query, **words, **self.headers})

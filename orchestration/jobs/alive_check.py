@@ -1,0 +1,148 @@
+"""One look at a job for the recovery sensor and for the check `driver_alive`: how its driver is, what is planned, and
+what a person is told. The sensor publishes the check; a person may also run it."""
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from assets.checks import ALIVE_CHECK, alive_evaluation
+from assets.mount import Mount
+from orchestration.config.spec import JobSpec, Spec
+from orchestration.jobs.checks import result_of, stream_check
+from orchestration.jobs.driver import stillstate_of, typed_failures
+from orchestration.jobs.past_runs import past_runs
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import NoLook
+from orchestration.recovery.alive import Alive, judge_alive
+from orchestration.recovery.observe import Observation
+from orchestration.recovery.plan import Loss, RecoveryPlan, plan_recovery
+from orchestration.resources import StillstateResource
+from state_runtime.base.errors import CorruptData, Unavailable
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = ["AliveLook", "alive_of_stream", "alive_spec", "build_alive_check", "judge_look", "last_words"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliveLook:
+    """What one look showed.
+
+    Attributes:
+        status: the newest heartbeat; None if there is none, or it could not be read.
+        plan: of the recovery, if one is needed and may be planned.
+        progress: the job's progress marker, if a recovery is planned.
+        unreachable_since_s: wall clock; None if the store answered.
+    """
+
+    alive: Alive
+    status: RunStatus | None = None
+    plan: RecoveryPlan | None = None
+    progress: int = 0
+    unreachable_since_s: float | None = None
+
+
+def judge_look(
+    mount: Mount,
+    job: JobSpec,
+    look: Look | NoLook,
+    instance: dg.DagsterInstance,
+    now_s: float,
+    unreachable_since_s: float | None = None,
+) -> AliveLook:
+    """Plan and judge by what a look at the store has shown; asks no store, and requests nothing.
+
+    Args:
+        unreachable_since_s: what the look before this one found.
+    """
+    recovery = job.recovery
+    seen = None if isinstance(look, NoLook) else look.seen
+    trouble, since_s = _trouble(look, now_s, unreachable_since_s)
+    plan, progress = None, 0
+    status = seen.status if seen is not None else None
+    if not isinstance(look, NoLook) and status is not None and _wants_recovery(job, look.seen):
+        progress, loss = _loss(look, status)
+        plan = plan_recovery(
+            loss,
+            past_runs(instance, mount.tag(job.name)),
+            now_s,
+            max_attempts=recovery.max_attempts,
+            backoff_s=recovery.backoff_s,
+        )
+    alive = judge_alive(
+        seen.health if seen is not None else None,
+        plan,
+        now_s=now_s,
+        is_recovered=seen is not None and _is_recovered(job, seen),
+        max_attempts=recovery.max_attempts,
+        trouble=trouble,
+        unreachable_since_s=since_s,
+    )
+    return AliveLook(alive=alive, status=status, plan=plan, progress=progress, unreachable_since_s=since_s)
+
+
+def _trouble(look: Look | NoLook, now_s: float, before_s: float | None) -> tuple[str, float | None]:
+    """Why nothing was seen, and since when the store does not answer."""
+    if not isinstance(look, NoLook):
+        return "", None
+    if look.why == "failed" and not isinstance(look.error, Unavailable):
+        return str(look.error), None
+    return str(look.error), now_s - look.away_s if before_s is None else min(before_s, now_s - look.away_s)
+
+
+def _is_recovered(job: JobSpec, seen: Observation) -> bool:
+    return job.recovery.enabled and (seen.health.verdict != "stalled" or job.recovery.restart_stalled)
+
+
+def _wants_recovery(job: JobSpec, seen: Observation) -> bool:
+    return seen.health.needs_recovery and _is_recovered(job, seen)
+
+
+def _loss(look: Look, status: RunStatus) -> tuple[int, Loss]:
+    """Where the job stands, and what was lost."""
+    try:
+        progress, kind = look.progress(), status.error_kind
+    except CorruptData as error:
+        # Nobody knows where it stands; what a recovery run then does is to say what could be gone back to.
+        progress, kind = 0, error.kind
+    return progress, Loss(
+        term=status.term,
+        progress=progress,
+        lived_s=(status.at_ms - status.started_at_ms) / 1000,
+        verdict=look.seen.health.verdict,
+        kind=kind,
+    )
+
+
+def last_words(stillstate: StillstateResource, spec: Spec, job: JobSpec, look: AliveLook) -> tuple[str, str]:
+    """The driver's log and its end, for a job that is not well; empty if there is none here."""
+    if look.status is None or look.alive.level == "ok":
+        return "", ""
+    found = stillstate.launcher(spec, job).last_words(look.status)
+    return ("", "") if found is None else (found.log, found.text)
+
+
+def build_alive_check(mount: Mount, job: JobSpec) -> dg.AssetChecksDefinition:
+    """The check that a person may run; the sensor evaluates it on every change and once an hour."""
+    return stream_check(mount, job.name, alive_spec(mount, job.name), alive_of_stream)
+
+
+def alive_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
+    """The check `driver_alive` of a stream."""
+    return dg.AssetCheckSpec(
+        ALIVE_CHECK,
+        asset=mount.stream(name),
+        description="Red when the driver is down and nobody brings it back; a warning while it starts, is silent, or "
+        "is being recovered. Evaluated by the recovery sensor on every change, and once an hour.",
+    )
+
+
+def alive_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str) -> dg.AssetCheckResult:
+    """Look at a stream, and judge."""
+    stillstate = stillstate_of(context, mount)
+    with typed_failures():
+        spec = stillstate.spec()
+        job = spec.job(name)
+        seen_now = stillstate.look(spec, [name]).found[name]
+        look = judge_look(mount, job, seen_now, context.instance, stillstate.clock().now_ms() / 1000)
+        words = last_words(stillstate, spec, job, look)
+    return result_of(alive_evaluation(mount.stream(name), look.alive, look.status, *words))

@@ -1,0 +1,85 @@
+"""One look at jobs for the sensor `desired_state` and for the check `matches_configuration`: what they run with against
+what the file says. The sensor publishes the check; a person may also run it."""
+
+from collections.abc import Mapping, Sequence
+
+import dagster as dg
+
+from assets.checks import MATCHES_CHECK, matches_evaluation
+from assets.mount import Mount
+from orchestration.config.spec import JobSpec, Spec
+from orchestration.jobs.checks import result_of, stream_check
+from orchestration.jobs.driver import stillstate_of, typed_failures
+from orchestration.jobs.past_runs import past_migrations
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import NoLook
+from orchestration.migration.desired import PastMigration, judge_desired, needs_record
+from orchestration.resources import Seen, StillstateResource
+from state_runtime.base.errors import Unavailable
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.migration import Migration, read_migration
+
+__all__ = ["Records", "build_matches_check", "matches_of_stream", "matches_spec", "read_records"]
+
+Records = Mapping[str, Migration | NoLook | None]
+"""What the last migration of each job has recorded; of those that need it for a judgement."""
+
+
+def read_records(
+    mount: Mount,
+    spec: Spec,
+    looks: Seen[Look],
+    past: Mapping[str, Sequence[PastMigration]],
+    stillstate: StillstateResource,
+) -> Records:
+    """Read them as looks are made.
+
+    Args:
+        past: `past_migrations`.
+    """
+    wanted = [
+        name
+        for name, look in looks.found.items()
+        if isinstance(look, Look) and needs_record(spec.jobs[name], look.seen, past.get(mount.tag(name), ()))
+    ]
+    return stillstate.read(spec, wanted, "migration", _read, budget_s=looks.left_s).found
+
+
+def _read(job: JobSpec, catalog: Catalog) -> Migration | None:
+    return read_migration(catalog.root)
+
+
+def build_matches_check(mount: Mount, job: JobSpec) -> dg.AssetChecksDefinition:
+    """The check that a person may run; the sensor evaluates it on every change and once a day."""
+    return stream_check(mount, job.name, matches_spec(mount, job.name), matches_of_stream)
+
+
+def matches_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
+    """The check `matches_configuration` of a stream."""
+    return dg.AssetCheckSpec(
+        MATCHES_CHECK,
+        asset=mount.stream(name),
+        description="Warns when the job runs with other settings than the file has, and says how to apply them. "
+        "Evaluated by the sensor of the desired state on every change, and once a day.",
+    )
+
+
+def matches_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str) -> dg.AssetCheckResult:
+    """Look at a stream, and compare."""
+    stillstate = stillstate_of(context, mount)
+    launch = mount.launch_text("migrate", name)
+    with typed_failures():
+        spec = stillstate.spec()
+        job = spec.job(name)
+        looks = stillstate.look(spec, [name])
+        look = looks.of(name)
+        past = past_migrations(context.instance)
+        record = read_records(mount, spec, looks, past, stillstate).get(name)
+        if isinstance(record, NoLook):
+            raise record.error
+        now_s = stillstate.clock().now_ms() / 1000
+        mine = past.get(mount.tag(name), [])
+        desired = judge_desired(job, look.seen, record, mine, now_s=now_s, launch=launch)
+        if desired is None:
+            raise Unavailable(f"job {name!r} is {look.seen.health.verdict}: there is nothing to compare yet")
+    return result_of(matches_evaluation(mount.stream(name), name, desired, launch))

@@ -1,0 +1,164 @@
+"""`migrate_<job>`: a planned migration of a streaming job. It shows its plan first, and is repeated safely: a run that
+finds one under way whose process is gone goes on with it. A run whose migration was taken back fails with the reason.
+"""
+
+from typing import Any, Final, Literal
+
+import dagster as dg
+
+from assets.mount import Mount
+from assets.tables import migration_table
+from orchestration.config.spec import JobSpec
+from orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
+from orchestration.jobs.tags import JOB_TAG
+from orchestration.jobs.upkeep import actor_of
+from orchestration.migration.migrate import Migrator, error_of, migrate_or_resume, migrator_of
+from orchestration.migration.plan import MigrationPlan, Request
+from orchestration.resources import StillstateResource
+from state_runtime.base.clock import Clock
+from state_runtime.snapshot.migration import RunSettings
+
+__all__ = ["MIGRATE_TEXT", "MigrateConfig", "build_migrate_job", "migrate_stream"]
+
+
+class MigrateConfig(dg.Config):
+    """What is to change; nothing: what the file says, or the migration that is under way.
+
+    Attributes:
+        parallelism: 0: as it is.
+        backend: empty: as it is.
+        from_snapshot: go back on the way to this snapshot (its id) or savepoint (its name).
+        restart: also if nothing changes: for new code.
+        move: to the store that the file has in `migration.to_store`.
+        checkpoints: that many of the new run must come.
+        timeout_s: within so long; 0: `recovery.first_checkpoint_s`.
+        verify: how much of the savepoint is read.
+        resume: go on with the migration that is under way, and do nothing if there is none.
+        acknowledge: do nothing; that this run succeeds ends the trouble of one that failed (`notify`).
+        if_term: only if this run of the driver is healthy and the file says the same; 0: in any case. The sensor
+            `stillstate_desired_state` asks so.
+    """
+
+    parallelism: int = 0
+    backend: Literal["", "arrow", "rocksdb"] = ""
+    from_snapshot: str = ""
+    restart: bool = False
+    move: bool = False
+    checkpoints: int = 1
+    timeout_s: float = 0.0
+    verify: Literal["structure", "sample", "full"] = "full"
+    resume: bool = False
+    acknowledge: bool = False
+    if_term: int = 0
+
+    def request(self) -> Request:
+        return Request(
+            settings=RunSettings(self.parallelism, self.backend),
+            go_back_to=self.from_snapshot,
+            is_restart=self.restart,
+            is_move=self.move,
+            checkpoints=self.checkpoints,
+            timeout_s=self.timeout_s,
+            verify=self.verify,
+            if_term=self.if_term,
+        )
+
+
+def build_migrate_job(mount: Mount, job: JobSpec, stillstate: StillstateResource) -> dg.JobDefinition:
+    """The job of one stream, which takes turns with those that start, stop and recover its driver."""
+    name = mount.job_name("migrate", job.name)
+    what = MIGRATE_TEXT.format(job.name)
+    tags = {JOB_TAG: mount.tag(job.name)}
+    return one_op_job(mount, stillstate, name, "migrate", _migrate_op(mount, job.name), what, [job], tags)
+
+
+MIGRATE_TEXT: Final = (
+    "Change the parallelism, backend or code of {} as it runs: savepoint, stop, verify, start, watch; and back, by "
+    "itself, if the new run does not come up. Without configuration it does what the file says, or goes on with a "
+    "migration whose process died."
+)
+
+
+def _migrate_op(mount: Mount, name: str) -> dg.OpDefinition:
+    @dg.op(name=mount.name("migrate", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
+    def migrate(context: dg.OpExecutionContext, config: MigrateConfig) -> dg.Output[dict[str, Any]]:
+        return migrate_stream(context, config, mount, name)
+
+    return migrate
+
+
+def migrate_stream(
+    context: dg.OpExecutionContext, config: MigrateConfig, mount: Mount, name: str
+) -> dg.Output[dict[str, Any]]:
+    """Migrate a stream, or go on with a migration of it whose process died."""
+
+    def show(plan: MigrationPlan) -> None:
+        # An event of its own: the output of a run that fails is not there.
+        context.log_event(
+            dg.AssetObservation(
+                mount.stream(name),
+                description="the plan of a migration",
+                metadata={"plan": dg.MetadataValue.md(plan.markdown())},
+            )
+        )
+
+    if config.acknowledge:
+        context.log.info(f"somebody has seen what became of the last migration of {name}; nothing is done")
+        return _output({"job": name, "outcome": "acknowledged"})
+    stillstate = stillstate_of(context, mount)
+    with typed_failures():
+        spec = stillstate.spec()
+        now = spec.job(name)
+        migrator = migrator_of(
+            now,
+            stillstate.catalog,
+            lambda job: stillstate.launcher(spec, job),
+            actor_of(stillstate),
+            poll=stillstate.poll(),
+            say=context.log.info,
+        )
+        try:
+            if config.resume:
+                done = migrator.resume() if migrator.is_under_way() is not None else None
+            else:
+                done = migrate_or_resume(migrator, config.request(), on_plan=show)
+        finally:
+            if migrator.history:
+                _show_steps(context, mount, name, migrator, stillstate.clock())
+        error = None if done is None else error_of(done, name, migrator.failure)
+        if error is not None:
+            raise error
+    if done is None:
+        value: dict[str, Any] = {"job": name, "outcome": "nothing to do"}
+    else:
+        value = {
+            "job": name,
+            "outcome": "migrated",
+            "parallelism": done.target.parallelism,
+            "backend": done.target.backend,
+            "term": done.run_term,
+            "savepoint": done.savepoint,
+            "how": done.reason,
+            **({"moved_to": done.to_root} if done.to_root else {}),
+        }
+    return _output(value)
+
+
+def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
+    return dg.Output(value, metadata=value)
+
+
+def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrator: Migrator, clock: Clock) -> None:
+    """What this run did, also if it ends with an error: the job may be back where it was, or stand at a step."""
+    last = migrator.history[-1]
+    _, *log = [line.strip() for line in migrator.failure.splitlines() if line.strip()] or [""]
+    context.log_event(
+        dg.AssetObservation(
+            mount.stream(name),
+            description=f"a migration to {last.target}: {last.step}",
+            metadata={
+                "steps": migration_table(migrator.history, clock.now_ms()),
+                **({"log_last_line": log[-1]} if log else {}),
+            },
+        )
+    )

@@ -1,0 +1,217 @@
+"""The run that brings a driver back: looks once more, decides where it goes on, starts it, and waits for its first
+checkpoint. It fails if that does not come, so that a job in a crash loop shows as failed runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from assets.metadata_sets import rounded
+from assets.tables import restored_text
+from orchestration.config.begin_at import NEWEST, BeginAt
+from orchestration.config.spec import JobSpec
+from orchestration.jobs.tags import EXIT_TAG
+from orchestration.launchers import FirstCheckpoint, Launched, Launcher
+from orchestration.recovery.fallback import decide_fallback, look_for_damage
+from orchestration.recovery.observe import Observation
+from orchestration.resources import StillstateResource
+from orchestration.text import redacted_location, time_text
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, StillstateError
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.snapshot.catalog import Catalog
+
+__all__ = ["GaveUp", "RecoverConfig", "Recovered", "note_exit", "recover_driver", "recovered_value"]
+
+
+class RecoverConfig(dg.Config):
+    """Which failure to recover.
+
+    Attributes:
+        term: the term that was lost; 0 takes the newest. A newer term means that somebody was faster.
+        from_snapshot: go back to this snapshot of the job's, whatever `recovery.fallback` says; 0: the newest. Also of
+            a job that was given up on. What the job has made since is read again; output that was published stays.
+        gave_up: set by the sensor when no attempt is left: the run starts nothing and fails with it, so that whoever
+            is told of failed runs is told.
+    """
+
+    term: int = 0
+    from_snapshot: int = 0
+    gave_up: str = ""
+
+
+class GaveUp(StillstateError):
+    """A job is down and nothing brings it back by itself; the message says why and what to do."""
+
+    kind = "gave-up"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a recovery did.
+
+    Attributes:
+        launched: None if there was nothing to do.
+        explained: why it goes on at another snapshot than the newest, if it does.
+        restored_from: the snapshot that it goes on from, for people.
+        down_since_ms: the last heartbeat of the run that was lost.
+        began_ms: when this recovery began.
+    """
+
+    reason: str
+    launched: Launched | None = None
+    first: FirstCheckpoint | None = None
+    explained: str = ""
+    restored_from: str = ""
+    down_since_ms: int = 0
+    began_ms: int = 0
+
+
+def recover_driver(
+    context: dg.OpExecutionContext, config: RecoverConfig, stillstate: StillstateResource, name: str, launch: str
+) -> Recovered:
+    """See the module.
+
+    Args:
+        launch: what a person launches to do the same, in words.
+
+    Raises:
+        GaveUp: that is what the run is for.
+        CorruptData: the newest snapshot is damaged, and the policy leaves the choice to a person.
+        LaunchFailed: the driver ended before its first checkpoint.
+    """
+    spec = stillstate.spec()
+    job = spec.job(name)
+    launcher = stillstate.launcher(spec, job)
+    seen = stillstate.observe(spec, job)
+    if config.gave_up:
+        raise GaveUp(f"{name}: {config.gave_up}{_last_words(launcher, seen)}")
+    # Asked again here: between the sensor's tick and this run somebody may have started it.
+    if seen.status is None or not (seen.health.needs_recovery or (config.from_snapshot and _is_over(seen))):
+        return Recovered(seen.health.reason)
+    if config.term and seen.status.term != config.term:
+        return Recovered(f"term {config.term} was followed by {seen.health.reason}: another failure")
+    context.log.warning(f"{name} is {seen.health.verdict}: {seen.health.reason}")
+    began_ms = stillstate.clock().now_ms()
+    begin, explained = _where(context, config, job, stillstate, seen, launch)
+    context.log.info(launcher.end_lost(seen.status))
+    cause = f"recovery of term {seen.status.term}, which was {seen.health.verdict}"
+    cause += f": {explained}" if explained else ""
+    restored_from = _restored_from(stillstate.catalog(job), begin, job)
+    context.log.info(f"it goes on from {restored_from}")
+    # It was just judged lost, so its last heartbeat must not turn the new driver away.
+    launched = launcher.start(takeover=True, begin=begin, cause=cause)
+    context.log.info(f"term {launched.term} runs (process {launched.pid}, log {launched.log}); its checkpoint …")
+    first = launcher.wait_for_checkpoint(launched, job.recovery.first_checkpoint_s)
+    context.log.info(first.how)
+    return Recovered(
+        seen.health.reason,
+        launched,
+        first,
+        explained,
+        restored_from=restored_from,
+        down_since_ms=seen.status.at_ms,
+        began_ms=began_ms,
+    )
+
+
+def _restored_from(catalog: Catalog, begin: BeginAt, job: JobSpec) -> str:
+    """The snapshot that the next run goes on from, and where it is."""
+    found = catalog.latest() if begin.from_snapshot is None else catalog.manifest(int(begin.from_snapshot))
+    if found is None:
+        return "nothing: the job has no snapshot yet"
+    place = f"{redacted_location(job.store).rstrip('/')}/{job.name}"
+    return f"snapshot {found.snapshot_id} of {time_text(found.created_at_ms)} in {place}"
+
+
+def note_exit(context: dg.OpExecutionContext, error: StillstateError) -> None:
+    """Let a later tick know with what the driver ended: it may have had no term to say so in."""
+    context.instance.add_run_tags(context.run_id, {EXIT_TAG: str(error.exit_code)})
+
+
+def _is_over(seen: Observation) -> bool:
+    """A person who names a snapshot may also mean a job that stopped; never one that runs."""
+    return seen.health.verdict in ("stopped", "finished", "fenced")
+
+
+def _where(
+    context: dg.OpExecutionContext,
+    config: RecoverConfig,
+    job: JobSpec,
+    stillstate: StillstateResource,
+    seen: Observation,
+    launch: str,
+) -> tuple[BeginAt, str]:
+    if config.from_snapshot < 0:
+        raise InvalidConfiguration(f"from_snapshot {config.from_snapshot} is no snapshot; give the id of one")
+    if config.from_snapshot:
+        return BeginAt(
+            from_snapshot=config.from_snapshot
+        ), f"back to snapshot {config.from_snapshot}, as a person asked"
+    catalog = stillstate.catalog(job)
+    is_suspect = seen.status is not None and seen.status.error_kind == CorruptData.kind
+    try:
+        catalog.latest()
+    except CorruptData:
+        is_suspect = True
+    if not is_suspect:
+        return NEWEST, ""
+    damage = look_for_damage(
+        catalog, stillstate.clock(), SYSTEM_IDS, on_look=lambda number: context.log.info(f"reading snapshot {number}")
+    )
+    chosen = decide_fallback(damage, job.recovery.fallback, launch)
+    context.log.warning(chosen.explained)
+    if chosen.is_refused:
+        raise CorruptData(f"{job.name}: {chosen.explained}")
+    return (NEWEST if chosen.snapshot_id is None else BeginAt(from_snapshot=chosen.snapshot_id)), chosen.explained
+
+
+def _last_words(launcher: Launcher, seen: Observation) -> str:
+    words = launcher.last_words(seen.status) if seen.status is not None else None
+    return "" if words is None else f". The end of the log {words.log}:\n{words.text}"
+
+
+def recovered_value(name: str, done: Recovered) -> dict[str, Any]:
+    """The run's output, which is its metadata too."""
+    if done.launched is None:
+        return {"job": name, "outcome": "nothing to do", "reason": done.reason}
+    launched, first = done.launched, done.first
+    # Dagster's page shows the first lines of a long event: what a person asks first comes first.
+    return {
+        "job": name,
+        "outcome": "recovered",
+        "restored_from": done.restored_from,
+        **_times(done),
+        **({"explained": done.explained} if done.explained else {}),
+        "reason": done.reason,
+        "how": first.how if first is not None else "",
+        "first_checkpoint": (first.snapshot_id if first is not None else None) or 0,
+        "term": launched.term,
+        "state": launched.state,
+        "pid": launched.pid,
+        "host": launched.host,
+        "log": launched.log,
+    }
+
+
+def _times(done: Recovered) -> dict[str, Any]:
+    """How long it took, and what was brought back, as far as its first checkpoint says so."""
+    first = done.first
+    if first is None or not first.at_ms:
+        return {}
+    found: dict[str, Any] = {
+        "first_checkpoint_after_s": _seconds(done.began_ms, first.at_ms),
+        "down_s": _seconds(done.down_since_ms, first.at_ms),
+    }
+    restored = restored_text(first.progress) if first.progress is not None else ""
+    if first.progress is not None and restored:
+        found["shards_restored"] = restored
+        found["restored_bytes"] = first.progress.restored_bytes
+        found["restore_s"] = rounded(first.progress.restore_ms / 1000)
+    return found
+
+
+def _seconds(from_ms: int, to_ms: int) -> float:
+    """Between two moments of two machines' clocks: never below nothing."""
+    return rounded(max(0, to_ms - from_ms) / 1000)

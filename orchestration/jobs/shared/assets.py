@@ -1,0 +1,145 @@
+"""`materialize`, `savepoint`, `retain` and `collect` of any stream: one op each, with the assets of all."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from assets.mount import Mount
+from assets.specs import materialized_spec
+from assets.upkeep import applied_spec, planned_spec, savepoints_spec
+from orchestration.config.spec import JobSpec
+from orchestration.jobs.deletions import ACTIONS, apply_plan, check_plan, plan_stream, safe_spec
+from orchestration.jobs.driver import typed_failures
+from orchestration.jobs.materialize import FoldConfig, fold_stream
+from orchestration.jobs.savepoints import savepoint_stream
+from orchestration.jobs.shared.stream import chosen, tag_run
+from orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
+from state_runtime.maintenance.plans import Kind
+
+__all__ = ["build_deletions", "build_folds", "build_savepoints"]
+
+Made = Iterator[dg.MaterializeResult[None]]
+
+
+class FoldStreamConfig(FoldConfig):
+    """Which stream, and how to fold.
+
+    Attributes:
+        stream: its name; empty: the one whose asset was selected.
+    """
+
+    stream: str = ""
+
+
+class SavepointStreamConfig(dg.Config):
+    """Which stream.
+
+    Attributes:
+        stream: its name; empty: the one whose asset was selected.
+    """
+
+    stream: str = ""
+
+
+class DeleteConfig(dg.Config):
+    """Which stream, and what to delete.
+
+    Attributes:
+        stream: its name; empty: the one whose assets were selected.
+        deleted_share_max: the share of the snapshots that this plan may delete; 0 takes the file's. Of retention.
+        digest: of a plan of an earlier run that somebody has looked at; empty: the plan of this run.
+    """
+
+    stream: str = ""
+    deleted_share_max: float = 0.0
+    digest: str = ""
+
+
+def build_folds(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
+    """The state tables of all streams."""
+    names = {mount.materialized(job.name): job.name for job in jobs}
+
+    @dg.multi_asset(
+        name=mount.name("materialize", "stream"),
+        specs=[materialized_spec(mount, job) for job in jobs],
+        can_subset=True,
+        required_resource_keys={mount.resource, mount.spark},
+    )
+    def materialized_states(context: dg.AssetExecutionContext, config: FoldStreamConfig) -> Made:
+        name = _stream(context, config.stream, names)
+        tag_run(context, MATERIALIZE_TAG, mount.tag(name))
+        yield from fold_stream(context, mount, name, config.mode)
+
+    return materialized_states
+
+
+def build_savepoints(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefinition:
+    """The savepoints of all streams."""
+    names = {mount.savepoints(job.name): job.name for job in jobs}
+
+    @dg.multi_asset(
+        name=mount.name("savepoint", "stream"),
+        specs=[savepoints_spec(mount, job) for job in jobs],
+        can_subset=True,
+        required_resource_keys={mount.resource},
+    )
+    def savepoints(context: dg.AssetExecutionContext, config: SavepointStreamConfig) -> Made:
+        name = _stream(context, config.stream, names)
+        tag_run(context, SAVEPOINT_TAG, mount.tag(name))
+        yield from savepoint_stream(context, mount, name)
+
+    return savepoints
+
+
+def build_deletions(mount: Mount, jobs: Sequence[JobSpec], kind: Kind) -> dg.AssetsDefinition:
+    """Plans of all streams, the check that they must pass, and what they deleted.
+
+    One op and not three: of three, the last would be left out wherever the plan of any other stream was not made.
+    """
+    planned = {mount.planned(job.name, kind): job.name for job in jobs}
+    applied = {mount.applied(job.name, kind): job.name for job in jobs}
+
+    @dg.multi_asset(
+        name=mount.name(ACTIONS[kind], "stream"),
+        specs=[build(mount, job, kind) for job in jobs for build in (planned_spec, applied_spec)],
+        check_specs=[safe_spec(mount, job.name, kind) for job in jobs],
+        can_subset=True,
+        required_resource_keys={mount.resource},
+    )
+    def deletions(context: dg.AssetExecutionContext, config: DeleteConfig) -> Iterator[Any]:
+        name = _stream(context, config.stream, planned | applied)
+        tag_run(context, UPKEEP_TAG, mount.tag(name))
+        yield from _delete(context, config, mount, name, kind)
+
+    return deletions
+
+
+def _delete(
+    context: dg.AssetExecutionContext, config: DeleteConfig, mount: Mount, name: str, kind: Kind
+) -> Iterator[Any]:
+    """Plan → check → apply of that very plan, as far as it was selected."""
+    made, is_checked = "", False
+    if mount.planned(name, kind) in context.selected_asset_keys:
+        for result in plan_stream(context, mount, name, kind, config.deleted_share_max):
+            made = result.data_version.value if result.data_version is not None else ""
+            yield result
+        if not made:
+            return  # nothing was ever started
+    spec = safe_spec(mount, name, kind)
+    if made and spec.key in context.selected_asset_check_keys:
+        verdict = check_plan(context, mount, name, kind, made)
+        yield verdict
+        if not verdict.passed:
+            return  # and Dagster fails the step, because the check blocks
+        is_checked = True
+    if mount.applied(name, kind) in context.selected_asset_keys:
+        # What no check of this run has looked at is looked at before it is executed.
+        asked = config.digest or ("" if is_checked else made)
+        yield from apply_plan(context, mount, name, kind, asked, made)
+
+
+def _stream(context: dg.AssetExecutionContext, asked: str, names: Mapping[dg.AssetKey, str]) -> str:
+    selected: Collection[str] = {names[key] for key in context.selected_asset_keys}
+    with typed_failures():
+        return chosen(asked, selected)

@@ -1,0 +1,121 @@
+"""Waiting for what shows that a driver which was brought back is well: its first checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from orchestration.launchers.port import LOG_FOLLOWS, FirstCheckpoint, Launched, LaunchFailed, Liveness
+from state_runtime.base.errors import (
+    CorruptData,
+    Invalid,
+    StillstateError,
+    Unavailable,
+    UnsupportedFormat,
+    UserCodeError,
+)
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = ["Waiting", "exit_code_of"]
+
+_REACTIONS: Final[tuple[type[StillstateError], ...]] = (
+    Invalid,
+    Unavailable,
+    CorruptData,
+    UnsupportedFormat,
+    UserCodeError,
+)
+_EXIT_OF_KIND: Final = {error.kind: error.exit_code for error in _REACTIONS}
+
+
+def exit_code_of(status: RunStatus) -> int:
+    """The exit code of a driver that failed, from the last heartbeat that it wrote."""
+    return _EXIT_OF_KIND.get(status.error_kind, 1)
+
+
+class Waiting:
+    """The look that is taken again and again at one driver.
+
+    Args:
+        is_alive: what is known about its process.
+        tail: the end of its log.
+        silent_s: a driver whose process nobody here can see has ended if its heartbeat stands still for so long.
+        monotonic_s: our own clock; that of another host is nothing to compare with.
+    """
+
+    def __init__(
+        self,
+        launched: Launched,
+        catalog: Catalog,
+        is_alive: Callable[[RunStatus], Liveness],
+        tail: Callable[[], str],
+        *,
+        silent_s: float,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._launched, self._catalog, self._is_alive, self._tail = launched, catalog, is_alive, tail
+        self._silent_s, self._monotonic_s = silent_s, monotonic_s
+        self._read_id = 0
+        self._beat: tuple[int, int] = (0, 0)
+        self._beat_seen_s = 0.0
+
+    def look(self) -> FirstCheckpoint | None:
+        """One look; None: nothing is decided yet.
+
+        Raises:
+            LaunchFailed: the driver ended without a checkpoint.
+        """
+        term = self._launched.term
+        try:
+            status = self._catalog.status()
+            if status is None or status.term < term:
+                return None
+            made = self._first_checkpoint(status)
+        except Unavailable:
+            return None  # a passing fault of the store says nothing about the driver
+        if made is not None:
+            return FirstCheckpoint(
+                snapshot_id=made.snapshot_id,
+                how=f"checkpoint {made.snapshot_id} is the first of term {status.term}",
+                at_ms=made.created_at_ms,
+                progress=made.progress,
+            )
+        if status.state in ("finished", "stopped"):
+            return FirstCheckpoint(snapshot_id=None, how=f"term {status.term} {status.state}")
+        liveness = self._is_alive(status)
+        if liveness == "restarting":
+            return None  # its supervisor brings it back; the next look sees the next term
+        gone = "its process is gone" if liveness == "dead" else self._fallen_silent(status, liveness)
+        if status.state in ("failed", "fenced") or gone:
+            raise LaunchFailed(
+                f"the driver of {self._launched.job!r} (term {status.term}) ended before its first checkpoint: "
+                f"{status.message or gone}. {LOG_FOLLOWS} {self._launched.log}:\n{self._tail()}",
+                exit_code_of(status),
+            )
+        if status.state == "running" and status.quiet:
+            # One heartbeat is enough: this run has asked its source, and nothing is due that it could fail at.
+            how = f"term {status.term} runs, and its source is quiet: it was asked, and has nothing new"
+            return FirstCheckpoint(snapshot_id=None, how=how)
+        return None
+
+    def _fallen_silent(self, status: RunStatus, liveness: Liveness) -> str:
+        """What is to be said of a driver on another host that is not heard of any more; empty: it is."""
+        now_s = self._monotonic_s()
+        if (status.term, status.at_ms) != self._beat:
+            self._beat, self._beat_seen_s = (status.term, status.at_ms), now_s
+        silent_for_s = now_s - self._beat_seen_s
+        if liveness != "unknown" or silent_for_s <= self._silent_s:
+            return ""
+        return f"it has not been heard of for {silent_for_s:.0f} s"
+
+    def _first_checkpoint(self, status: RunStatus) -> Manifest | None:
+        """Of this run, or of one after it: its progress is read only when its heartbeat names another snapshot."""
+        if status.snapshot_id == self._read_id:
+            return None
+        manifest = self._catalog.latest()
+        if manifest is None:
+            return None
+        self._read_id = status.snapshot_id
+        return manifest if manifest.kind == "checkpoint" and manifest.term >= self._launched.term else None

@@ -1,0 +1,51 @@
+"""Processes of this host: whether the one that a run names still lives, and whether it is certainly that run's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psutil
+
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = ["is_over", "living", "process_of"]
+
+# A process is created a moment before it claims its term; the kernel's and the store's clocks differ by a tick.
+CREATED_AFTER_CLAIM_MAX_S: Final = 2.0
+
+
+def process_of(status: RunStatus, job: str) -> psutil.Process | None:
+    """The process of a run on this host, if it lives and its command line says that it drives this job.
+
+    The stricter question, asked before a signal is sent: process ids are used again.
+    """
+    process = living(status)
+    if process is None:
+        return None
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return None
+    at = arguments.index("run") if "run" in arguments else -1
+    return process if at > 0 and job in arguments[at + 1 :] else None
+
+
+def living(status: RunStatus) -> psutil.Process | None:
+    """The process that a run on this host names, if it lives and is no younger than the run."""
+    try:
+        process = psutil.Process(status.pid)
+        if is_over(process):
+            return None
+        created_s = process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+    except psutil.AccessDenied:
+        return process  # it exists, and that is all we may know; whoever sends a signal asks `process_of`
+    if created_s > status.started_at_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S:
+        return None  # born after the run began: the id was given to someone else
+    return process
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether it has ended, also if nobody has collected its exit code yet: it will never write again."""
+    return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

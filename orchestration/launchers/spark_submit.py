@@ -1,0 +1,155 @@
+"""Drivers that `spark-submit` starts: on this machine (client mode), or in a cluster (cluster mode).
+
+A driver in the cluster is known by its heartbeat only: whether its process lives nobody here can say, its log is the
+cluster's, and what stops it is a request on the store. One of this machine is seen like a local one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from orchestration.config.spec import JobSpec
+from orchestration.launchers.log_files import private_file, redacted
+from orchestration.launchers.port import LastWords, Launched
+from orchestration.launchers.processes import is_over, process_of
+from orchestration.launchers.submit_command import CONF_SUFFIX, properties_text, submit_command, submit_properties
+from orchestration.launchers.through_store import TERMINATE_WAIT_S, RunOptions, StoreLauncher
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = ["SparkSubmitLauncher", "find_spark_submit"]
+
+SUBMIT_CLASS: Final = "org.apache.spark.deploy.SparkSubmit"
+
+
+class SparkSubmitLauncher(StoreLauncher):
+    """See `Launcher`.
+
+    Args:
+        config: the configuration file; one in the cluster gets it by `--files`.
+        program: `spark-submit`; None: found when it is needed.
+        python: runs a driver of this machine.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        job: JobSpec,
+        *,
+        program: str | None = None,
+        python: str = sys.executable,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+        host: str | None = None,
+        poll: Callable[[float], object] | None = None,
+    ) -> None:
+        super().__init__(config, job, clock=clock, ids=ids, host=host, poll=poll)
+        self._program = program
+        self._python = python
+
+    def _launch(self, options: RunOptions, cause: str, before: int) -> Launched:
+        program = self._program or find_spark_submit(self._job)
+        in_cluster = self._job.launcher.drives_elsewhere
+        with self._properties() as properties_file:
+            command = submit_command(
+                self._job,
+                self._config,
+                program=program,
+                properties_file=properties_file,
+                cause=redacted(self._job, cause),
+                options=[*options.always, *options.once],
+            )
+            # The program is a script, which takes the SPARK_HOME that it is in only if there is no other.
+            environment = {**self._environment(), "SPARK_HOME": str(Path(program).resolve().parents[1])}
+            begun = self._begin(command, environment, before, leaves=in_cluster)
+
+            def is_ours(status: RunStatus) -> bool:
+                # In the cluster it has a process that we know nothing of. Of two starts at once one is turned away.
+                return in_cluster or (status.host == self._host and _is_of_session(status.pid, begun.process.pid))
+
+            return self._wait_until_running(begun, is_ours)
+
+    def last_words(self, status: RunStatus) -> LastWords | None:
+        words = super().last_words(status)
+        if words is not None and self._is_here(status) and status.message:
+            # A driver that ended under a Spark that goes on to talk: what it said itself is not lost among that.
+            return LastWords(words.log, f"  {redacted(self._job, status.message)}\n{words.text}")
+        return words
+
+    def _is_here(self, status: RunStatus) -> bool:
+        # A container of the cluster may have this host's name, and processes of its own.
+        return status.host == self._host and not self._job.launcher.drives_elsewhere
+
+    def _end_beside(self, status: RunStatus) -> str:
+        """Java ends by itself when its Python has; unless it hangs, and then executors would stay with it."""
+        process = process_of(status, self._job.name)
+        java = None if process is None else _submission_of(process)
+        if process is None or java is None:
+            return ""
+        with suppress(psutil.NoSuchProcess):
+            java.kill()
+        psutil.wait_procs([java], timeout=TERMINATE_WAIT_S)
+        return " and its spark-submit"
+
+    @contextmanager
+    def _properties(self) -> Iterator[Path]:
+        """The settings in a file that only this user can read, there until the driver runs or has failed to."""
+        path = private_file(self._job, self._clock, self._ids, CONF_SUFFIX)
+        try:
+            path.write_text(properties_text(submit_properties(self._job, self._python)), encoding="utf-8")
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def find_spark_submit(job: JobSpec) -> str:
+    """The program: as configured, of $SPARK_HOME, or of PySpark in this environment.
+
+    Raises:
+        InvalidConfiguration: there is none.
+    """
+    if job.launcher.spark_submit:
+        found = [Path(job.launcher.spark_submit)]
+    elif home := os.environ.get("SPARK_HOME"):
+        found = [Path(home) / "bin" / "spark-submit"]
+    else:
+        pyspark = importlib.util.find_spec("pyspark")  # found, not imported: that takes a second
+        places = [] if pyspark is None else pyspark.submodule_search_locations or []
+        found = [Path(place) / "bin" / "spark-submit" for place in places]
+    for program in found:
+        if os.access(program, os.X_OK) and program.is_file():
+            return str(program)
+    looked = ", ".join(map(str, found)) or "no $SPARK_HOME, and no pyspark in this environment"
+    raise InvalidConfiguration(
+        f"job {job.name!r}: there is no spark-submit ({looked}); name it with launcher.spark_submit, set SPARK_HOME, "
+        "or install pyspark beside Stillstate"
+    )
+
+
+def _is_of_session(pid: int, leader: int) -> bool:
+    """Whether a process is of the session that a start began: `spark-submit` starts the driver below itself."""
+    try:
+        return os.getsid(pid) == leader
+    except (ProcessLookupError, PermissionError):
+        return False
+
+
+def _submission_of(process: psutil.Process) -> psutil.Process | None:
+    """The `spark-submit` above a driver, if it lives."""
+    try:
+        parent = process.parent()
+        if parent is None or is_over(parent) or SUBMIT_CLASS not in parent.cmdline():
+            return None
+    except psutil.Error:
+        return None
+    return parent

@@ -1,0 +1,65 @@
+"""What one look says of a job, in numbers: for the overview's table and for metrics; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import NoLook
+from orchestration.recovery.health import Verdict
+from state_runtime.base.progress import Progress
+from state_runtime.materialize.plan import replay_s
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = ["DAMAGED", "NOT_SEEN", "Vitals", "vitals_of"]
+
+NOT_SEEN: Final = "not seen"
+DAMAGED: Final = "damaged"
+_WELL: Final[frozenset[Verdict]] = frozenset({"healthy", "starting", "stopped", "finished", "never-started"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vitals:
+    """A job at one moment; None and empty where there is nothing to say.
+
+    Attributes:
+        health: the verdict on its driver, `damaged` if its newest snapshot cannot be read, or `not seen`.
+        is_well: nobody need look.
+        why: it is not.
+        status: its newest heartbeat.
+        head: its newest snapshot.
+        progress: numbers of that snapshot's epochs.
+        lag_s: how far its watermark is behind its clock; 0 without one.
+        replay_s: about how long a restart replays the log.
+    """
+
+    health: str
+    is_well: bool
+    why: str = ""
+    status: RunStatus | None = None
+    head: Manifest | None = None
+    progress: Progress | None = None
+    lag_s: float = 0.0
+    replay_s: float = 0.0
+
+
+def vitals_of(look: Look | NoLook) -> Vitals:
+    """What a look says."""
+    if isinstance(look, NoLook):
+        return Vitals(health=NOT_SEEN, is_well=False, why=str(look.error))
+    health, head = look.seen.health, look.head
+    is_well = health.verdict in _WELL and look.trouble is None
+    progress = None if head is None else head.progress
+    lag_ms = progress.timestamp_ms - progress.watermark_ms if progress is not None and progress.watermark_ms else 0
+    return Vitals(
+        health=DAMAGED if look.trouble is not None else health.verdict,
+        is_well=is_well,
+        why=str(look.trouble) if look.trouble is not None else "" if health.verdict in _WELL else health.reason,
+        status=look.seen.status,
+        head=head,
+        progress=progress,
+        lag_s=max(0, lag_ms) / 1000,
+        replay_s=0.0 if head is None else replay_s(head.log_bytes),
+    )

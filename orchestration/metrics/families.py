@@ -1,0 +1,112 @@
+"""Jobs as families of Prometheus metrics; pure.
+
+Names follow Prometheus' conventions: they begin with `stillstate_`, end with their base unit, and `_total` is a number
+that only grows. The label is `stream`, because Prometheus puts a label `job` of its own on whatever it scrapes. What is
+not known of a job is left out, which a query sees; nothing is ever given as 0 instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from orchestration.looking.newest_savepoint import SavepointsSeen
+from orchestration.looking.vitals import DAMAGED, NOT_SEEN, Vitals
+from orchestration.recovery.health import Verdict
+
+__all__ = ["HEALTHS", "families"]
+
+HEALTHS: Final[Sequence[str]] = (*get_args(Verdict), DAMAGED, NOT_SEEN)
+
+_GAUGES: Final[Mapping[str, str]] = {
+    "stillstate_job_seen": "1 if the job's store answered in time, else 0; without an answer nothing else is known.",
+    "stillstate_job_well": "1 if nobody need look at the job, else 0.",
+    "stillstate_term": "Number of the newest run.",
+    "stillstate_run_start_timestamp_seconds": "When the newest run began.",
+    "stillstate_heartbeat_timestamp_seconds": "When the newest run last wrote its heartbeat.",
+    "stillstate_checkpoint_id": "Id of the newest snapshot.",
+    "stillstate_checkpoint_timestamp_seconds": "When the newest snapshot was made.",
+    "stillstate_checkpoint_age_seconds": "Age of the newest snapshot when the job was looked at.",
+    "stillstate_checkpoint_duration_seconds": "Of the newest snapshot: from the last row to the durable manifest.",
+    "stillstate_epoch_duration_seconds": "Of the epochs that ended in the newest snapshot, together.",
+    "stillstate_watermark_lag_seconds": "How far the watermark is behind the clock; 0 without one.",
+    "stillstate_state_rows": "Live rows in all states.",
+    "stillstate_log_bytes": "Changelog that a restart replays.",
+    "stillstate_table_bytes": "State tables below that log.",
+    "stillstate_replay_seconds": "About how long a restart replays the log.",
+    "stillstate_savepoints": "Savepoints of the job, in whatever state.",
+    "stillstate_savepoint_timestamp_seconds": "When the newest complete savepoint was made.",
+    "stillstate_savepoint_age_seconds": "Age of the newest complete savepoint when the job was looked at.",
+}
+
+
+def families(
+    vitals: Mapping[str, Vitals], savepoints: Mapping[str, SavepointsSeen], now_ms: int, is_file_read: bool
+) -> list[Metric]:
+    """All of them.
+
+    Args:
+        vitals: of every job.
+        savepoints: of those whose store answered.
+        is_file_read: whether the configuration could be read; else jobs are those of the last time.
+    """
+    gauges = {name: GaugeMetricFamily(name, text, labels=["stream"]) for name, text in _GAUGES.items()}
+    runs = CounterMetricFamily("stillstate_runs", "Runs that the job has had; each restart is one.", labels=["stream"])
+    health = GaugeMetricFamily(
+        "stillstate_job_health", "1 for the health that the job has, 0 for each other.", labels=["stream", "health"]
+    )
+    for job, seen in vitals.items():
+        for name in HEALTHS:
+            health.add_metric([job, name], float(seen.health == name))
+        for name, value in (_of_look(seen, now_ms) | _of_savepoints(savepoints.get(job), now_ms)).items():
+            gauges[name].add_metric([job], value)
+        if seen.status is not None:
+            runs.add_metric([job], float(seen.status.term))
+    read = GaugeMetricFamily(
+        "stillstate_config_last_reload_successful",
+        "1 if stillstate.yaml could be read, else 0.",
+        value=float(is_file_read),
+    )
+    return [read, health, *gauges.values(), runs]
+
+
+def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
+    found = {"stillstate_job_seen": float(seen.health != NOT_SEEN), "stillstate_job_well": float(seen.is_well)}
+    status, head, progress = seen.status, seen.head, seen.progress
+    if status is not None:
+        found |= {
+            "stillstate_term": float(status.term),
+            "stillstate_run_start_timestamp_seconds": status.started_at_ms / 1000,
+            "stillstate_heartbeat_timestamp_seconds": status.at_ms / 1000,
+        }
+    if head is not None:
+        found |= {
+            "stillstate_checkpoint_id": float(head.snapshot_id),
+            "stillstate_checkpoint_timestamp_seconds": head.created_at_ms / 1000,
+            "stillstate_checkpoint_age_seconds": max(0, now_ms - head.created_at_ms) / 1000,
+            "stillstate_log_bytes": float(head.log_bytes),
+            "stillstate_replay_seconds": seen.replay_s,
+        }
+    if progress is not None:
+        found |= {
+            "stillstate_checkpoint_duration_seconds": progress.checkpoint_ms / 1000,
+            "stillstate_epoch_duration_seconds": progress.duration_ms / 1000,
+            "stillstate_watermark_lag_seconds": seen.lag_s,
+            "stillstate_state_rows": float(progress.state_rows),
+            "stillstate_table_bytes": float(progress.table_bytes),
+        }
+    return found
+
+
+def _of_savepoints(seen: SavepointsSeen | None, now_ms: int) -> dict[str, float]:
+    if seen is None:
+        return {}
+    found = {"stillstate_savepoints": float(seen.count)}
+    if seen.newest is not None:
+        found |= {
+            "stillstate_savepoint_timestamp_seconds": seen.newest.finished_at_ms / 1000,
+            "stillstate_savepoint_age_seconds": max(0, now_ms - seen.newest.finished_at_ms) / 1000,
+        }
+    return found

@@ -1,0 +1,284 @@
+"""What a job runs with against what the file says: the verdict of the check `matches_configuration`, and whether a
+migration begins, or goes on, by itself; pure.
+
+the job            what is compared
+runs               what its newest run says that it has
+does not run       what a start would have: the file's settings, but for those that its last migration has fixed
+starts             nothing yet; the verdict stays as it was
+
+A migration begins by itself only if the file asks for it (`migration.automatic`), for a job that is healthy, and once
+for each difference of a term. What was taken back is not tried again until the job's part of the file changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from orchestration.config.driver_settings import driver_settings
+from orchestration.config.held import settings_of, with_settings
+from orchestration.config.spec import JobSpec
+from orchestration.migration.plan import Difference, differences, said_by
+from orchestration.recovery.health import Verdict, recovery_wait_s
+from orchestration.recovery.observe import Observation
+from orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
+from state_runtime.snapshot.migration import Migration, RunSettings
+
+__all__ = ["Desired", "PastMigration", "Unmatched", "judge_desired", "needs_record", "target_text"]
+
+NAMED_MAX: Final = 5
+"""Settings that a headline names."""
+CLOCKS_APART_S: Final = 60.0
+"""Between the host of a run and Dagster's storage."""
+_REASON_CHARS_SHOWN: Final = 200
+_RUNS: Final[frozenset[Verdict]] = frozenset({"healthy", "stalled"})
+_COMING: Final[frozenset[Verdict]] = frozenset({"starting", "restarting"})
+
+By = Literal["migration", "migration or restart", "restart"]
+Next = Literal["nothing", "begin", "resume", "leave"]
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """One setting that is not as the file says, and what brings it about."""
+
+    setting: str
+    runs_with: str
+    file_says: str
+    by: By
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastMigration:
+    """A run of Dagster's that migrated the job, or tried.
+
+    Attributes:
+        term, target: of the sensor's request (`target_text`); 0 and empty: a person launched it.
+        resumes: the migration that the sensor let it go on with; empty: none.
+        created_s, ended_s: wall clock.
+    """
+
+    run_id: str
+    phase: RunPhase
+    term: int = 0
+    target: str = ""
+    resumes: str = ""
+    created_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def is_automatic(self) -> bool:
+        return bool(self.term or self.resumes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desired:
+    """One judgement.
+
+    Attributes:
+        headline: what a person reads first; without numbers that grow.
+        term: of the newest run.
+        target: what a migration to what the file says would bring.
+        unmatched: what is not as the file says.
+        next: what is to be done now: `begin` a migration, `resume` the one that was cut, `leave` the difference.
+        why: in a line, for people; empty if there is no more to say.
+        run_id: of Dagster's run that the line is about.
+        attempt: of resuming.
+    """
+
+    headline: str
+    term: int
+    target: RunSettings
+    unmatched: tuple[Unmatched, ...] = ()
+    is_under_way: bool = False
+    next: Next = "nothing"
+    why: str = ""
+    run_id: str = ""
+    attempt: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return not self.unmatched and not self.is_under_way
+
+    def how(self, job: str, launch: str) -> list[str]:
+        """How the file's settings are brought about.
+
+        Args:
+            launch: the Dagster job that migrates, in words.
+        """
+        if self.is_under_way:
+            return []
+        found = []
+        if any(one.by != "restart" for one in self.unmatched):
+            found.append(f"`stillstate migrate {job}`, or launch {launch}")
+        if any(one.by == "restart" for one in self.unmatched):
+            found.append(f"`stillstate migrate {job} --restart`, or any other restart, for what a restart takes")
+        return found
+
+    @property
+    def shown(self) -> str:
+        """Another one when a person should read it again."""
+        rows = ";".join(f"{one.setting}={one.runs_with}>{one.file_says}" for one in self.unmatched)
+        return f"{self.term} {self.headline} {rows} {self.next} {self.why} {self.run_id}"
+
+
+@dataclass(frozen=True)
+class _Next:
+    next: Next
+    why: str = ""
+    run_id: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What there is to compare: the settings that a migration changes, and the others that a run has said."""
+
+    settings: RunSettings
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+def needs_record(job: JobSpec, seen: Observation, past: Sequence[PastMigration]) -> bool:
+    """Whether what the last migration has recorded is to be read before the job can be judged."""
+    if seen.status is None or seen.health.verdict in _COMING:
+        return False
+    if seen.health.verdict not in _RUNS or differences(said_by(seen.status), settings_of(job)):
+        return True
+    # Its run may have died when the new driver ran already, with the settings of the file.
+    last = _last(past)
+    return last is not None and last.phase == "failed"
+
+
+def target_text(target: RunSettings) -> str:
+    """Names a target in a run's key and tags."""
+    return f"{target.parallelism}-{target.backend}"
+
+
+def judge_desired(
+    job: JobSpec,
+    seen: Observation,
+    record: Migration | None,
+    past: Sequence[PastMigration],
+    *,
+    now_s: float,
+    launch: str,
+    is_free: bool = False,
+) -> Desired | None:
+    """Judge a job; None where there is nothing to say, or not yet.
+
+    Args:
+        record: the newest step of its newest migration; only where `needs_record`.
+        past: Dagster's runs that migrated it, newest first.
+        launch: the Dagster job that migrates, in words.
+        is_free: the file has changed since the migration that `record` is of was taken back.
+    """
+    status, verdict = seen.status, seen.health.verdict
+    if status is None or verdict in _COMING:
+        return None
+    runs, file = verdict in _RUNS, settings_of(job)
+    if runs:
+        compared = _Compared(said_by(status), dict(status.settings))
+    else:
+        compared = _Compared(settings_of(with_settings(job, record.settings)) if record is not None else file)
+    had = compared.settings
+    target = RunSettings(file.parallelism or had.parallelism, file.backend or had.backend)
+    unmatched = (*_by_migration(differences(had, file), record), *_by_restart(compared.others, job))
+    is_under_way = record is not None and record.is_open
+    if record is not None and record.is_open:
+        found = _of_open(job, record, past, now_s)
+    elif any(one.by != "restart" for one in unmatched):
+        blocked = None if is_free or record is None or record.step != "rolled-back" else record
+        found = _of_difference(job, verdict, target, blocked, past, status.term, launch)
+    else:
+        found = _Next("nothing")
+    return Desired(
+        headline=_headline(unmatched, compared, runs=runs, record=record),
+        term=status.term,
+        target=target,
+        unmatched=unmatched,
+        is_under_way=is_under_way,
+        next=found.next,
+        why=found.why,
+        run_id=found.run_id,
+        attempt=found.attempt,
+    )
+
+
+def _headline(unmatched: Sequence[Unmatched], compared: _Compared, *, runs: bool, record: Migration | None) -> str:
+    if record is not None and record.is_open:
+        return f"the job is being migrated to {record.target}"
+    if unmatched:
+        more = len(unmatched) - NAMED_MAX
+        names = ", ".join(one.setting for one in unmatched[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+        return f"{'the job runs' if runs else 'the job would start'} with other settings than the file has: {names}"
+    if not runs:
+        return "the job does not run; its next start has the settings of the file"
+    if not compared.others:
+        # An earlier version has started it; or a script, which has no file to match.
+        some = "parallelism and backend" if compared.settings.parallelism else "nothing"
+        return f"of its settings the driver says {some}, and in that it is as the file says"
+    return "the job runs with the settings of the file"
+
+
+def _by_migration(found: Sequence[Difference], record: Migration | None) -> list[Unmatched]:
+    # Of a job that was never migrated no record goes before the file.
+    by: By = "migration or restart" if record is None else "migration"
+    return [Unmatched(one.setting, one.runs_with, one.wanted, by) for one in found]
+
+
+def _by_restart(said: Mapping[str, str], job: JobSpec) -> list[Unmatched]:
+    """What a run has said is compared, and nothing else: an earlier version may know fewer settings than this one."""
+    file = driver_settings(job)
+    return [
+        Unmatched(name, said[name], value, "restart")
+        for name, value in file.items()
+        if name in said and said[name] != value
+    ]
+
+
+def _of_difference(
+    job: JobSpec,
+    verdict: Verdict,
+    target: RunSettings,
+    taken_back: Migration | None,
+    past: Sequence[PastMigration],
+    term: int,
+    launch: str,
+) -> _Next:
+    """Whether a difference is migrated away."""
+    if taken_back is not None and not differences(taken_back.target, target):
+        again = " It is not tried again by itself until the job's part of the file changes." * job.migration.automatic
+        reason = taken_back.reason.split("\n")[0][:_REASON_CHARS_SHOWN]
+        return _Next("leave", f"A migration to {target} was taken back: {reason}.{again}")
+    if not job.migration.automatic:
+        return _Next("leave")
+    if verdict != "healthy":
+        return _Next("leave", f"The job is {verdict}, and is not migrated by itself as long as it is.")
+    for run in past:
+        if run.phase in UNDER_WAY:
+            return _Next("leave", f"A run of {launch} is under way.", run.run_id)
+        if (run.term, run.target) == (term, target_text(target)) and run.phase in ENDED:
+            said = f"A run of {launch} was asked for once, and {run.phase}"
+            return _Next("leave", f"{said}; it is not asked for again while this run of the driver lasts.", run.run_id)
+    return _Next("begin", f"A run of {launch} is asked for (`migration.automatic`).")
+
+
+def _of_open(job: JobSpec, record: Migration, past: Sequence[PastMigration], now_s: float) -> _Next:
+    """Whether a migration is gone on with: one that a run of the sensor's had, which certainly is gone."""
+    last = _last(past)
+    if not job.migration.automatic or last is None or not last.is_automatic or last.phase != "failed":
+        return _Next("leave")
+    if not last.created_s - CLOCKS_APART_S <= record.at_ms / 1000 <= last.ended_s + CLOCKS_APART_S:
+        return _Next("leave")  # somebody else's
+    attempts = sum(run.resumes == record.uid and run.phase in ENDED for run in past)
+    if attempts >= job.recovery.max_attempts:
+        why = f"{attempts} runs have tried in vain to go on with it: a person must look."
+        return _Next("leave", why, last.run_id)
+    if now_s < last.ended_s + recovery_wait_s(attempts, job.recovery.backoff_s):
+        return _Next("leave", "The run that did it has failed; another one goes on with it soon.", last.run_id)
+    return _Next("resume", "The run that did it has failed; another one goes on with it.", last.run_id, attempts + 1)
+
+
+def _last(past: Sequence[PastMigration]) -> PastMigration | None:
+    return next((run for run in past if run.phase != "abandoned"), None)

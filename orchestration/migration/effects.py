@@ -1,0 +1,311 @@
+"""What each step of a migration does. Each effect may be repeated: it looks first what of it is there already.
+
+Safety does not rest on that alone: terms decide who may write, as they always do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from orchestration.config.spec import JobSpec
+from orchestration.launchers import Launcher, StopTimedOut
+from orchestration.launchers.port import LOG_FOLLOWS
+from orchestration.migration.plan import LIVE, said_by
+from orchestration.migration.steps import has_same_state, judge_watched
+from orchestration.recovery.observe import Observation, observe
+from orchestration.running.savepoints import Savepointer
+from state_runtime.base.actor import Actor
+from state_runtime.base.errors import (
+    CorruptData,
+    InvalidConfiguration,
+    MissingSnapshot,
+    StillstateError,
+    StoreUnavailable,
+    Unavailable,
+)
+from state_runtime.driver.rollback import RollbackPlan, execute_rollback, plan_rollback
+from state_runtime.maintenance.verify.roots import verify_root
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.locate import own_restore_point
+from state_runtime.snapshot.migration import Migration, MigrationStep, RunSettings
+from state_runtime.snapshot.paths import savepoint_path
+from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
+from state_runtime.snapshot.savepoint import SavepointRecord, read_savepoint
+from state_runtime.snapshot.term_files import RunStatus
+from state_runtime.store import Store
+
+__all__ = ["Effects", "RolledBack"]
+
+POLL_S: Final = 0.2
+PIN_LASTS_MS: Final = 30 * 86_400_000
+"""For a migration that nobody ever ends; the pin of any other is taken off."""
+_REASON_CHARS_SHOWN: Final = 200
+
+
+class RolledBack(StillstateError):
+    """The new run did not come up, and the job is as it was before; the message says why."""
+
+    kind = "rolled-back"
+
+
+class Effects:
+    """On one job. An effect returns what is to be recorded with the next step, or raises: what can pass by itself
+    (`Unavailable`), or why the step has failed.
+
+    Args:
+        job: as the file says.
+        savepointer: makes its savepoints.
+        actor: this process.
+        poll: waits between two looks at the store; returns at once in tests.
+        say: told in a line what is done.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        catalog: Catalog,
+        launcher: Launcher,
+        savepointer: Savepointer,
+        actor: Actor,
+        *,
+        poll: Callable[[float], object] | None = None,
+        say: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self._job, self._catalog = job, catalog
+        self._root: Store = catalog.root
+        self._launcher, self._savepointer, self._actor = launcher, savepointer, actor
+        self._poll: Callable[[float], object] = threading.Event().wait if poll is None else poll
+        self._say = say
+        self._effects: dict[MigrationStep, Callable[[Migration], dict[str, Any]]] = {
+            "save": self._save,
+            "verify": self._verify,
+            "go-back": self._go_back,
+            "start": self._start,
+            "watch": self._watch,
+            "stop-new": self._stop_new,
+            "restore": self._restore,
+            "start-old": self._start_old,
+        }
+
+    def do(self, migration: Migration) -> dict[str, Any]:
+        """The effect of the step that a migration is at."""
+        return self._effects[migration.step](migration)
+
+    def seen(self) -> Observation:
+        """The driver, now."""
+        return observe(self._job, self._catalog, self._launcher, self._actor.clock)
+
+    def plan_back(self, place: str) -> RollbackPlan:
+        """To a snapshot of the job's own, or one of its savepoints."""
+        wanted = own_restore_point(place)
+        if isinstance(wanted, str):
+            read_savepoint(self._root, wanted)  # a name that is none is told so in these words
+            where = self._root.child(savepoint_path(wanted)).url
+        else:
+            where = f"@{wanted}"
+        return plan_rollback(self._catalog, where, takeover=True, storage_options=self._job.storage_options)
+
+    def release(self, migration: Migration) -> None:
+        """The savepoint is nobody's to go back to any more: rules of retention may take it."""
+        if migration.to_root:
+            return
+        try:
+            folder = self._root.child(savepoint_path(migration.savepoint))
+            for pin in read_pins(folder):
+                if pin.note == migration.uid:
+                    unpin(folder, pin)
+        except StillstateError as error:
+            self._say(f"the pin on savepoint {migration.savepoint!r} stays for now: {error}")
+
+    # --- there -------------------------------------------------------------------------------------------------------
+
+    def _save(self, migration: Migration) -> dict[str, Any]:
+        self._end_what_hangs()
+        made = self._saved(migration)
+        if self.seen().health.verdict in LIVE:
+            self._launcher.stop()  # it was brought back meanwhile, or did not hear what it was asked for
+        status = self._catalog.status()
+        return {
+            "savepoint": made.name,
+            "snapshot_id": made.snapshot_id,
+            "stopped_term": 0 if status is None else status.term,
+        }
+
+    def _saved(self, migration: Migration) -> SavepointRecord:
+        """The savepoint; a second one, of the job that does not run, if the driver ended before it made the first."""
+        message = ""
+        for name in (migration.savepoint, f"{migration.savepoint}-again"):
+            try:
+                made = self._savepointer.make_or_join(
+                    name,
+                    then="stop",
+                    trigger="upgrade",
+                    tags=("migration",),
+                    note=f"before the migration to {migration.target}",
+                )
+            except StoreUnavailable:
+                raise
+            except Unavailable as error:
+                if self.seen().health.verdict in LIVE:
+                    raise
+                message = str(error)
+                continue
+            if made.state == "COMPLETED":
+                return made
+            message = made.message
+            if self.seen().health.verdict in LIVE:
+                break
+        raise InvalidConfiguration(f"the savepoint was not made: {message}")
+
+    def _verify(self, migration: Migration) -> dict[str, Any]:
+        folder = self._root.child(savepoint_path(migration.savepoint))
+        # Of a job that is moved nothing is gone back to, and its pin would be in the move's way.
+        if not migration.to_root and not self._is_pinned(migration):
+            # Rules of retention may not take it while it is what the job would go back to.
+            pin_snapshot(
+                folder,
+                migration.snapshot_id,
+                reason="start",
+                holder=str(migration),
+                note=migration.uid,
+                clock=self._actor.clock,
+                ids=self._actor.ids,
+                lasts_ms=PIN_LASTS_MS,
+            )
+        report = verify_root(
+            folder, level=migration.verify, seed=migration.uid, clock=self._actor.clock, ids=self._actor.ids
+        )
+        kinds = {finding.kind for finding in report.findings}
+        if "unreachable" in kinds or not report.complete:
+            raise StoreUnavailable(f"savepoint {migration.savepoint!r} cannot be read now; try again")
+        if report.findings:
+            worst = report.findings[0]
+            raise CorruptData(f"savepoint {migration.savepoint!r} is damaged: {worst.path}: {worst.detail}")
+        return {}
+
+    def _go_back(self, migration: Migration) -> dict[str, Any]:
+        execute_rollback(self._catalog, self.plan_back(migration.go_back_to), self._actor)
+        return {}
+
+    def _start(self, migration: Migration) -> dict[str, Any]:
+        status = self._live_run(above=migration.stopped_term, settings=migration.target)
+        term = self._started(f"migration to {migration.target}") if status is None else status.term
+        return {"run_term": term, "deadline_ms": self._actor.clock.now_ms() + int(migration.timeout_s * 1000)}
+
+    def _watch(self, migration: Migration) -> dict[str, Any]:
+        counted, made, quiet = migration.snapshot_id, 0, _Quiet()
+        while True:
+            is_late = self._actor.clock.now_ms() > migration.deadline_ms
+            try:
+                status = self._catalog.status()
+                for snapshot_id in self._catalog.snapshot_ids(after=counted):
+                    manifest = self._catalog.manifest(snapshot_id)
+                    made += manifest.kind == "checkpoint" and manifest.term >= migration.run_term
+                    counted = snapshot_id
+            except MissingSnapshot:
+                status = self._catalog.status()  # one that is just being written, or was given up
+            except Unavailable:
+                if is_late:
+                    raise  # nothing is known of the driver: that is no reason to take it back
+                self._poll(POLL_S)
+                continue
+            process = "unknown" if status is None else self._launcher.is_alive(status)
+            found = judge_watched(status, migration, process, made=made, quiet_s=quiet.for_s(status), is_late=is_late)
+            if found.is_up:
+                return {"reason": found.why}
+            if found.is_up is not None:
+                words = self._launcher.last_words(status) if status is not None else None
+                raise RolledBack(found.why + ("" if words is None else f". {LOG_FOLLOWS}:\n{words.text}"))
+            self._poll(POLL_S)
+
+    # --- and back ----------------------------------------------------------------------------------------------------
+
+    def _stop_new(self, migration: Migration) -> dict[str, Any]:
+        status = self._catalog.status()
+        if status is None or status.term <= migration.stopped_term:
+            return {}
+        try:
+            self._launcher.stop()
+        except StopTimedOut as error:
+            self._say(str(error))
+        now = self._catalog.status() or status
+        if now.state not in ("stopped", "finished"):
+            # Also a driver that has failed: its supervisor would start it again.
+            self._say(self._launcher.end_lost(now))
+        return {"run_term": max(migration.run_term, now.term)}
+
+    def _restore(self, migration: Migration) -> dict[str, Any]:
+        if not migration.snapshot_id:
+            return {}
+        folder = self._root.child(savepoint_path(migration.savepoint))
+        saved = Catalog.of_root(folder, self._actor.clock).manifest(migration.snapshot_id)
+        newest = self._catalog.latest_to_go_back_from()
+        if newest is None or has_same_state(newest, saved):
+            return {}
+        self._say(f"back to snapshot {saved.snapshot_id}: the new run has committed up to {newest.snapshot_id}")
+        plan = plan_rollback(self._catalog, folder.url, takeover=True, storage_options=self._job.storage_options)
+        execute_rollback(self._catalog, plan, self._actor)
+        return {}
+
+    def _start_old(self, migration: Migration) -> dict[str, Any]:
+        if not migration.was_running:
+            return {}
+        # Terms of a root that the job was moved to say nothing here.
+        above = migration.stopped_term if migration.to_root else migration.run_term
+        if self._live_run(above=above, settings=migration.before) is None:
+            why = migration.reason.split("\n")[0][:_REASON_CHARS_SHOWN]
+            self._started(f"a migration was taken back: {why}")
+        return {}
+
+    def run_on(self, migration: Migration) -> None:
+        """A run of a job that stays where it was moved to, although its first one has ended: as it was before."""
+        if self._live_run(above=migration.run_term, settings=migration.before) is None:
+            self._started("it was moved, and its first run there has ended")
+
+    # --- what both need ----------------------------------------------------------------------------------------------
+
+    def _live_run(self, *, above: int, settings: RunSettings) -> RunStatus | None:
+        """A run that an earlier attempt at this step has started, and that has these settings as far as it says."""
+        seen = self.seen()
+        if seen.status is None or seen.status.term <= above or seen.health.verdict not in LIVE:
+            return None
+        said = said_by(seen.status)
+        is_other = (said.parallelism and settings.parallelism and said.parallelism != settings.parallelism) or (
+            said.backend and settings.backend and said.backend != settings.backend
+        )
+        return None if is_other else seen.status
+
+    def _started(self, cause: str) -> int:
+        # Whoever still seems to run was stopped, or has other settings: it is fenced.
+        launched = self._launcher.start(takeover=True, cause=cause)
+        self._say(f"term {launched.term} runs (process {launched.pid}, log {launched.log})")
+        return launched.term
+
+    def _end_what_hangs(self) -> None:
+        """A driver that was lost must not commit after the savepoint was made of the job as one that does not run."""
+        seen = self.seen()
+        if seen.status is None or seen.health.verdict in LIVE:
+            return
+        if seen.status.state in ("starting", "running", "failed"):
+            self._say(self._launcher.end_lost(seen.status))
+
+    def _is_pinned(self, migration: Migration) -> bool:
+        folder = self._root.child(savepoint_path(migration.savepoint))
+        return any(pin.note == migration.uid for pin in read_pins(folder))
+
+
+class _Quiet:
+    """For how long a run has said, without a break, that its source is quiet: by its own clock."""
+
+    def __init__(self) -> None:
+        self._term = self._since_ms = 0
+
+    def for_s(self, status: RunStatus | None) -> float:
+        if status is None or status.state != "running" or not status.quiet:
+            self._term = 0
+            return 0.0
+        if status.term != self._term:
+            self._term, self._since_ms = status.term, status.advanced_at_ms
+        return (status.advanced_at_ms - self._since_ms) / 1000

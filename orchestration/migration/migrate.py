@@ -1,0 +1,417 @@
+"""A migration, carried out: the plain function under `stillstate migrate` and Dagster's `migrate_<job>`.
+
+Each step is recorded before its effect (state_runtime/snapshot/migration.py), and each effect may be repeated: it looks
+first what of it is there already. So whoever goes on after a crash does the recorded step once more, and nothing before
+it. Safety does not rest on the order alone: terms decide who may write, as they always do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+
+from orchestration.config.held import settings_of
+from orchestration.config.home import at_source, at_target, is_home
+from orchestration.config.spec import JobSpec
+from orchestration.launchers import Launcher
+from orchestration.launchers.port import LOG_FOLLOWS
+from orchestration.migration.effects import Effects, RolledBack
+from orchestration.migration.moving import Moves, refuse_other_target
+from orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
+from orchestration.migration.steps import TAKEN_BACK_BY, step_after
+from orchestration.recovery.observe import observe
+from orchestration.running.savepoints import Savepointer
+from state_runtime.base.actor import Actor
+from state_runtime.base.errors import (
+    InvalidConfiguration,
+    MissingSnapshot,
+    SnapshotInUse,
+    StillstateError,
+    Unavailable,
+)
+from state_runtime.maintenance.move.plan import MovePlan, plan_move
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.migration import (
+    Migration,
+    RunSettings,
+    begin_migration,
+    newest_migration,
+    read_migration,
+    record_step,
+    take_migration_over,
+)
+from state_runtime.snapshot.term_files import RunStatus
+from state_runtime.store import Store
+
+__all__ = ["Migrator", "Place", "RolledBack", "error_of", "migrate_or_resume", "migrator_of"]
+
+
+_THERE: Final = frozenset({"start", "watch", "stop-new"})
+"""Steps whose driver is the one at the target, of a job that is moved."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A job at one of the places that the file names."""
+
+    job: JobSpec
+    catalog: Catalog
+    launcher: Launcher
+
+
+class Migrator:
+    """Migrates one job.
+
+    Args:
+        job: as the file says, where it lives; or from where it is moved.
+        target: to where it is moved, or may be; None if the file names no such place.
+        savepointer, actor, poll, say: see `Effects`.
+        on_point: called after each record and after each effect; tests die there.
+
+    Attributes:
+        failure: why this process has taken a migration back, with the end of the driver's log.
+        history: the steps that this process has recorded or taken over, in order.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        catalog: Catalog,
+        launcher: Launcher,
+        savepointer: Savepointer,
+        actor: Actor,
+        *,
+        target: Place | None = None,
+        poll: Callable[[float], object] | None = None,
+        say: Callable[[str], object] = lambda line: None,
+        on_point: Callable[[str], object] = lambda point: None,
+    ) -> None:
+        self._job, self._catalog, self._root, self._actor = job, catalog, catalog.root, actor
+        self._say, self._on_point = say, on_point
+        self.failure = ""
+        self.history: list[Migration] = []
+        self._effects = Effects(job, catalog, launcher, savepointer, actor, poll=poll, say=say)
+        self._target = target
+        if target is not None:
+            self._there = Effects(target.job, target.catalog, target.launcher, savepointer, actor, poll=poll, say=say)
+            wait = threading.Event().wait if poll is None else poll
+            self._moves = Moves(self._root, target.catalog.root, actor, poll=wait, say=say)
+
+    def plan(self, request: Request) -> MigrationPlan:
+        """Look what a migration would do; only reads.
+
+        Raises:
+            JobNotFound, MissingSnapshot: the job has nothing to migrate, or there is no such snapshot.
+            SnapshotInUse: a migration is under way.
+            InvalidConfiguration: it cannot be.
+        """
+        open_one = self._newest_open()
+        if open_one is not None:
+            raise SnapshotInUse(
+                f"job {self._job.name!r}: {open_one} is under way; `stillstate migrate {self._job.name} --resume` goes "
+                "on with it, should its process be gone"
+            )
+        self._catalog.job_info()
+        newest = self._catalog.latest()
+        if newest is None:
+            raise MissingSnapshot(
+                f"job {self._job.name!r} has no snapshot yet, so there is nothing to migrate: change the file and "
+                "start it"
+            )
+        if request.go_back_to:
+            self._effects.plan_back(request.go_back_to)
+        move = self._plan_move() if request.is_move else None
+        seen = self._effects.seen()
+        found = Found(
+            running=self._running(seen.status, newest.parallelism),
+            verdict=seen.health.verdict,
+            why=seen.health.reason,
+            snapshot_id=newest.snapshot_id,
+            snapshot_bytes=newest.total_bytes,
+            term=0 if seen.status is None else seen.status.term,
+        )
+        return plan_migration(
+            self._job.name,
+            request,
+            found,
+            settings_of(self._job),
+            self._job.recovery.first_checkpoint_s,
+            is_automatic=self._job.migration.automatic,
+            move=move,
+        )
+
+    def migrate(self, plan: MigrationPlan) -> Migration:
+        """Carry a plan out, to its end.
+
+        Returns:
+            The last step: `kept` or `rolled-back` (`error_of`).
+
+        Raises:
+            SnapshotInUse: another migration is under way, or somebody else goes on with this one.
+            Unavailable: the store did not answer, or a driver did not stop. The migration stays where it is: resume it.
+            StillstateError: it could not be taken back; the same.
+        """
+        now_ms, uid = self._actor.clock.now_ms(), self._actor.ids.uid()
+        first = Migration(
+            uid=uid,
+            number=0,
+            step="save",
+            at_ms=now_ms,
+            began_ms=now_ms,
+            owner=self._actor.owner,
+            before=plan.before,
+            target=plan.target,
+            was_running=plan.was_running,
+            savepoint=f"migration-{uid[:12].lower()}",
+            checkpoints=plan.checkpoints,
+            timeout_s=plan.timeout_s,
+            verify=plan.verify,
+            go_back_to=plan.go_back_to,
+            from_root="" if plan.move is None else plan.move.source_url,
+            to_root="" if plan.move is None else plan.move.target_url,
+        )
+        return self._go_on(begin_migration(self._root, first), self._root)
+
+    def resume(self) -> Migration:
+        """Go on with the migration that is under way, whoever began it.
+
+        Raises:
+            InvalidConfiguration: there is none. SnapshotInUse: its owner lives. And what `migrate` raises.
+        """
+        found = self._newest_open()
+        if found is None:
+            raise InvalidConfiguration(f"no migration of job {self._job.name!r} is under way; nothing was done")
+        if _lives_here(found, self._actor):
+            raise SnapshotInUse(f"job {self._job.name!r}: {found} is under way, and that process lives; let it end")
+        refuse_other_target(found, None if self._target is None else self._target.catalog.root)
+        root = self._home()
+        return self._go_on(take_migration_over(root, found, self._actor.owner, self._actor.clock), root)
+
+    def is_under_way(self) -> Migration | None:
+        """The migration that is, or was when its process died; None if there is none."""
+        return self._newest_open()
+
+    # --- the machine -------------------------------------------------------------------------------------------------
+
+    def _go_on(self, migration: Migration, root: Store) -> Migration:
+        """To the end. `root` has the record: of a job that is moved, where that lives at the moment."""
+        while migration.is_open:
+            self.history.append(migration)
+            self._on_point(f"recorded {migration.step}")
+            self._say(_SAID[migration.step])
+            step = step_after(migration)
+            if newest_migration(root) != migration.number:
+                raise SnapshotInUse(
+                    f"job {self._job.name!r}: somebody else goes on with {migration}; this process stops"
+                )
+            try:
+                changes = self._do(migration)
+            except Unavailable as error:
+                error.add_note(f"the migration stands at step {migration.step!r}; go on with --resume")
+                raise
+            except StillstateError as error:
+                if migration.step not in TAKEN_BACK_BY:
+                    error.add_note(
+                        f"the migration could not be taken back: it stands at step {migration.step!r}, and the job may "
+                        "be down. Repair what is said above, then go on with --resume"
+                    )
+                    raise
+                self._say(f"{migration.step} failed: {error}")
+                self.failure = f"{migration.step}: {error}"
+                # A line for the store; what a driver wrote last may be anything, and stays with who looks on.
+                reason = self.failure.split("\n")[0].split(f". {LOG_FOLLOWS}")[0]
+                step, changes = TAKEN_BACK_BY[migration.step], {"reason": reason}
+            self._on_point(f"done {migration.step}")
+            step = changes.pop("step", step)
+            if migration.to_root:
+                root = self._home()
+            following = self._newest_open() if (migration.step, step) == ("go-home", "start-old") else None
+            migration = following or record_step(root, migration, step, self._actor.clock, **changes)
+        self.history.append(migration)
+        self._effects.release(migration)
+        self._say(f"{migration.step}: {migration.reason}")
+        return migration
+
+    def _do(self, migration: Migration) -> dict[str, Any]:
+        """The effect of a step."""
+        if not migration.to_root:
+            return self._effects.do(migration)
+        if migration.step == "move":
+            return self._moves.move(migration)
+        if migration.step == "leave":
+            return self._moves.leave(migration)
+        if migration.step == "go-home":
+            if self._moves.has_committed(migration):
+                self._there.run_on(migration)
+                why = f"it had committed there, and was started again as it was before: {migration.reason}"
+                return {"step": "leave", "target": migration.before, "reason": why}
+            self._moves.go_home(migration)
+            return {}
+        if migration.step == "start-old":
+            self._moves.free()
+        return (self._there if migration.step in _THERE else self._effects).do(migration)
+
+    def _plan_move(self) -> MovePlan:
+        """What would go to the target; refused where it cannot.
+
+        Raises:
+            InvalidConfiguration: the file names no target, or the job lives there already, or something else does.
+        """
+        if self._target is None:
+            raise InvalidConfiguration(
+                f"job {self._job.name!r} is in {self._root.url}, and the file names no other place to move it to: put "
+                "that into `migration.to_store`, or if the job lives there already, edit `store`"
+            )
+        # As a copy: of a move the run that lives would be in the way, and it is stopped first.
+        root = self._target.catalog.root
+        return plan_move(self._root, root, mode="copy", snapshot_id=None, clock=self._actor.clock)
+
+    def _home(self) -> Store:
+        """The root that has the record now."""
+        if self._target is not None and is_home(self._target.catalog.root):
+            return self._target.catalog.root
+        return self._root
+
+    def _newest_open(self) -> Migration | None:
+        found = read_migration(self._home())
+        return found if found is not None and found.is_open else None
+
+    def _running(self, status: RunStatus | None, parallelism: int) -> RunSettings:
+        """What the newest run has or had: as it says itself, else as the last migration or the file said."""
+        last, file = read_migration(self._root), settings_of(self._job)
+        held = last.settings if last is not None else file
+        said = RunSettings() if status is None else said_by(status)
+        return RunSettings(said.parallelism or parallelism, said.backend or held.backend or file.backend)
+
+
+def migrator_of(
+    job: JobSpec,
+    catalog: Callable[[JobSpec], Catalog],
+    launcher: Callable[[JobSpec], Launcher],
+    actor: Actor,
+    *,
+    poll: Callable[[float], object] | None = None,
+    say: Callable[[str], object] = lambda line: None,
+    on_point: Callable[[str], object] = lambda point: None,
+) -> Migrator:
+    """A migrator whose savepoints are made as `stillstate savepoint --stop` makes them.
+
+    Args:
+        catalog, launcher: open them, of a job where it is.
+        on_point: see `Migrator`.
+    """
+    here, there = _places(job, catalog, launcher)
+    savepointer = Savepointer.watching(
+        here.catalog,
+        lambda: observe(here.job, here.catalog, here.launcher, actor.clock),
+        clock=actor.clock,
+        ids=actor.ids,
+        poll=poll,
+    )
+    return Migrator(
+        here.job,
+        here.catalog,
+        here.launcher,
+        savepointer,
+        actor,
+        target=there,
+        poll=poll,
+        say=say,
+        on_point=on_point,
+    )
+
+
+def _places(
+    job: JobSpec, catalog: Callable[[JobSpec], Catalog], launcher: Callable[[JobSpec], Launcher]
+) -> tuple[Place, Place | None]:
+    """Where the job is, or is moved from; and to where it may be moved, if the file says so."""
+
+    def place(at: JobSpec) -> Place:
+        return Place(at, catalog(at), launcher(at))
+
+    if not job.migration.to_store:
+        return place(job), None
+    there = place(at_target(job))
+    if is_home(there.catalog.root):
+        migration = read_migration(there.catalog.root)
+        if migration is None or not migration.is_open or migration.to_root != there.catalog.root.url:
+            return there, None  # it was moved, and nobody has edited the file yet
+    return place(at_source(job)), there
+
+
+def migrate_or_resume(
+    migrator: Migrator, request: Request, *, on_plan: Callable[[MigrationPlan], object]
+) -> Migration | None:
+    """What a run of Dagster's does, and does again when it is repeated: go on with a migration whose process is gone,
+    else plan one and carry it out.
+
+    Args:
+        on_plan: told of a new plan before anything is done.
+
+    Returns:
+        The last step; None if the job runs as it is wanted to.
+
+    Raises:
+        SnapshotInUse: a migration to something else is under way. And what `Migrator` raises.
+    """
+    under_way = migrator.is_under_way()
+    if under_way is not None and request.if_term:
+        return None  # somebody else's, and begun since it was asked for
+    if under_way is None:
+        plan = migrator.plan(request)
+        on_plan(plan)
+        return None if plan.is_nothing else migrator.migrate(plan)
+    if not request.is_of(under_way):
+        raise SnapshotInUse(
+            f"{under_way} is under way, and something else is asked for. Go on with that one first: ask for nothing "
+            "by name"
+        )
+    return migrator.resume()
+
+
+_SAID: Final = {
+    "save": "making a savepoint, and stopping the driver",
+    "verify": "reading the savepoint",
+    "move": "carrying the job to its new place",
+    "go-back": "going back, in place",
+    "start": "starting the new run",
+    "watch": "waiting for its first checkpoints",
+    "leave": "giving the old place up",
+    "go-home": "taking it back: giving the new place up",
+    "stop-new": "taking it back: ending the new run",
+    "restore": "taking it back: looking whether it has committed",
+    "start-old": "taking it back: starting the job as it was",
+}
+
+
+def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | None:
+    """What a migration that is over ends its caller with; None if it was kept.
+
+    Args:
+        failure: of the migrator; empty: what is recorded.
+    """
+    if migration.step == "kept":
+        return None
+    as_it_was = "runs again" if migration.was_running else "is stopped"
+    return RolledBack(
+        f"job {job!r} was not migrated to {migration.target} and {as_it_was} with {migration.before}. "
+        f"{failure or migration.reason}"
+    )
+
+
+def _lives_here(migration: Migration, actor: Actor) -> bool:
+    """Whether the process that recorded a step certainly lives: only knowable on its own host."""
+    host, _, pid = migration.owner.rpartition(":")
+    if host != actor.host or not pid.isdigit() or int(pid) == actor.pid:
+        return False
+    try:
+        process = psutil.Process(int(pid))
+        # Process ids are used again.
+        is_its = process.create_time() * 1000 <= migration.at_ms
+        return is_its and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False

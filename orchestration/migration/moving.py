@@ -1,0 +1,204 @@
+"""What a migration to another store does beside starting and stopping drivers: the root goes there, the old one is
+given up in the end, or the new one is, and the job is home again.
+
+    move       the old root is fenced and copied; the record comes along; then the new one counts (config/home.py)
+    leave      the old root is deleted; what stays in its place turns every start away
+    go-home    the record goes on in the old root; the new one is deleted, so that the old one counts; it is let go
+
+Each may be repeated. While the new root counts the old one is whole and fenced (`moving.json`), so that nobody runs
+there and the job can go back. It only does as long as the new run has committed nothing: what that has published would
+otherwise come again under the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from orchestration.config.home import is_home
+from state_runtime.base.actor import Actor
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound, StillstateError, Unavailable, check
+from state_runtime.maintenance.delete.roots import delete_root
+from state_runtime.maintenance.move.execute import abort_move, execute_move, let_go
+from state_runtime.maintenance.move.plan import plan_move
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.fencing import live_run
+from state_runtime.snapshot.handover import Moving, read_moving, read_outcome
+from state_runtime.snapshot.migration import Migration, carry_migration, read_migration, record_step
+from state_runtime.snapshot.paths import MOVING_FILE
+from state_runtime.store import Store
+
+__all__ = ["Moves", "refuse_other_target"]
+
+QUIET_WITHIN_S: Final = 180.0
+POLL_S: Final = 0.5
+
+
+class Moves:
+    """Of one job, between two roots.
+
+    Args:
+        poll: waits between two looks at a store.
+        say: told in a line what is done.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        actor: Actor,
+        *,
+        poll: Callable[[float], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self._source, self._target, self._actor = source, target, actor
+        self._poll, self._say = poll, say
+
+    def move(self, migration: Migration) -> dict[str, Any]:
+        """Bring everything to the target, and let it count.
+
+        Raises:
+            Unavailable: it stays where it is; repeat it. StillstateError: the job still lives at the source.
+        """
+        try:
+            if not is_home(self._target):
+                self._wait_until_quiet(self._source)
+                self._execute(keep_source=True, before_decided=lambda: carry_migration(self._target, migration))
+        except Unavailable:
+            raise
+        except StillstateError as error:
+            if is_home(self._target):
+                # Whoever relieved this process has brought it there: nothing may be taken back here.
+                raise Unavailable(f"{self._target.url} counts already: {error}") from error
+            raise
+        return {}
+
+    def leave(self, migration: Migration) -> dict[str, Any]:
+        """Give the source up; what stays there turns away who would begin the job anew.
+
+        Raises:
+            SnapshotInUse: somebody needs it, and is named; repeat it when they are done.
+        """
+        if self._source.list_names("") != [MOVING_FILE]:
+            self._execute(keep_source=False, before_decided=lambda: None)
+        outcome, info = read_outcome(self._target), Catalog.of_root(self._target).job_info()
+        check(outcome is not None, "a root that counts says how it came")
+        gone = Moving(
+            uid=outcome.uid if outcome is not None else "",
+            role="source",
+            mode="move",
+            what="root",
+            other_url=self._target.url,
+            job_uid=info.uid,
+            snapshot_id=0,
+            at_ms=self._actor.clock.now_ms(),
+            host=self._actor.host,
+            pid=self._actor.pid,
+            term=migration.run_term,
+        )
+        if read_moving(self._source) is None:
+            self._source.create(MOVING_FILE, gone.encode())
+        return {}
+
+    def has_committed(self, migration: Migration) -> bool:
+        """Whether a run at the target has made a checkpoint: then the job stays there."""
+        there = Catalog.of_root(self._target, self._actor.clock)
+        return any(
+            there.manifest(snapshot_id).kind == "checkpoint"
+            for snapshot_id in there.snapshot_ids(after=migration.snapshot_id)
+        )
+
+    def go_home(self, migration: Migration) -> None:
+        """Let the source count again, with the next step of the migration recorded there.
+
+        Raises:
+            SnapshotInUse: somebody needs the target, and is named; repeat it when they are done.
+        """
+        here = read_migration(self._source)
+        check(here is not None and here.uid == migration.uid, "the source has the record of what began there")
+        if here is not None and here.step == "move":
+            # Before the target stops counting: whoever looks at the source from then on knows what to do.
+            record_step(
+                self._source,
+                here,
+                "start-old",
+                self._actor.clock,
+                reason=migration.reason,
+                owner=migration.owner,
+                run_term=migration.run_term,
+            )
+        self._give_target_up()
+
+    def free(self) -> None:
+        """The source is nobody's to move any more; what lies at the target will never be used."""
+        moving = read_moving(self._source)
+        if moving is not None and (moving.role, moving.other_url) == ("source", self._target.url):
+            if read_boundary(self._target).is_tombstone or read_moving(self._target) is None:
+                let_go(self._source, moving.uid)
+            else:
+                abort_move(self._source, self._target, clock=self._actor.clock, ids=self._actor.ids)
+        try:
+            self._clear_target()
+        except Unavailable as error:
+            # The job must not wait for a place that it does not go to.
+            self._say(f"{self._target.url} could not be looked at; remove what lies there: {error}")
+
+    def _clear_target(self) -> None:
+        there = read_moving(self._target)
+        if there is not None and there.role == "target" and there.other_url == self._source.url:
+            if read_outcome(self._target) is None:
+                abort_move(self._source, self._target, clock=self._actor.clock, ids=self._actor.ids)
+            self._give_target_up()
+
+    def _wait_until_quiet(self, root: Store) -> None:
+        """A run that was killed has left a heartbeat that looks alive for a while."""
+        catalog = Catalog.of_root(root, self._actor.clock)
+        deadline_s = self._actor.clock.monotonic_s() + QUIET_WITHIN_S
+        while live_run(catalog, self._actor.clock) is not None and self._actor.clock.monotonic_s() < deadline_s:
+            self._poll(POLL_S)
+
+    def _give_target_up(self) -> None:
+        self._wait_until_quiet(self._target)
+        try:
+            done = delete_root(
+                self._target,
+                clock=self._actor.clock,
+                ids=self._actor.ids,
+                owner=self._actor.owner,
+                with_savepoints=True,
+            )
+        except JobNotFound:
+            return  # gone, by an attempt that was cut
+        if done.failures:
+            self._say(f"{len(done.failures)} objects stay in {self._target.url}, which nobody uses: remove the folder")
+
+    def _execute(self, *, keep_source: bool, before_decided: Callable[[], None]) -> None:
+        actor = self._actor
+        plan = plan_move(self._source, self._target, mode="move", snapshot_id=None, clock=actor.clock)
+        result = execute_move(
+            self._source,
+            self._target,
+            plan,
+            keep_source=keep_source,
+            before_decided=before_decided,
+            clock=actor.clock,
+            ids=actor.ids,
+            host=actor.host,
+            pid=actor.pid,
+        )
+        for path in result.left[:5]:
+            self._say(f"{path} in {self._source.url} is not of Stillstate, and stays")
+
+
+def refuse_other_target(migration: Migration, target: Store | None) -> None:
+    """A migration that is under way goes on to where it was begun to.
+
+    Raises:
+        InvalidConfiguration: the file names another place by now, or none.
+    """
+    if migration.to_root and (target is None or target.url != migration.to_root):
+        raise InvalidConfiguration(
+            f"{migration} is under way, from {migration.from_root}, and the file does not name that place as "
+            "`migration.to_store` any more: let it say so again until the migration is over"
+        )

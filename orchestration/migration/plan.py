@@ -1,0 +1,316 @@
+"""What a migration would do, decided from what the job runs with and what is wanted; pure.
+
+wanted is          where it comes from
+one setting        named in the call: it alone changes, whatever the file says of the others
+all of them        nothing is named: the file
+a restart          nothing changes but the code, and whoever asks says that this is meant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchestration.recovery.health import Verdict
+from orchestration.text import bytes_text
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.maintenance.move.plan import MovePlan
+from state_runtime.maintenance.verify.report import VerifyLevel
+from state_runtime.snapshot.migration import Migration, RunSettings
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = [
+    "Difference",
+    "Found",
+    "MigrationPlan",
+    "Request",
+    "differences",
+    "plan_migration",
+    "said_by",
+    "wanted_settings",
+]
+
+CHECKPOINTS_MAX: Final = 100
+TIMEOUT_MAX_S: Final = 86_400.0
+_VERIFIED: Final[dict[VerifyLevel, str]] = {
+    "structure": "look whether all files of the savepoint are there",
+    "sample": "read a sample of the savepoint and compare it with what was written",
+    "full": "read the whole savepoint and compare it with what was written",
+}
+_EDIT: Final = (
+    "the job is in {}. Once it was moved it is in {} all the same, until you edit `store` and take "
+    "`migration.to_store` out"
+)
+UNNAMED: Final = RunSettings()
+LIVE: Final[frozenset[Verdict]] = frozenset({"healthy", "starting", "restarting"})
+_SHOULD_RUN: Final[frozenset[Verdict]] = LIVE | {"dead", "silent", "stalled", "failed"}
+_UNSETTLED: Final[frozenset[Verdict]] = frozenset({"starting", "restarting"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What somebody asks for.
+
+    Attributes:
+        settings: the named ones; 0 and empty are not named.
+        go_back_to: a place that the job is taken back to; empty: it goes on from where it stops.
+        is_restart: also if no setting changes.
+        is_move: to `migration.to_store`.
+        checkpoints: that many of the new run must come before it is kept.
+        timeout_s: within so long; 0: `recovery.first_checkpoint_s`.
+        verify: how much of the savepoint is read.
+        if_term: only if this run of the driver is healthy and the file says the same; 0: in any case.
+    """
+
+    settings: RunSettings = UNNAMED
+    go_back_to: str = ""
+    is_restart: bool = False
+    is_move: bool = False
+    checkpoints: int = 1
+    timeout_s: float = 0.0
+    verify: VerifyLevel = "full"
+    if_term: int = 0
+
+    def is_of(self, migration: Migration) -> bool:
+        """Whether a migration that is under way may be what is asked for."""
+        named, target = self.settings, migration.target
+        return (
+            named.parallelism in (0, target.parallelism)
+            and named.backend in ("", target.backend)
+            and self.go_back_to in ("", migration.go_back_to)
+            and (bool(migration.to_root) or not self.is_move)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is named: then the file says what is wanted."""
+        return self.settings == UNNAMED and not self.go_back_to and not self.is_restart and not self.is_move
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The job as it is.
+
+    Attributes:
+        running: what its newest run has, or had.
+        verdict, why: of its driver.
+        term: its newest run.
+        snapshot_id: its newest.
+        snapshot_bytes: what that refers to.
+    """
+
+    running: RunSettings
+    verdict: Verdict
+    why: str
+    snapshot_id: int
+    snapshot_bytes: int
+    term: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that is another than it is wanted to be."""
+
+    setting: str
+    runs_with: str
+    wanted: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationPlan:
+    """What would be done.
+
+    Attributes:
+        before, target: all settings, before it and after it.
+        changes: what differs between the two.
+        file_says: what of the target the file says otherwise: it holds until the next migration all the same.
+        was_running: whether the job runs, or should.
+        go_back_to: where the content comes from, in words; empty: from where the job stops.
+        outdated: why what was asked for is not done any more; empty: it is.
+        is_automatic: the file asks Dagster to bring the job to what it says.
+        move: what goes to another store; None: the job stays where it is.
+    """
+
+    job: str
+    before: RunSettings
+    target: RunSettings
+    changes: tuple[Difference, ...]
+    file_says: tuple[Difference, ...]
+    was_running: bool
+    go_back_to: str
+    snapshot_id: int
+    snapshot_bytes: int
+    checkpoints: int
+    timeout_s: float
+    verify: VerifyLevel = "full"
+    outdated: str = ""
+    is_automatic: bool = False
+    move: MovePlan | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the job runs as it is wanted to, or nobody wants it any more."""
+        return bool(self.outdated) or (not self.changes and not self.go_back_to)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Setting, what it is, what it becomes: of all that the plan is about."""
+        changed = {c.setting for c in self.changes}
+        pairs = (
+            ("parallelism", str(self.before.parallelism or "?"), str(self.target.parallelism or "?")),
+            ("backend", self.before.backend or "?", self.target.backend or "?"),
+        )
+        rows = [(name, now, wanted if name in changed else "stays") for name, now, wanted in pairs]
+        if self.move is not None:
+            rows.append(("store", self.move.source_url, self.move.target_url))
+        rows.append(("state", f"snapshot {self.snapshot_id}", self.go_back_to or "goes on from where it stops"))
+        return rows
+
+    def steps(self) -> list[str]:
+        """What is done, in order, in words."""
+        stop = "make a savepoint and stop the driver" if self.was_running else "make a savepoint (the job does not run)"
+        back = [f"go back, in place, to {self.go_back_to}"] if self.go_back_to else []
+        many = "its first checkpoint" if self.checkpoints == 1 else f"its first {self.checkpoints} checkpoints"
+        after = "start it as it was" if self.was_running else "leave it stopped, as it was"
+        if self.move is not None:
+            many_objects = f"{self.move.objects:,} objects ({bytes_text(self.move.bytes)})"
+            return [
+                stop,
+                _VERIFIED[self.verify],
+                f"carry {many_objects} to {self.move.target_url}, and compare; nobody can start the job meanwhile",
+                f"start a driver there, with {self.target}",
+                f"wait for {many}, at most {self.timeout_s:g} s",
+                f"give {self.move.source_url} up; or, if it does not come up before it has committed anything: stop "
+                f"it, give the new place up, and in the old one {after}",
+            ]
+        return [
+            stop,
+            _VERIFIED[self.verify],
+            *back,
+            f"start a driver with {self.target}",
+            f"wait for {many}, at most {self.timeout_s:g} s",
+            f"keep it; or, if it does not come up: stop it, go back to the savepoint if it has committed, and {after}",
+        ]
+
+    def markdown(self) -> str:
+        """For Dagster's metadata."""
+        lines = ["| | is | becomes |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in self.rows()), ""]
+        lines += [f"{number}. {step}" for number, step in enumerate(self.steps(), 1)]
+        lines += [f"\nNothing is done: {self.outdated}"] if self.outdated else []
+        return "\n".join(lines + [f"\nThe file says: {said}" for said in self.notes()])
+
+    def notes(self) -> list[str]:
+        """What the file says otherwise."""
+        until = "until the next migration"
+        if self.is_automatic:
+            until += ", which Dagster begins by itself (`migration.automatic`): change the file too"
+        moved = [] if self.move is None else [_EDIT.format(self.move.source_url, self.move.target_url)]
+        return moved + [
+            f"{d.setting} {d.runs_with}. Runs have {d.wanted} all the same, {until}" for d in self.file_says
+        ]
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "changes": [{"setting": c.setting, "runs_with": c.runs_with, "wanted": c.wanted} for c in self.changes],
+            "parallelism": self.target.parallelism,
+            "backend": self.target.backend,
+            "go_back_to": self.go_back_to,
+            "move_to": "" if self.move is None else self.move.target_url,
+            "snapshot_id": self.snapshot_id,
+            "was_running": self.was_running,
+            "steps": self.steps(),
+            "notes": self.notes(),
+        }
+
+
+def differences(running: RunSettings, wanted: RunSettings) -> tuple[Difference, ...]:
+    """What of `wanted` a job does not run with. What either leaves open is no difference: nobody knows, or nobody
+    minds."""
+    found = []
+    if wanted.parallelism and running.parallelism and wanted.parallelism != running.parallelism:
+        found.append(Difference("parallelism", str(running.parallelism), str(wanted.parallelism)))
+    if wanted.backend and running.backend and wanted.backend != running.backend:
+        found.append(Difference("backend", running.backend, wanted.backend))
+    return tuple(found)
+
+
+def wanted_settings(request: Request, file: RunSettings) -> RunSettings:
+    """What the job is to run with; see the module."""
+    return file if request.is_empty else request.settings
+
+
+def plan_migration(
+    job: str,
+    request: Request,
+    found: Found,
+    file: RunSettings,
+    timeout_s: float,
+    *,
+    is_automatic: bool = False,
+    move: MovePlan | None = None,
+) -> MigrationPlan:
+    """Plan.
+
+    Args:
+        file: what `stillstate.yaml` says.
+        timeout_s: if the request names none.
+        is_automatic: `migration.automatic`.
+        move: what goes to another store, if that is asked for.
+
+    Raises:
+        InvalidConfiguration: a number of the request cannot be, or the driver is about to come up.
+    """
+    if not 0 <= request.settings.parallelism <= MAX_PARALLELISM:
+        raise InvalidConfiguration(f"parallelism {request.settings.parallelism} is outside 1 … {MAX_PARALLELISM}")
+    if not 1 <= request.checkpoints <= CHECKPOINTS_MAX:
+        raise InvalidConfiguration(f"{request.checkpoints} checkpoints to wait for are outside 1 … {CHECKPOINTS_MAX}")
+    if not 0 <= request.timeout_s <= TIMEOUT_MAX_S:
+        raise InvalidConfiguration(f"a timeout of {request.timeout_s:g} s is outside 0 … {TIMEOUT_MAX_S:g}")
+    if found.verdict in _UNSETTLED and not request.if_term:
+        raise InvalidConfiguration(
+            f"job {job!r} is {found.verdict} ({found.why}); migrate it once it runs, or stop it first"
+        )
+    wanted = wanted_settings(request, file)
+    before = found.running
+    target = RunSettings(wanted.parallelism or before.parallelism, wanted.backend or before.backend)
+    changes = differences(before, target)
+    if request.is_move and request.go_back_to:
+        raise InvalidConfiguration("a job is moved as it is; go back to a snapshot before or after, not on the way")
+    if move is not None:
+        changes += (Difference("store", move.source_url, move.target_url),)
+    if request.is_restart:
+        changes += (Difference("code", "as it was started", "as it is now"),)
+    return MigrationPlan(
+        job=job,
+        before=before,
+        target=target,
+        changes=changes,
+        file_says=differences(file, target),
+        was_running=found.verdict in _SHOULD_RUN,
+        go_back_to=request.go_back_to,
+        snapshot_id=found.snapshot_id,
+        snapshot_bytes=found.snapshot_bytes,
+        checkpoints=request.checkpoints,
+        timeout_s=request.timeout_s or timeout_s,
+        verify=request.verify,
+        outdated=_outdated(request, found, differences(file, target)),
+        is_automatic=is_automatic,
+        move=move,
+    )
+
+
+def _outdated(request: Request, found: Found, file_says: Sequence[Difference]) -> str:
+    """Why what a sensor asked for is not done: the job, or the file, is another by now."""
+    if not request.if_term:
+        return ""
+    if found.term != request.if_term or found.verdict != "healthy":
+        return f"it was asked for while term {request.if_term} ran, and now term {found.term} is {found.verdict}"
+    return "the file says something else by now" if file_says else ""
+
+
+def said_by(status: RunStatus) -> RunSettings:
+    """The settings that a run says it has."""
+    backend = status.backend
+    return RunSettings(status.parallelism, backend if backend in ("arrow", "rocksdb") else "")  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""Which step of a migration follows which, and what becomes of a new run that is watched; pure.
+
+step        its effect                                          done              it failed
+save        a savepoint; then the driver stops                  verify            start-old
+verify      the savepoint is read and compared                  go-back or start  start-old
+move        the root is copied to another store, and counts     start             start-old
+go-back     the job goes back, in place, to what was named      start             stop-new
+start       a driver starts, with the target settings           watch             stop-new
+watch       its first checkpoints come                          kept              stop-new
+leave       of a job that was moved: the old root is given up   kept              raised: repeat it
+stop-new    whatever of the new run lives is ended              restore           raised: repeat it
+go-home     of a job that was moved: the new root is given up   start-old         raised: repeat it
+restore     in place to the savepoint, if there is newer state  start-old         raised: repeat it
+start-old   a driver starts, with the settings before           rolled-back       raised: repeat it
+
+What can pass by itself (the store does not answer) is no failure: it is raised, and the migration goes on from that
+step when somebody resumes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from orchestration.launchers.port import Liveness
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.migration import Migration, MigrationStep
+from state_runtime.snapshot.term_files import RunStatus
+
+__all__ = ["QUIET_S", "TAKEN_BACK_BY", "Watched", "has_same_state", "judge_watched", "step_after"]
+
+QUIET_S: Final = 10.0
+"""A source that is quiet for so long without a break is taken for one that has nothing: rows that come every few
+seconds should first go through the job as it is now."""
+
+TAKEN_BACK_BY: Final[dict[MigrationStep, MigrationStep]] = {
+    "save": "start-old",
+    "verify": "start-old",
+    "move": "start-old",
+    "go-back": "stop-new",
+    "start": "stop-new",
+    "watch": "stop-new",
+}
+"""What follows a step that failed; of the others a failure is raised."""
+
+_DONE_OF_A_MOVE: Final[dict[MigrationStep, MigrationStep]] = {
+    "verify": "move",
+    "watch": "leave",
+    "stop-new": "go-home",
+}
+
+_DONE: Final[dict[MigrationStep, MigrationStep]] = {
+    "save": "verify",
+    "verify": "start",
+    "move": "start",
+    "go-back": "start",
+    "start": "watch",
+    "watch": "kept",
+    "leave": "kept",
+    "stop-new": "restore",
+    "restore": "start-old",
+    "go-home": "start-old",
+    "start-old": "rolled-back",
+}
+
+
+def step_after(migration: Migration) -> MigrationStep:
+    """What follows a step that is done."""
+    if migration.step == "verify" and migration.go_back_to:
+        return "go-back"
+    if migration.to_root and migration.step in _DONE_OF_A_MOVE:
+        return _DONE_OF_A_MOVE[migration.step]
+    return _DONE[migration.step]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a look at the new run shows; `is_up` None: nothing is decided yet."""
+
+    is_up: bool | None
+    why: str = ""
+
+
+def judge_watched(
+    status: RunStatus | None, migration: Migration, process: Liveness, *, made: int, quiet_s: float, is_late: bool
+) -> Watched:
+    """Whether the new run is up, or will not come up.
+
+    Args:
+        status: of the newest run.
+        process: what is known of its process.
+        made: checkpoints that runs of this migration have committed.
+        quiet_s: for so long the run has said that its source is quiet.
+        is_late: the deadline is over.
+    """
+    wanted = migration.checkpoints
+    if made >= wanted:
+        return Watched(
+            True, f"{made} checkpoints of the new run" if made > 1 else "the first checkpoint of the new run"
+        )
+    if status is not None and status.term >= migration.run_term:
+        who = f"term {status.term}"
+        if status.state in ("finished", "stopped"):
+            return Watched(True, f"{who} {status.state} by itself, or because somebody asked")
+        if process != "restarting" and (status.state in ("failed", "fenced") or process == "dead"):
+            return Watched(False, f"{who} ended after {made} checkpoints: {status.message or 'its process is gone'}")
+        if quiet_s >= QUIET_S:
+            return Watched(True, f"{who} runs, and its source is quiet")
+    if is_late:
+        return Watched(False, f"{made} of {wanted} checkpoints within {migration.timeout_s:g} s")
+    return Watched(None)
+
+
+def has_same_state(one: Manifest, other: Manifest) -> bool:
+    """Whether two snapshots of a job are one state at one place of its input; a start alone changes neither."""
+    return all(
+        getattr(one, field) == getattr(other, field)
+        for field in ("segments", "layers", "shards", "source", "time", "drained")
+    )

@@ -1,0 +1,1 @@
+"""Telling somebody outside of Dagster that something is wrong, once, and that it is right again."""

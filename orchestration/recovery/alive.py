@@ -1,0 +1,121 @@
+"""Whether a job is as alive as its owner wants it: the verdict of the check `driver_alive`; pure.
+
+level   when
+ok      it runs, ended on purpose, or never began
+warn    it starts, is silent, is being brought back, or is being migrated
+error   it is down and nobody brings it back (recovery is off, or gave up, or has tried in vain as often as another
+        failure may), its migration has stood still for an hour, its root is damaged, or its store has not answered for
+        two minutes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from orchestration.recovery.health import Health
+from orchestration.recovery.plan import RecoveryPlan
+from orchestration.text import duration_text
+
+__all__ = ["UNREACHABLE_S", "Alive", "AliveLevel", "judge_alive"]
+
+AliveLevel = Literal["ok", "warn", "error"]
+
+UNREACHABLE_S: Final = 120.0
+_WELL: Final = frozenset({"healthy", "stopped", "finished", "fenced", "never-started"})
+_COMING: Final = frozenset({"starting", "restarting"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive:
+    """One judgement.
+
+    Attributes:
+        headline: what a person reads first; it says the state without numbers that grow, so that it changes only when
+            the state does.
+        reason: one line with the numbers.
+        attempt: of the row of recoveries that goes on; 0 if there is none.
+        next_s: wall clock of the next attempt, if one is planned.
+        last_run_id: the newest recovery run of the row.
+    """
+
+    level: AliveLevel
+    headline: str
+    reason: str
+    verdict: str
+    attempt: int = 0
+    next_s: float | None = None
+    last_run_id: str = ""
+
+
+def judge_alive(
+    health: Health | None,
+    plan: RecoveryPlan | None,
+    *,
+    now_s: float,
+    is_recovered: bool,
+    max_attempts: int,
+    trouble: str = "",
+    unreachable_since_s: float | None = None,
+) -> Alive:
+    """Judge a job.
+
+    Args:
+        health: its driver's; None if its root could not be read.
+        plan: of its recovery, if it needs one.
+        is_recovered: whether this kind of loss is recovered at all.
+        trouble: why the root could not be read.
+        unreachable_since_s: since when its store does not answer; None if it does.
+    """
+    if health is None:
+        return _unread(trouble, now_s, unreachable_since_s)
+    verdict = health.verdict
+    if verdict in _WELL:
+        return Alive(level="ok", headline=f"the driver is {verdict}", reason=health.reason, verdict=verdict)
+    if verdict in _COMING:
+        return Alive(level="warn", headline=f"the driver is {verdict}", reason=health.reason, verdict=verdict)
+    if verdict == "migrating":
+        stands = "a migration has stood still for an hour: nobody goes on with it"
+        return Alive(
+            level="error" if health.is_overdue else "warn",
+            headline=stands if health.is_overdue else "the job is being migrated",
+            reason=health.reason,
+            verdict=verdict,
+        )
+    if not health.is_wanted:
+        return Alive(
+            level="error", headline=f"the driver is {verdict} and cannot stop", reason=health.reason, verdict=verdict
+        )
+    if plan is None or not is_recovered:
+        return Alive(
+            level="error",
+            headline=f"the driver is {verdict}, and recovery is switched off",
+            reason=health.reason,
+            verdict=verdict,
+        )
+    in_vain = plan.gave_up or plan.streak > max_attempts
+    headline = f"the driver is {verdict}: " + (
+        "gave up" if plan.gave_up else "no attempt has helped so far" if in_vain else "it is being recovered"
+    )
+    return Alive(
+        level="error" if in_vain else "warn",
+        headline=headline,
+        reason=f"{health.reason}; {plan.reason}",
+        verdict=verdict,
+        attempt=plan.streak,
+        next_s=plan.next_s,
+        last_run_id=plan.last_run_id,
+    )
+
+
+def _unread(trouble: str, now_s: float, unreachable_since_s: float | None) -> Alive:
+    if unreachable_since_s is None:
+        return Alive(level="error", headline="the job's root cannot be read", reason=trouble, verdict="unreadable")
+    since_s = now_s - unreachable_since_s
+    is_long = since_s >= UNREACHABLE_S
+    return Alive(
+        level="error" if is_long else "warn",
+        headline="the store has not answered for minutes" if is_long else "the store does not answer",
+        reason=f"the store has not answered for {duration_text(max(0.0, since_s))}: {trouble}",
+        verdict="unreachable",
+    )

@@ -1,0 +1,127 @@
+"""What the progress sensor publishes, and what it has published; pure.
+
+Events by time, not by checkpoint: at most one of a job's checkpoints in an interval, whatever the job's pace, since
+each costs Dagster's storage about ten kilobytes for ever. What a person waits for is published at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from assets.metadata import DATA_VERSION_TAG, ROOT_TAG, SHAPE_TAG, TERM_TAG, shape_of
+from orchestration.sensors.overview import OverviewCursor
+from state_runtime.snapshot.manifest import Manifest
+
+__all__ = ["CURSOR_VERSION", "ProgressCursor", "Published", "published_before", "read_cursor", "why_publish"]
+
+CURSOR_VERSION: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What was published of a job root.
+
+    Attributes:
+        uid: tells a root that was made anew from the one we knew.
+        snapshot_id: of the newest checkpoint; 0: none.
+        term, shape: its.
+        at_ms: when.
+        run_term: the newest run.
+    """
+
+    uid: str
+    snapshot_id: int = 0
+    term: int = 0
+    shape: str = ""
+    at_ms: int = 0
+    run_term: int = 0
+
+
+@dataclass(frozen=True)
+class ProgressCursor:
+    """The sensor's memory: what was published of each job, the job to begin with, and when the overview was written
+    and of whom."""
+
+    jobs: Mapping[str, Published]
+    start: str = ""
+    overview: OverviewCursor = field(default_factory=OverviewCursor)
+
+    def text(self) -> str:
+        """As small versioned JSON."""
+        jobs = {
+            name: [p.uid, p.snapshot_id, p.term, p.shape, p.at_ms, p.run_term] for name, p in sorted(self.jobs.items())
+        }
+        overview = [self.overview.at_ms, self.overview.digest]
+        whole = {"version": CURSOR_VERSION, "start": self.start, "overview": overview, "jobs": jobs}
+        return json.dumps(whole, separators=(",", ":"))
+
+
+def read_cursor(text: str | None) -> ProgressCursor:
+    """Parse a cursor. One that is not understood (another version, edited by hand) is as good as none: what was
+    published is read back from Dagster's own record."""
+    if not text:
+        return ProgressCursor({})
+    try:
+        data = json.loads(text)
+        if data["version"] != CURSOR_VERSION:
+            return ProgressCursor({})
+        jobs = {str(name): _published(row) for name, row in data["jobs"].items()}
+        at_ms, digest = data["overview"]
+        return ProgressCursor(jobs, str(data["start"]), OverviewCursor(int(at_ms), str(digest)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ProgressCursor({})
+
+
+def _published(row: tuple[str, int, int, str, int, int]) -> Published:
+    uid, snapshot_id, term, shape, at_ms, run_term = row
+    return Published(
+        uid=str(uid),
+        snapshot_id=int(snapshot_id),
+        term=int(term),
+        shape=str(shape),
+        at_ms=int(at_ms),
+        run_term=int(run_term),
+    )
+
+
+def published_before(
+    uid: str, checkpoint: Mapping[str, str], at_ms: int, run: Mapping[str, str], known: Published
+) -> Published:
+    """What Dagster's own record says, where it knows more than the cursor: the daemon may have died between storing a
+    tick's events and its cursor.
+
+    Args:
+        uid: of the root now.
+        checkpoint, run: tags of the newest materializations; empty if there are none, or they are not of ours.
+        at_ms: when the checkpoint's was stored.
+        known: what the cursor says.
+    """
+    snapshot_id, term = _number(checkpoint, DATA_VERSION_TAG), _number(checkpoint, TERM_TAG)
+    run_term = _number(run, DATA_VERSION_TAG) if run.get(ROOT_TAG) == uid else 0
+    run_term = max(run_term, known.run_term)
+    if checkpoint.get(ROOT_TAG) != uid or snapshot_id <= known.snapshot_id:
+        return Published(**{**vars(known), "run_term": run_term})
+    shape = checkpoint.get(SHAPE_TAG, "")
+    return Published(uid=uid, snapshot_id=snapshot_id, term=term, shape=shape, at_ms=at_ms, run_term=run_term)
+
+
+def _number(tags: Mapping[str, str], name: str) -> int:
+    text = tags.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def why_publish(head: Manifest, before: Published, now_ms: int, interval_s: float) -> str | None:
+    """Why the newest snapshot is to be published now; None if it is not."""
+    if head.kind != "checkpoint" or head.snapshot_id <= before.snapshot_id:
+        return None
+    if not before.snapshot_id:
+        return "the first that Dagster sees"
+    if head.term != before.term:
+        return f"the first of term {head.term}"
+    shape = shape_of(head)
+    if shape != before.shape:
+        return f"{before.shape or 'unknown'} became {shape}"
+    return "interval" if now_ms - before.at_ms >= interval_s * 1000 else None

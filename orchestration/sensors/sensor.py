@@ -1,0 +1,42 @@
+"""What our sensors have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dagster as dg
+
+from assets.mount import Mount
+from orchestration.jobs.driver import stillstate_of
+from orchestration.resources import StillstateResource
+
+__all__ = ["Tick", "sensor_of"]
+
+Tick = Callable[[dg.SensorEvaluationContext, StillstateResource], dg.SensorResult]
+
+
+def sensor_of(
+    mount: Mount, name: str, description: str, interval_s: int, jobs: Sequence[Any] | None = None
+) -> Callable[[Tick], dg.SensorDefinition]:
+    """A running sensor of a mount: its name and its resource are the mount's.
+
+    Args:
+        jobs: that it requests runs of.
+    """
+
+    def made(tick: Tick) -> dg.SensorDefinition:
+        def evaluate(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
+            # Whoever calls a sensor like a function gives it the same resources by name too.
+            return tick(context, stillstate_of(context, mount))
+
+        return dg.sensor(
+            name=mount.name(name),
+            description=description,
+            minimum_interval_seconds=interval_s,
+            default_status=dg.DefaultSensorStatus.RUNNING,
+            jobs=jobs,
+            required_resource_keys={mount.resource},
+        )(evaluate)
+
+    return made

@@ -1,0 +1,228 @@
+"""Stands beside a driver of the local launcher, and starts it again in place if it dies: `python -m
+orchestration.supervisor CONFIG JOB RESTARTS [ONCE …] -- COMMAND …`.
+
+It is the driver's parent, so it knows of its death at once and with its cause; a sensor that reads heartbeats knows of
+it seconds later, and then needs a run of Dagster's before anything starts. A few attempts in a row without a new
+checkpoint are its own; then it ends with the driver's exit code, and the loss is Dagster's. What cannot pass by itself,
+a stop that was asked for, and a job that another run has taken over are not its to repair. Safety does not rest on it:
+terms decide who may write.
+
+How the driver ended     what happens
+exit 0, SIGTERM, SIGINT  it was asked to stop, or its input ended: the supervisor ends
+exit 2, 3, 5, 6, 7       the next start would end the same way: the supervisor ends
+anything else            it is started again: at once, then after seconds that double
+
+The options ONCE (`--from-snapshot`, `--takeover`, …) are given to the first driver only: a second one would go back
+again. So if that one died before it had taken the job, the supervisor ends, and whoever gave them says what to do.
+
+Little is imported before the driver is started: its start must not wait for ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["CAUSE_ENV", "SUPERVISOR_ENV", "Death", "decide_restart", "main", "supervise"]
+
+CAUSE_ENV: Final = "STILLSTATE_START_CAUSE"
+SUPERVISOR_ENV: Final = "STILLSTATE_SUPERVISOR_PID"
+
+SETTLED_S: Final = 600.0  # as of recovery runs: who lived for so long did not die of its start
+PRELOAD_AFTER_S: Final = 30.0
+_WAIT_MAX_S: Final = 30.0
+_FINAL_EXITS: Final = frozenset({0, 2, 3, 5, 6, 7})
+_FINAL_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a driver ended: as `Popen.returncode` has it, negative for a signal."""
+
+    code: int
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same start would end the same way, or nobody wants one."""
+        return self.code in _FINAL_EXITS or -self.code in _FINAL_SIGNALS
+
+    @property
+    def cause(self) -> str:
+        """For people."""
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            return f"signal {-self.code} ({signal.Signals(-self.code).name})"
+        except ValueError:
+            return f"signal {-self.code}"
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell tells it."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+
+@dataclass(frozen=True)
+class Life:
+    """What is known of the driver that died: where the job stood when it was started and stands now, and for how long
+    it lived."""
+
+    progress_before: int
+    progress: int
+    lived_s: float
+    is_stop_asked: bool
+
+
+def decide_restart(death: Death, life: Life, tried: int, restarts_max: int) -> int | None:
+    """The number of the restart in its row, from 1 on; None: the supervisor ends."""
+    if death.is_final or life.is_stop_asked:
+        return None
+    helped = life.progress != life.progress_before or life.lived_s >= SETTLED_S
+    number = 1 if helped else tried + 1
+    return number if number <= restarts_max else None
+
+
+def restart_wait_s(number: int) -> float:
+    """Seconds before a restart: none before the first of a row, then 2, 4, 8 …"""
+    return 0.0 if number <= 1 else min(_WAIT_MAX_S, 2.0 ** (number - 1))
+
+
+def supervise(
+    start: Callable[[str], subprocess.Popen[bytes]],
+    look: Callable[[], tuple[int | None, bool]],
+    restarts_max: int,
+    *,
+    cause: str,
+    wait: Callable[[float], bool],
+    monotonic_s: Callable[[], float],
+    say: Callable[[str], object],
+    may_go_on: Callable[[int], bool] = lambda pid: True,
+) -> int:
+    """Run a driver until it ends for good; its exit code.
+
+    Args:
+        start: starts a driver for a cause.
+        look: where the job stands (its newest checkpoint; None: it cannot be read), and whether a stop was asked for.
+        cause: of the first start.
+        wait: waits for so many seconds, and says whether the supervisor was asked to end meanwhile.
+        may_go_on: whether the first driver, of this process id, has come so far that the next one goes on from there.
+    """
+    is_first, tried = True, 0
+    progress = 0  # before the first restart nothing is compared
+    process = start(cause)
+    while True:
+        begun_s = monotonic_s()
+        death = Death(process.wait())
+        if wait(0) or death.is_final:
+            return death.exit_code
+        before, (seen, is_stop_asked) = progress, look()
+        progress = before if seen is None else seen
+        life = Life(before, progress, monotonic_s() - begun_s, is_stop_asked)
+        number = decide_restart(death, life, tried, restarts_max)
+        if number is None or (is_first and not may_go_on(process.pid)):
+            say(f"the driver ended by {death.cause}; it is not started again here")
+            return death.exit_code
+        is_first = False
+        tried = number
+        said = f"restarted by its supervisor after {death.cause} (restart {number} of {restarts_max} in a row)"
+        say(said)
+        if wait(restart_wait_s(number)):
+            return death.exit_code
+        process = start(said)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """See the module."""
+    config, job, restarts = arguments[:3]
+    border = arguments.index("--")
+    once, command = list(arguments[3:border]), list(arguments[border + 1 :])
+    first_cause = os.environ.pop(CAUSE_ENV, "")
+    running: list[subprocess.Popen[bytes]] = []
+    is_ending = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal is_ending
+        is_ending = True
+        if running:
+            running[-1].send_signal(number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+    def start(cause: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, SUPERVISOR_ENV: str(os.getpid()), CAUSE_ENV: cause}
+        made = subprocess.Popen([*command, *([] if running else once)], stdin=subprocess.DEVNULL, env=environment)
+        running[:] = [made]
+        return made
+
+    def wait(seconds: float) -> bool:
+        until_s = time.monotonic() + seconds
+        while not is_ending and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.2))
+        return is_ending
+
+    def say(line: str) -> None:
+        print(f"supervisor of {job!r}: {line}", file=sys.stderr, flush=True)
+
+    preload = threading.Timer(PRELOAD_AFTER_S, _look, (config, job, lambda line: None))
+    preload.daemon = True
+    preload.start()
+    return supervise(
+        start,
+        lambda: _look(config, job, say),
+        int(restarts),
+        cause=first_cause,
+        wait=wait,
+        monotonic_s=time.monotonic,
+        say=say,
+        may_go_on=lambda pid: not once or _has_taken_the_job(config, job, pid, say),
+    )
+
+
+def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], object]) -> bool:
+    """Whether the newest run is of that process, and has committed the snapshot that it begins with."""
+    from orchestration.config.home import home_of
+    from orchestration.config.spec import load_spec
+    from state_runtime.base.errors import StillstateError
+    from state_runtime.snapshot.catalog import Catalog
+    from state_runtime.store import open_store
+
+    try:
+        spec = home_of(load_spec(config).job(job))
+        status = Catalog(open_store(spec.store, spec.storage_options), job).status()
+    except StillstateError as error:
+        say(f"the job's root cannot be read: {type(error).__name__}")
+        return False
+    return status is not None and status.pid == pid and status.snapshot_id > 0
+
+
+def _look(config: str, job: str, say: Callable[[str], object]) -> tuple[int | None, bool]:
+    # Imported when the driver's start is over: two imports at once would make it longer.
+    from orchestration.config.home import home_of
+    from orchestration.config.spec import load_spec
+    from orchestration.recovery.observe import progress_marker
+    from state_runtime.base.errors import StillstateError
+    from state_runtime.snapshot.catalog import Catalog
+    from state_runtime.snapshot.control import asked_to_stop
+    from state_runtime.store import open_store
+
+    try:
+        spec = home_of(load_spec(config).job(job))
+        catalog = Catalog(open_store(spec.store, spec.storage_options), job)
+        status = catalog.status()
+        return progress_marker(catalog), status is not None and asked_to_stop(catalog.root, status.term)
+    except StillstateError as error:
+        # The store is away or the root is damaged: the driver that is started will say so itself, and count.
+        say(f"the job's root cannot be read: {type(error).__name__}")
+        return None, False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

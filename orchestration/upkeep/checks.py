@@ -1,0 +1,151 @@
+"""How a job is, in numbers against the limits of its `checks` section; from its store alone, whether it runs or not.
+
+A check without data is never green: it says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from orchestration.config.spec import JobSpec
+from orchestration.text import duration_text
+from state_runtime.base.errors import MissingSnapshot
+from state_runtime.materialize.plan import replay_s
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.savepoint import list_savepoints
+
+__all__ = ["CHECK_NAMES", "CheckName", "Judged", "judge", "limits_of"]
+
+CheckName = Literal["replay_time_bounded", "state_growth", "savepoint_recent", "backlog"]
+CHECK_NAMES: Final[tuple[CheckName, ...]] = ("replay_time_bounded", "state_growth", "savepoint_recent", "backlog")
+
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a check found.
+
+    Attributes:
+        is_known: whether there was anything to judge by; without it nothing has passed.
+        numbers: what was found, and the limit, by names with their unit.
+    """
+
+    check: CheckName
+    passed: bool
+    text: str
+    is_known: bool = True
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def limits_of(job: JobSpec) -> dict[CheckName, float]:
+    """The checks that a job has: those with a limit."""
+    checks = job.checks
+    found: dict[CheckName, float | None] = {
+        "replay_time_bounded": checks.replay_s,
+        "state_growth": checks.state_growth,
+        "savepoint_recent": checks.savepoint_age_s,
+        "backlog": checks.backlog_s,
+    }
+    return {name: limit for name, limit in found.items() if limit is not None}
+
+
+def judge(job: JobSpec, catalog: Catalog) -> list[Judged]:
+    """Judge a job by its newest snapshot and its savepoints.
+
+    Raises:
+        JobNotFound: it was never started. CorruptData, UnsupportedFormat: the newest snapshot cannot be read.
+        StoreUnavailable: nothing is known.
+    """
+    catalog.job_info()
+    limits = limits_of(job)
+    newest = catalog.latest()
+    judges: dict[CheckName, Callable[[Catalog, Manifest, float], Judged]] = {
+        "replay_time_bounded": _replay,
+        "state_growth": _growth,
+        "savepoint_recent": _savepoint,
+        "backlog": _backlog,
+    }
+    if newest is None:
+        return [_unknown(name, "the job has no snapshot yet") for name in limits]
+    return [judges[name](catalog, newest, limit) for name, limit in limits.items()]
+
+
+def _unknown(check: CheckName, why: str) -> Judged:
+    return Judged(check, False, f"nothing is known: {why}", is_known=False)
+
+
+def _replay(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
+    seconds = replay_s(newest.log_bytes)
+    numbers = {"replay_s": round(seconds, 3), "limit_s": limit_s, "log_bytes": newest.log_bytes}
+    text = f"a restart replays about {duration_text(seconds)} of log"
+    if seconds <= limit_s:
+        return Judged("replay_time_bounded", True, text, numbers=numbers)
+    more = f"{text}, more than {duration_text(limit_s)}: fold it (`stillstate materialize {catalog.job}`)"
+    return Judged("replay_time_bounded", False, more, numbers=numbers)
+
+
+def _growth(catalog: Catalog, newest: Manifest, limit: float) -> Judged:
+    before = _a_day_before(catalog, newest)
+    if before is None:
+        return _unknown("state_growth", "no snapshot is a day older than the newest; `retention.keep_daily` keeps some")
+    rows_before, rows = _rows(before), _rows(newest)
+    if not rows_before:
+        return _unknown("state_growth", f"snapshot {before.snapshot_id}, a day ago, had no rows or did not count them")
+    times = rows / rows_before
+    numbers = {"growth": round(times, 4), "limit": limit, "rows": rows, "rows_a_day_before": rows_before}
+    text = f"{times:.2f} times the rows of snapshot {before.snapshot_id}, a day before"
+    return Judged(
+        "state_growth", times <= limit, text if times <= limit else f"{text}: more than {limit:g}", True, numbers
+    )
+
+
+def _rows(manifest: Manifest) -> int:
+    return manifest.progress.state_rows if manifest.progress is not None else 0
+
+
+def _a_day_before(catalog: Catalog, newest: Manifest) -> Manifest | None:
+    """The newest snapshot that is at least a day older than the newest of all; found in a few reads."""
+    ids = [i for i in catalog.snapshot_ids() if i < newest.snapshot_id]
+    found: Manifest | None = None
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            manifest = catalog.manifest(ids[middle])
+        except MissingSnapshot:  # given up since; what is newer may be there
+            low = middle + 1
+            continue
+        if manifest.created_at_ms <= newest.created_at_ms - _DAY_MS:
+            found, low = manifest, middle + 1
+        else:
+            high = middle
+    return found
+
+
+def _savepoint(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
+    complete = [record for record in list_savepoints(catalog.root) if record.state == "COMPLETED"]
+    if not complete:
+        return Judged("savepoint_recent", False, "there is no savepoint that is complete", numbers={"limit_s": limit_s})
+    last = max(complete, key=lambda record: record.finished_at_ms)
+    age_s = max(0, catalog.clock.now_ms() - last.finished_at_ms) / 1000
+    numbers = {"age_s": age_s, "limit_s": limit_s}
+    text = f"savepoint {last.name!r} is {duration_text(age_s)} old"
+    if age_s <= limit_s:
+        return Judged("savepoint_recent", True, text, numbers=numbers)
+    return Judged("savepoint_recent", False, f"{text}, more than {duration_text(limit_s)}", numbers=numbers)
+
+
+def _backlog(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
+    time = newest.time
+    if time is None or not time.watermark_ms:
+        return _unknown("backlog", "the job has no watermark, which says how far its input has come")
+    behind_s = max(0, catalog.clock.now_ms() - time.watermark_ms) / 1000
+    numbers = {"behind_s": behind_s, "limit_s": limit_s}
+    text = f"the watermark is {duration_text(behind_s)} behind the clock"
+    if behind_s <= limit_s:
+        return Judged("backlog", True, text, numbers=numbers)
+    return Judged("backlog", False, f"{text}, more than {duration_text(limit_s)}", numbers=numbers)

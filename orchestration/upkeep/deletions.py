@@ -1,0 +1,259 @@
+"""Retention and garbage collection, the twins: plan, look, apply. The commands and Dagster's runs are made of it.
+
+plan      what would be deleted and why; only reads
+dangers   why that plan must not be executed now, found in another way; only reads
+apply     executes that very plan; what is needed by now makes it stale, or stays
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from orchestration.config.spec import JobSpec, to_policy
+from state_runtime.base.actor import Actor
+from state_runtime.base.settings import RetentionPolicy
+from state_runtime.maintenance.delete.snapshots import Failure
+from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
+from state_runtime.maintenance.gc.plan import GcPlan, read_gc_plan, write_gc_plan
+from state_runtime.maintenance.gc.safety import dangers_of_collection
+from state_runtime.maintenance.plans import Kind
+from state_runtime.maintenance.retention.apply import apply_retention, make_retention_plan
+from state_runtime.maintenance.retention.plan import RetentionPlan, read_retention_plan, write_retention_plan
+from state_runtime.maintenance.retention.safety import dangers_of_retention
+from state_runtime.store import Store
+
+__all__ = ["Collecting", "Deletions", "OnCount", "Outcome", "PlanT", "Retaining"]
+
+OnCount = Callable[[int, int], None]
+
+PlanT = TypeVar("PlanT", RetentionPlan, GcPlan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What executing a plan did.
+
+    Attributes:
+        snapshot_ids, savepoints: of which nothing is left.
+        by_kind: objects that were deleted, where their kinds are told apart.
+        kept: who came while the plan was executed, by snapshot.
+        stayed: objects of the plan that were gone already, or are needed by now.
+        document: all of it, for `--json`.
+    """
+
+    snapshot_ids: tuple[int, ...]
+    savepoints: tuple[str, ...]
+    objects: int
+    bytes: int
+    failures: tuple[Failure, ...]
+    document: dict[str, Any]
+    by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    stayed: int = 0
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What was deleted, by names that keep their meaning."""
+        return {
+            "deleted_snapshots": len(self.snapshot_ids),
+            "deleted_savepoints": len(self.savepoints),
+            "deleted_objects": self.objects,
+            "deleted_bytes": self.bytes,
+            "failures": len(self.failures),
+        }
+
+
+class Deletions(ABC, Generic[PlanT]):
+    """One kind of deletions of one job root."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, root: Store, actor: Actor) -> None:
+        self._root = root
+        self._actor = actor
+
+    @abstractmethod
+    def plan(self, on_listed: OnCount | None = None) -> PlanT:
+        """What would be deleted now; only reads.
+
+        Raises:
+            JobNotFound: there is no such job. InvalidConfiguration: nothing says what to keep, or it is refused.
+            CorruptData, UnsupportedFormat: something cannot be read; nothing is planned. StoreUnavailable: try again.
+        """
+
+    @abstractmethod
+    def dangers(self, plan: PlanT) -> list[str]:
+        """Why a plan must not be executed now; empty if it may be. Raises what `plan` raises."""
+
+    @abstractmethod
+    def apply(self, plan: PlanT, on_progress: OnCount | None = None) -> Outcome:
+        """Execute a plan.
+
+        Raises:
+            InvalidConfiguration: it is stale, or of another job; nothing was deleted. And what `plan` raises.
+            OutcomeUnknown: repeat it. Fenced: the root became another's meanwhile.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def read(file: Path) -> PlanT:
+        """Read a plan back; see `read_plan`."""
+
+    @staticmethod
+    @abstractmethod
+    def write(file: Path, plan: PlanT) -> None:
+        """Write a plan to a local file; see `write_plan`."""
+
+
+class Retaining(Deletions[RetentionPlan]):
+    """Retention: gives up the snapshots that no rule keeps.
+
+    Args:
+        refuse: raise instead of planning what deletes too large a share. Without it, that is one of the dangers.
+    """
+
+    kind = "retention"
+
+    def __init__(
+        self, root: Store, actor: Actor, policy: RetentionPolicy, share_max: float, *, refuse: bool = True
+    ) -> None:
+        super().__init__(root, actor)
+        self._policy = policy
+        self._share_max = share_max
+        self._refuse = refuse
+
+    @staticmethod
+    def of_job(
+        job: JobSpec,
+        root: Store,
+        actor: Actor,
+        *,
+        policy: RetentionPolicy | None = None,
+        share_max: float | None = None,
+        refuse: bool = True,
+    ) -> Retaining:
+        """By the job's section, where nothing else is given."""
+        return Retaining(
+            root,
+            actor,
+            to_policy(job) if policy is None else policy,
+            job.retention.deleted_share_max if share_max is None else share_max,
+            refuse=refuse,
+        )
+
+    def plan(self, on_listed: OnCount | None = None) -> RetentionPlan:
+        return make_retention_plan(
+            self._root, self._policy, clock=self._actor.clock, share_max=self._share_max, refuse=self._refuse
+        )
+
+    def dangers(self, plan: RetentionPlan) -> list[str]:
+        return dangers_of_retention(self._root, plan, clock=self._actor.clock)
+
+    def apply(self, plan: RetentionPlan, on_progress: OnCount | None = None) -> Outcome:
+        done = apply_retention(
+            self._root,
+            plan,
+            clock=self._actor.clock,
+            ids=self._actor.ids,
+            owner=self._actor.owner,
+            on_progress=on_progress,
+        )
+        return Outcome(
+            snapshot_ids=done.snapshot_ids,
+            savepoints=done.savepoints,
+            objects=done.objects,
+            bytes=done.bytes,
+            failures=done.failures,
+            kept=done.kept,
+            document=dataclasses.asdict(done),
+        )
+
+    @staticmethod
+    def read(file: Path) -> RetentionPlan:
+        return read_retention_plan(file)
+
+    @staticmethod
+    def write(file: Path, plan: RetentionPlan) -> None:
+        write_retention_plan(file, plan)
+
+
+class Collecting(Deletions[GcPlan]):
+    """Garbage collection: removes what no snapshot leads to."""
+
+    kind = "gc"
+
+    def __init__(
+        self,
+        root: Store,
+        actor: Actor,
+        *,
+        min_age_s: float,
+        failed_ttl_s: float,
+        share_max: float,
+        unsafe_min_age: bool = False,
+    ) -> None:
+        super().__init__(root, actor)
+        self._min_age_s = min_age_s
+        self._failed_ttl_s = failed_ttl_s
+        self._share_max = share_max
+        self._unsafe_min_age = unsafe_min_age
+
+    @staticmethod
+    def of_job(
+        job: JobSpec, root: Store, actor: Actor, *, min_age_s: float | None = None, unsafe_min_age: bool = False
+    ) -> Collecting:
+        """By the job's section, where nothing else is given."""
+        return Collecting(
+            root,
+            actor,
+            min_age_s=job.garbage.min_age_s if min_age_s is None else min_age_s,
+            failed_ttl_s=job.retention.failed_ttl_s,
+            share_max=job.garbage.deleted_share_max,
+            unsafe_min_age=unsafe_min_age,
+        )
+
+    def plan(self, on_listed: OnCount | None = None) -> GcPlan:
+        return plan_gc(
+            self._root,
+            clock=self._actor.clock,
+            min_age_s=self._min_age_s,
+            failed_ttl_s=self._failed_ttl_s,
+            unsafe_min_age=self._unsafe_min_age,
+            on_listed=on_listed,
+        )
+
+    def dangers(self, plan: GcPlan) -> list[str]:
+        return dangers_of_collection(self._root, plan, clock=self._actor.clock, share_max=self._share_max)
+
+    def apply(self, plan: GcPlan, on_progress: OnCount | None = None) -> Outcome:
+        done = apply_gc(
+            self._root,
+            plan,
+            clock=self._actor.clock,
+            ids=self._actor.ids,
+            owner=self._actor.owner,
+            on_progress=on_progress,
+        )
+        return Outcome(
+            snapshot_ids=done.given_up,
+            savepoints=done.savepoints,
+            objects=done.total,
+            bytes=done.bytes,
+            failures=done.failures,
+            by_kind={str(kind): count for kind, count in done.objects.items()},
+            stayed=done.kept,
+            document=dataclasses.asdict(done),
+        )
+
+    @staticmethod
+    def read(file: Path) -> GcPlan:
+        return read_gc_plan(file)
+
+    @staticmethod
+    def write(file: Path, plan: GcPlan) -> None:
+        write_gc_plan(file, plan)

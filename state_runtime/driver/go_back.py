@@ -1,0 +1,109 @@
+"""Content that a job goes back to and that is not in its own root any more: where it is found, and how it gets there.
+
+A savepoint or a copy holds a snapshot of the job under the same names. What the root lacks is copied into it before a
+fencing snapshot names it; a crash in between leaves objects that collection removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from state_runtime.base.actor import Actor
+from state_runtime.base.errors import (
+    CorruptManifest,
+    InvalidConfiguration,
+    JobRootMismatch,
+    MissingSnapshot,
+    SnapshotInUse,
+    UnsupportedFormat,
+)
+from state_runtime.maintenance.copy.objects import Copier, CopyProgress, needed_objects
+from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.claim import refuse_if_claimed
+from state_runtime.snapshot.locate import OpenedSnapshot
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.savepoint import read_record
+from state_runtime.store import Store
+
+__all__ = ["bring", "brought_content", "past_of"]
+
+
+def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> tuple[Manifest, Store | None]:
+    """A snapshot that lies elsewhere, as content for a job to go back to, and the root to bring it from.
+
+    The root is None if the same snapshot is still in the job's own root, and can be read there.
+
+    Args:
+        newest: of the job.
+
+    Raises:
+        JobRootMismatch, InvalidConfiguration, SnapshotInUse: the job cannot go back to it.
+    """
+    refuse_if_claimed(opened.root)
+    record = read_record(opened.root)
+    if record is not None and record.state != "COMPLETED":
+        raise SnapshotInUse(f"{opened.place} is a savepoint that is {record.state}; go back to it once it is COMPLETED")
+    manifest, root = opened.manifest, catalog.root
+    if manifest.job_uid != newest.job_uid:
+        raise JobRootMismatch(
+            f"{opened.place} is of another job ({opened.info.name!r}, {manifest.job_uid}), and a job goes back to what "
+            f"was its own only. Begin a new job from it: `stillstate run NAME --from {opened.place}`"
+        )
+    if manifest.snapshot_id > newest.snapshot_id:
+        raise InvalidConfiguration(
+            f"{opened.place} is newer than anything in {root.url}, whose newest snapshot is {newest.snapshot_id}: this "
+            "root was put back from an older copy. Begin a new job from that place, or remove this root and begin it "
+            "from there (--from)"
+        )
+    own = _own_one(catalog, opened)
+    return (own, None) if own is not None else (brought_content(manifest), opened.root)
+
+
+def _own_one(catalog: Catalog, opened: OpenedSnapshot) -> Manifest | None:
+    """The same snapshot in the job's own root, if it is there and can be read."""
+    manifest, root = opened.manifest, catalog.root
+    if not read_boundary(root).keeps(manifest.snapshot_id):
+        return None
+    try:
+        own = catalog.manifest(manifest.snapshot_id)
+    except (MissingSnapshot, CorruptManifest, UnsupportedFormat):
+        # Given up meanwhile, or damaged: then what the place has is what counts.
+        return None
+    if own.commit_id not in (manifest.commit_id, _converted_from(manifest)):
+        raise InvalidConfiguration(
+            f"snapshot {manifest.snapshot_id} in {root.url} is another one than that in {opened.root.url}: the two "
+            "have gone on apart from each other. Begin a new job from that place"
+        )
+    return own
+
+
+def brought_content(manifest: Manifest) -> Manifest:
+    """A snapshot of another root as content for this one: versions of local copies are a hint for the root that the
+    snapshot was made in, which this may not be. A savepoint of another format is the job's own all the same."""
+    origins = manifest.origins[:-1] if _converted_from(manifest) else manifest.origins
+    return replace(manifest, versions={}, origins=origins)
+
+
+def _converted_from(manifest: Manifest) -> str:
+    """The commit id of the snapshot of the same job that a savepoint of another format was made of; empty of others."""
+    came = manifest.origins[-1] if manifest.origins else None
+    return came.commit_id if came is not None and came.mode == "CONVERT" and came.job_uid == manifest.job_uid else ""
+
+
+def bring(
+    source: Store,
+    root: Store,
+    content: Manifest,
+    actor: Actor,
+    progress: Callable[[CopyProgress], None] | None = None,
+) -> None:
+    """Copy what the root lacks of the content. Repeat it after any error.
+
+    Raises:
+        MissingFile, CorruptData: the source lacks something. StoreUnavailable: try again.
+    """
+    objects = needed_objects(source, content)
+    with Copier(source, root, progress=progress, ids=actor.ids) as copier:
+        copier.copy(objects.values())

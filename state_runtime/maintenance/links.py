@@ -1,0 +1,96 @@
+"""Which files of a root share their bytes with other files, by hard link: on a local store a copy is a second name.
+
+Such a copy protects from deletion and from nothing else: a byte that is overwritten, by a disk or by hand, is
+overwritten in all of them. Object stores copy the bytes; there this finds nothing and asks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from state_runtime.snapshot.paths import SAVEPOINTS_DIR
+from state_runtime.store import Store
+
+__all__ = ["NOTHING_SHARED", "Links", "Shared", "find_links"]
+
+JOB = ""
+"""The owner of what lies in a root and in none of its savepoints."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What shares its bytes with something else.
+
+    Attributes:
+        files, bytes: how many, and how many bytes they have.
+        owners: with whom, below the same root: names of savepoints, and "" for the job itself; in order.
+        elsewhere: how many of the files have names outside of the root.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    owners: tuple[str, ...] = ()
+    elsewhere: int = 0
+
+    def __str__(self) -> str:
+        """For people: with whom."""
+        names = ["the job" if owner == JOB else f"savepoint {owner}" for owner in self.owners]
+        return ", ".join([*names, *(["files outside of the root"] if self.elsewhere else [])])
+
+
+NOTHING_SHARED = Shared()
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    bytes: int
+    names: int
+    same: str
+
+
+@dataclass(frozen=True)
+class Links:
+    """The files of a root whose bytes have several names."""
+
+    by_path: Mapping[str, _File] = field(default_factory=dict)
+    by_same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def of_owner(self, owner: str) -> Shared:
+        """What a savepoint, or the job ("") shares with others."""
+        return self.of_paths([path for path in self.by_path if _owner_of(path) == owner])
+
+    def of_paths(self, paths: Collection[str]) -> Shared:
+        """What some files share with files of other owners, or outside of the root."""
+        files, size, elsewhere, owners = 0, 0, 0, set()
+        for path in paths:
+            found = self.by_path.get(path)
+            if found is None:
+                continue
+            others = {_owner_of(p) for p in self.by_same[found.same]} - {_owner_of(path)}
+            is_outside = found.names > len(self.by_same[found.same])
+            if others or is_outside:
+                files, size, elsewhere = files + 1, size + found.bytes, elsewhere + is_outside
+                owners |= others
+        return Shared(files, size, tuple(sorted(owners)), elsewhere)
+
+
+def find_links(root: Store) -> Links:
+    """Look at all files of a root. Nothing is asked of a store that does not share bytes.
+
+    Raises:
+        StoreUnavailable: the listing is not complete.
+    """
+    if not root.shares_bytes:
+        return Links()
+    files = {f.path: _File(f.path, f.bytes, f.names, f.same) for f in root.list_shared("")}
+    same: dict[str, list[str]] = {}
+    for file in files.values():
+        same.setdefault(file.same, []).append(file.path)
+    return Links(files, {key: tuple(paths) for key, paths in same.items()})
+
+
+def _owner_of(path: str) -> str:
+    top, _, rest = path.partition("/")
+    return rest.partition("/")[0] if top == SAVEPOINTS_DIR else JOB

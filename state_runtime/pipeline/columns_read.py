@@ -1,0 +1,169 @@
+"""Which columns a pipeline reads, so that no others are scanned, shuffled or handed to Python.
+
+An operator says what it reads (`columns_read`). Before the first one stand the user's transforms; what these read for
+it is asked of Spark's own optimizer (`columns_needed`), and the rest of the source's columns become typed nulls in the
+streaming frame (`without_unread`): every name stays, so that a transform finds its input as it was written, and Spark's
+scan leaves out what is not read. See docs/design/0028-columns-read.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.functions import col, lit
+
+from state_runtime.pipeline.watermark import watermark_columns
+from state_runtime.processors.builtin.aggregate import AggregateOperator
+from state_runtime.processors.builtin.latest import LatestBy
+from state_runtime.processors.builtin.sessions import SessionOperator
+from state_runtime.processors.builtin.windows import WindowOperator
+from state_runtime.processors.operator import Operator
+from state_runtime.processors.user.vectorized import VectorizedOperator
+from state_runtime.spark.jvm import analyzed, columns_of, has_subqueries, items, kind_of, optimized, paths_to
+from state_runtime.spark.sql import quoted
+
+__all__ = [
+    "CORRUPT_COLUMN_CONF",
+    "SourceReads",
+    "columns_needed",
+    "columns_read",
+    "without_unread",
+]
+
+CORRUPT_COLUMN_CONF: Final = "spark.sql.columnNameOfCorruptRecord"
+
+# Through a filter every column of its input goes on; a projection or an aggregate hands on what it names.
+_HANDS_ON: Final = frozenset({"Filter"})
+_NAMES: Final = frozenset({"Project", "Aggregate"})
+
+
+class SourceReads:
+    """Which of the source's columns are read: followed through the transforms up to the first stage.
+
+    Attributes:
+        columns: what is read; None for all.
+    """
+
+    def __init__(self, spark: SparkSession, schema: T.StructType) -> None:
+        self._spark = spark
+        self._given = spark.createDataFrame([], schema)
+        # The source without rows, through the transforms so far; None beyond the first stage, and where all is read.
+        self._frame: DataFrame | None = self._given
+        self.columns: frozenset[str] | None = None
+
+    def frame_of(self, schema: T.StructType) -> DataFrame:
+        """A frame without rows for the next transform, whose input has this schema."""
+        return self._frame if self._frame is not None else self._spark.createDataFrame([], schema)
+
+    def through(self, made: DataFrame, *, looked: bool) -> None:
+        """A transform has made something of `frame_of`.
+
+        Args:
+            looked: it ran a job to do so, which may read any column.
+        """
+        if self._frame is not None:
+            self._frame = None if looked else made
+
+    def by(self, wanted: tuple[str, ...] = ()) -> None:
+        """A stage reads these columns, as SQL; all, if empty."""
+        if self._frame is not None:
+            self.columns = columns_needed(self._given, self._frame, wanted or tuple(map(quoted, self._frame.columns)))
+        self._frame = None
+
+
+def columns_read(operator: Operator) -> tuple[str, ...]:
+    """The input columns that an operator reads, its keys among them; empty where it reads all, as user code may."""
+    if isinstance(operator, AggregateOperator):
+        return _distinct(*operator.key_columns, *operator.plan.columns)
+    if isinstance(operator, WindowOperator | SessionOperator):
+        return _distinct(*operator.key_columns, operator.time_column, *operator.plan.columns)
+    if isinstance(operator, VectorizedOperator) and isinstance(operator.processor, LatestBy):
+        return _distinct(*operator.key_columns, *operator.processor.kept)
+    return ()
+
+
+def columns_needed(given: DataFrame, made: DataFrame, wanted: Collection[str]) -> frozenset[str] | None:
+    """Which columns of a frame some columns of what was made of it depend on.
+
+    Asked of Spark's optimizer: it puts a projection of what is needed right above what it reads. Where the plan has
+    another shape (the frame is read twice, in a subquery, or by something that takes whole rows), the answer is None:
+    all of them.
+
+    Args:
+        given: a frame without rows that is made of nothing else (`createDataFrame`).
+        made: what the user's transforms made of it.
+        wanted: what is read of `made`, as SQL.
+    """
+    own = columns_of(given)
+    chosen = made.selectExpr(*wanted)
+    try:
+        plan = optimized(chosen)
+    except Py4JJavaError:
+        return None  # what is wrong with it is said by the first epoch, with the step
+    if has_subqueries(chosen):
+        return None
+    paths = paths_to(lambda node: _is_leaf_with(own, node), plan)
+    if len(paths) != 1 or _reads_again(chosen, given):
+        return None
+    return _along(paths[0], own)
+
+
+def without_unread(frame: DataFrame, read: Collection[str], corrupt_column: str) -> DataFrame:
+    """A streaming frame with the same columns, of which those that nothing reads are null, and no scan looks for them.
+
+    A column with event time is always read: the watermark is observed on it. A column that cannot be null stays too:
+    Spark has taken conditions on it for granted. And where the column with malformed records is wanted everything is
+    read: what is malformed depends on what is parsed.
+
+    Args:
+        read: by `columns_needed`.
+        corrupt_column: Spark's name of the column with malformed records.
+    """
+    if corrupt_column in read:
+        return frame
+    unread = {field.name for field in frame.schema.fields if field.name not in read and _can_be_null(field)}
+    if not unread:
+        return frame
+    columns = [
+        lit(None).cast(field.dataType).alias(field.name) if field.name in unread else col(quoted(field.name))
+        for field in frame.schema.fields
+    ]
+    return frame.select(*columns)
+
+
+def _can_be_null(field: T.StructField) -> bool:
+    is_plain = field.nullable and not isinstance(field.dataType, T.UserDefinedType)
+    return is_plain and not watermark_columns(T.StructType([field]))
+
+
+def _distinct(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _is_leaf_with(columns: dict[int, str], node: Any) -> bool:
+    if items(node.children()):
+        return False
+    return any(int(attribute.exprId().id()) in columns for attribute in items(node.output()))
+
+
+def _reads_again(made: DataFrame, given: DataFrame) -> bool:
+    """Whether more than one leaf is of the frame's kind: read twice, a frame gets other ids the second time."""
+    leaves = items(analyzed(made).collectLeaves())
+    return [kind_of(leaf) for leaf in leaves].count(kind_of(analyzed(given))) != 1
+
+
+def _along(path: tuple[Any, ...], own: dict[int, str]) -> frozenset[str] | None:
+    """What the nodes above the frame read of it, innermost first, up to the one that names all that it hands on."""
+    read: set[int] = set()
+    for node in reversed(path):
+        kind = kind_of(node)
+        if kind not in _HANDS_ON | _NAMES:
+            return None
+        read |= {int(attribute.exprId().id()) for attribute in items(node.references().toSeq())}
+        if kind in _NAMES:
+            return frozenset(own[number] for number in read & own.keys())
+    return None

@@ -1,0 +1,74 @@
+"""Aggregates over some of the rows only (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
+
+Every aggregate passes over nulls. So the condition becomes a column: the aggregate's own where it holds, else null; it
+is computed by Spark where the operator's input is cut to what it reads, and exists nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.operators import AggregateStep, OperatorStep, WindowStep
+from state_runtime.pipeline.repeatable import warn_if_unrepeatable
+from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.spark.sql import quoted
+
+__all__ = ["Conditioned", "conditioned"]
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """A step whose aggregates read columns that are null where their condition does not hold.
+
+    Attributes:
+        schema: of the step's input with these columns.
+        columns: SQL by the name of such a column.
+    """
+
+    step: OperatorStep
+    schema: T.StructType
+    columns: Mapping[str, str]
+
+    def select(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """SQL for some columns of `schema` over the step's input."""
+        return tuple(f"{self.columns[n]} AS {quoted(n)}" if n in self.columns else quoted(n) for n in names)
+
+
+def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -> Conditioned:
+    """Make conditions columns; a step without any is left as it is.
+
+    Args:
+        schema: of the step's input.
+
+    Raises:
+        InvalidPipeline: a condition cannot be parsed, names what is not there, or is none.
+    """
+    if not isinstance(step, AggregateStep | WindowStep) or not any(a.condition for a in step.aggregates.values()):
+        return Conditioned(step, schema, {})
+    given = spark.createDataFrame([], schema)
+    columns: dict[str, str] = {}
+    aggregates: dict[str, Aggregate] = {}
+    for name, aggregate in step.aggregates.items():
+        aggregates[name] = aggregate
+        if aggregate.condition:
+            made = f"__stillstate_where_{len(columns)}"
+            value = quoted(aggregate.column) if aggregate.column is not None else "1"
+            columns[made] = f"CASE WHEN ({aggregate.condition}) THEN {value} END"
+            aggregates[name] = replace(aggregate, column=made, condition="", told=aggregate.over)
+            given = _with(given, made, columns[made], f"operator {step.uid!r}, aggregate {name!r}", aggregate)
+    warn_if_unrepeatable(given, f"operator {step.uid!r}")
+    return Conditioned(replace(step, aggregates=aggregates), given.schema, columns)
+
+
+def _with(given: DataFrame, name: str, sql: str, where: str, aggregate: Aggregate) -> DataFrame:
+    try:
+        return given.selectExpr("*", f"{sql} AS {quoted(name)}")
+    except PySparkException as error:
+        told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InvalidPipeline(f"{where}: where({aggregate.condition!r}) cannot be used: {told}") from error

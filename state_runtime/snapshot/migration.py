@@ -1,0 +1,262 @@
+"""Migrations of a job: what is recorded of one while it goes on, and the settings that a run has because of it.
+
+    migrations/<20-digit number>.json     create-if-absent; the newest counts, and says all that is known
+
+A document is one step of a migration, and is written *before* that step's effect. So after a crash at any point the
+newest one says which effect may have happened, and whoever comes next does it again: each is written so that it may be
+repeated. Documents are only ever created. Of two that migrate one job at once, or go on with one migration at once, the
+first to create the next number has it, and the other one stops before its effect.
+
+    save ──▶ verify ──▶ (go-back ──▶) start ──▶ watch ──▶ kept
+      │         │           │           │         │
+      │         │           └───────────┴─────────┴──▶ stop-new ──▶ restore ──┐
+      └─────────┴────────────────────────────────────────────────────────▶ start-old ──▶ rolled-back
+
+To another store, in the old root down to `move` and in the new one from `start` on, where the newest of the old one is
+carried to before the new one counts; and back in the old one from `start-old` on:
+
+    save ──▶ verify ──▶ move ──▶ start ──▶ watch ──▶ leave ──▶ kept
+      │         │         │        │         │
+      │         │         │        └─────────┴──▶ stop-new ──▶ go-home ──┐   (go-home ──▶ leave, if it has committed)
+      └─────────┴─────────┴──────────────────────────────────────▶ start-old ──▶ rolled-back
+
+The newest document also says with which parallelism and which backend a run starts, whoever starts it: from `start` on
+those that were asked for, before that, and once the migration goes back, those that the job had. That is for good: they
+are what the job runs with until its next migration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import SnapshotInUse, StillstateError, check
+from state_runtime.base.limits import MIGRATION_REASON_CHARS_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
+from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.paths import MIGRATIONS_DIR, migration_path, sequence_of
+from state_runtime.store import Created, Store
+
+__all__ = [
+    "FOLLOWING",
+    "Migration",
+    "MigrationStep",
+    "RunSettings",
+    "begin_migration",
+    "carry_migration",
+    "newest_migration",
+    "read_migration",
+    "record_step",
+    "take_migration_over",
+]
+
+MigrationStep = Literal[
+    "save",
+    "verify",
+    "move",
+    "go-back",
+    "start",
+    "watch",
+    "leave",
+    "kept",
+    "stop-new",
+    "restore",
+    "go-home",
+    "start-old",
+    "rolled-back",
+]
+
+FOLLOWING: Final[dict[MigrationStep, tuple[MigrationStep, ...]]] = {
+    "save": ("verify", "start-old"),
+    "verify": ("move", "go-back", "start", "start-old"),
+    "move": ("start", "start-old"),
+    "go-back": ("start", "stop-new"),
+    "start": ("watch", "stop-new"),
+    "watch": ("leave", "kept", "stop-new"),
+    "leave": ("kept",),
+    "kept": (),
+    "stop-new": ("restore", "go-home"),
+    "restore": ("start-old",),
+    "go-home": ("leave", "start-old"),
+    "start-old": ("rolled-back",),
+    "rolled-back": (),
+}
+"""What may follow each step."""
+
+_WITH_TARGET: Final = frozenset({"start", "watch", "leave", "kept"})
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run that change by migration.
+
+    Attributes:
+        parallelism: 0: as the file or the job says.
+        backend: empty: as the file or the job says.
+    """
+
+    parallelism: int = 0
+    backend: Literal["", "arrow", "rocksdb"] = ""
+
+    def __str__(self) -> str:
+        return f"parallelism {self.parallelism or 'as it was'}, backend {self.backend or 'as it was'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """One step of a migration, and what is known by then.
+
+    Attributes:
+        uid: of the migration; all of its documents have it.
+        number: of the document; also in its name.
+        step: whose effect comes next; of `kept` and `rolled-back` there is none.
+        at_ms: when the document was written. began_ms: when the first one was.
+        owner: who does it, `host:pid`.
+        before, target: settings before it and after it.
+        was_running: whether the job ran, or should have run, when it began.
+        go_back_to: a place (snapshot/locate.py) that the job is taken back to before the new run starts; or empty.
+        savepoint: the name of the savepoint that it makes, and goes back to.
+        checkpoints: that many of the new run are waited for.
+        timeout_s: for so long.
+        verify: how much of the savepoint is read before the new run starts.
+        snapshot_id: of the savepoint; 0 until it is made.
+        stopped_term: the newest run when it was; a newer one is a run of this migration.
+        run_term: of the new run; once it was given up, the newest that is.
+        deadline_ms: when the new run must have made its checkpoints; 0 until it is watched.
+        reason: one line for people: why it was kept, or taken back.
+        from_root, to_root: URLs of the root that the job is moved from, and to; empty: it stays where it is.
+    """
+
+    uid: str
+    number: int
+    step: MigrationStep
+    at_ms: int
+    began_ms: int
+    owner: str
+    before: RunSettings
+    target: RunSettings
+    was_running: bool
+    savepoint: str
+    checkpoints: int
+    timeout_s: float
+    verify: Literal["structure", "sample", "full"] = "full"
+    go_back_to: str = ""
+    snapshot_id: int = 0
+    stopped_term: int = 0
+    run_term: int = 0
+    deadline_ms: int = 0
+    reason: str = ""
+    from_root: str = ""
+    to_root: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody should be at work on it."""
+        return self.step not in ("kept", "rolled-back")
+
+    @property
+    def settings(self) -> RunSettings:
+        """What a run starts with now."""
+        return self.target if self.step in _WITH_TARGET else self.before
+
+    def __str__(self) -> str:
+        where = f" in {self.to_root}" if self.to_root else ""
+        return f"the migration to {self.target}{where} (step {self.step!r}, by {self.owner})"
+
+
+def newest_migration(root: Store) -> int:
+    """The number of the newest document; 0 if the job was never migrated."""
+    return max((n for n in map(sequence_of, root.list_names(MIGRATIONS_DIR)) if n is not None), default=0)
+
+
+def read_migration(root: Store) -> Migration | None:
+    """The newest step of the newest migration of a job; None if it was never migrated.
+
+    Raises:
+        CorruptManifest, UnsupportedFormat: it cannot be read: nobody knows how the job is to run.
+    """
+
+    def read(number: int) -> Migration:
+        path = migration_path(number)
+        return decode_document("migration", Migration, root.read(path, SMALL_JSON_BYTES_MAX), f"{root.url}/{path}")
+
+    return read_newest(lambda: newest_migration(root), read, f"the newest migration in {root.url}")
+
+
+def begin_migration(root: Store, first: Migration) -> Migration:
+    """Record the first step. Atomic: of several that begin, one does.
+
+    Args:
+        first: its number does not matter.
+
+    Raises:
+        SnapshotInUse: another migration is under way. OutcomeUnknown: this one may be; read it again.
+    """
+
+    def propose() -> Proposal[Migration]:
+        newest = read_migration(root)
+        if newest is not None and newest.is_open:
+            raise SnapshotInUse(
+                f"{root.url}: {newest} is under way. To go on with it after a crash: `stillstate migrate JOB --resume`"
+            )
+        return _proposal(replace(first, number=1 + (newest.number if newest is not None else 0)))
+
+    lost = SnapshotInUse(f"{root.url}: other migrations began at the same time; look at `stillstate jobs`")
+    return create_next(root, propose, contended=lambda: lost)
+
+
+def record_step(root: Store, last: Migration, step: MigrationStep, clock: Clock, **changes: Any) -> Migration:
+    """Record the next step of a migration; `last` is the one that its owner has recorded before.
+
+    Raises:
+        SnapshotInUse: somebody else goes on with it; the owner stops and has no further effect.
+        OutcomeUnknown: it may be recorded; read it again.
+    """
+    check(step in FOLLOWING[last.step], f"a migration cannot go from {last.step} to {step}")
+    reason = str(changes.pop("reason", last.reason))[:MIGRATION_REASON_CHARS_MAX]
+    following = replace(last, number=last.number + 1, step=step, at_ms=clock.now_ms(), reason=reason, **changes)
+    return _create(root, last, following)
+
+
+def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock) -> Migration:
+    """Become the owner of a migration whose owner is gone. Atomic: of several that try, one does.
+
+    Raises:
+        SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
+    """
+    check(last.is_open, "a migration that is over is nobody's to go on with")
+    return _create(root, last, replace(last, number=last.number + 1, owner=owner, at_ms=clock.now_ms()))
+
+
+def carry_migration(root: Store, migration: Migration) -> None:
+    """Bring the newest step to the root that a job is moved to, where its migration goes on. Repeated, it changes
+    nothing.
+
+    Raises:
+        SnapshotInUse: somebody else has gone on with it there.
+    """
+    if newest_migration(root) > migration.number:
+        raise SnapshotInUse(f"{root.url}: somebody else goes on with {migration}; this process stops")
+    if root.create(migration_path(migration.number), encode_document("migration", migration)) is not Created.MINE:
+        raise SnapshotInUse(f"{root.url}: somebody else goes on with {migration}; this process stops")
+
+
+def _create(root: Store, last: Migration, following: Migration) -> Migration:
+    def propose() -> Proposal[Migration] | None:
+        return _proposal(following) if newest_migration(root) == last.number else None
+
+    def lost() -> StillstateError:
+        return SnapshotInUse(
+            f"{root.url}: somebody else goes on with {last}; this process stops, and changes nothing more"
+        )
+
+    # One attempt: whoever is beaten has to look at what the winner has recorded.
+    made = create_next(root, propose, contended=lost, attempts_max=1)
+    if made is None:
+        raise lost()
+    return made
+
+
+def _proposal(migration: Migration) -> Proposal[Migration]:
+    return Proposal(migration_path(migration.number), encode_document("migration", migration), migration)

@@ -1,0 +1,85 @@
+"""What of Spark only its JVM has, behind attributes that pyspark calls its own: plans, jobs, the local file system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "analyzed",
+    "columns_of",
+    "has_subqueries",
+    "items",
+    "jobs_so_far",
+    "kind_of",
+    "optimized",
+    "paths_to",
+    "write_no_checksums",
+    "written",
+]
+
+
+def written(frame: DataFrame) -> Any:
+    """A frame's plan as it was written."""
+    return frame._jdf.queryExecution().logical()
+
+
+def analyzed(frame: DataFrame) -> Any:
+    """A frame's plan with all names resolved."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def optimized(frame: DataFrame) -> Any:
+    """A frame's plan as Spark's optimizer leaves it.
+
+    Raises:
+        Py4JJavaError: the optimizer computed a constant, and that failed.
+    """
+    return frame._jdf.queryExecution().optimizedPlan()
+
+
+def jobs_so_far(spark: SparkSession) -> int:
+    """How many jobs Spark has started."""
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+
+def write_no_checksums(context: SparkContext) -> None:
+    """Local files of the driver's JVM get no `.crc` file beside them: two writes instead of one, for scratch.
+
+    Said to the file system that Hadoop hands to everybody. Another class of file system would do the same, and break
+    what wants this one: Spark's own stateful operators do.
+    """
+    jvm: Any = context._jvm
+    jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)
+
+
+def items(sequence: Any) -> list[Any]:
+    """A Scala sequence's."""
+    return [sequence.apply(number) for number in range(sequence.size())]
+
+
+def kind_of(node: Any) -> str:
+    """The class of a node of a plan, as `Filter`."""
+    return str(node.getClass().getSimpleName())
+
+
+def columns_of(frame: DataFrame) -> dict[int, str]:
+    """A frame's columns by the number that Spark's plans know them by."""
+    return {int(a.exprId().id()): str(a.name()) for a in items(analyzed(frame).output())}
+
+
+def has_subqueries(frame: DataFrame) -> bool:
+    """Whether an expression of a frame's plan has a plan of its own."""
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    pattern = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PLAN_EXPRESSION()
+    return bool(analyzed(frame).containsPattern(pattern))
+
+
+def paths_to(is_it: Callable[[Any], bool], node: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of each topmost node of a plan that is sought the nodes above it, outermost first."""
+    if is_it(node):
+        return [above]
+    return [path for child in items(node.children()) for path in paths_to(is_it, child, (*above, node))]

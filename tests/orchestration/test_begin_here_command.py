@@ -1,0 +1,94 @@
+"""`stillstate init` and `stillstate dagster`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestration.cli import app
+from orchestration.config.spec import load_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_init_writes_a_folder_whose_configuration_holds(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["init", str(tmp_path / "new"), "--json"])
+    assert ended.exit_code == 0, ended.output
+    written = json.loads(ended.output)["files"]
+    assert all(Path(path).is_file() for path in written)
+    assert set(load_spec(tmp_path / "new" / "stillstate.yaml").jobs) == {"legs", "legs2"}
+
+
+@pytest.mark.parametrize("taken", ["stillstate.yaml", "flights_job.py", "inbox/sample-2.parquet"])
+def test_init_overwrites_nothing_and_then_writes_nothing(tmp_path: Path, taken: str) -> None:
+    mine = tmp_path / taken
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    ended = CliRunner().invoke(app, ["init", str(tmp_path)])
+    assert ended.exit_code == 2
+    assert taken in ended.output
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+
+
+def test_init_says_where_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = CliRunner().invoke(app, ["init", str(tmp_path / "file" / "below")])
+    assert ended.exit_code == 2
+    assert "cannot be written" in ended.output
+
+
+def test_dagster_starts_beside_the_configuration_and_ends_with_a_sigterm(tmp_path: Path) -> None:
+    """What `dagster` is given is seen through a stand-in for it; README's test starts the real one."""
+    assert CliRunner().invoke(app, ["init", str(tmp_path)]).exit_code == 0
+    (tmp_path / "dagster" / "dagster.yaml").unlink()
+    stand_in = tmp_path / "stand-in" / "dagster"
+    stand_in.mkdir(parents=True)
+    (stand_in / "__init__.py").write_text("")
+    (stand_in / "__main__.py").write_text(
+        "import os, signal, sys, threading\n"
+        "over = threading.Event()\n"
+        "signal.signal(signal.SIGINT, lambda *_: over.set())\n"
+        "print(os.environ['DAGSTER_HOME'], os.environ['STILLSTATE_CONFIG'], os.getcwd(), *sys.argv[1:], flush=True)\n"
+        "over.wait(60)\n"
+        "sys.exit(0 if over.is_set() else 9)\n"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    environment = {**os.environ, "PYTHONPATH": f"{stand_in.parent}{os.pathsep}{ROOT}"}
+    environment.pop("DAGSTER_HOME", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestration.cli", "dagster", "--config", "../stillstate.yaml"],
+        cwd=tmp_path / "elsewhere",
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    home, config, folder, *arguments = lines[-1].split()
+    assert Path(home) == tmp_path / "dagster"
+    assert (tmp_path / "dagster" / "dagster.yaml").is_file()
+    assert Path(config).resolve() == tmp_path / "stillstate.yaml"
+    assert Path(folder).resolve() == tmp_path
+    assert arguments[:3] == ["dev", "-m", "orchestration.definitions"]
+
+
+def test_dagster_takes_a_free_port_where_the_usual_one_is_taken(tmp_path: Path) -> None:
+    from orchestration.commands.begin_here import free_port
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        usual = taken.getsockname()[1]
+        found = free_port("127.0.0.1", usual)
+        assert found not in (0, usual)

@@ -1,0 +1,133 @@
+"""The overview: one table of all jobs, on change and every minute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+from dagster_world import World
+from job_roots import SECRET, FakeClock, JobRoot, checkpoint_of
+
+from assets.mount import Mount
+
+SENSOR = "stillstate_progress"
+
+
+def as_read(cell: str) -> str:
+    return cell.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NON-BREAKING HYPHEN}", "-")
+
+
+def written(here: World, name: str) -> list[list[dict[str, str]]]:
+    """A table of each overview that a tick wrote, as a person reads it."""
+    events = [e for e in here.tick(SENSOR).asset_events if e.asset_key == Mount().overview()]
+    found = [event.metadata.get(name) for event in events]
+    return [
+        [{column: as_read(str(cell)) for column, cell in r.data.items()} for r in t.records]
+        for t in found
+        if isinstance(t, dg.TableMetadataValue)
+    ]
+
+
+def tables(here: World) -> list[list[dict[str, str]]]:
+    """Of all jobs."""
+    return written(here, "jobs")
+
+
+def test_the_table_names_whom_to_look_at_first(
+    world: Callable[..., World], flights: JobRoot, tmp_path: Path, clock: FakeClock
+) -> None:
+    here = world("buses", "flights", "trains", extra=f"storage_options: {{key: {SECRET}}}")
+    flights.start()
+    flights.checkpoint()
+    trains = JobRoot(tmp_path / "state", "trains", clock)
+    trains.start()
+    clock.advance_s(60)
+    flights.beat()
+    (table,) = tables(here)
+    here.cursor = None
+    ((trouble,),) = written(here, "ill")
+    assert [(row["job"], row["health"]) for row in table] == [
+        ("trains", "dead"),
+        ("buses", "never-started"),
+        ("flights", "healthy"),
+    ]
+    assert trouble["job"] == "trains"
+    assert trouble["why"].startswith("dead: ")
+    assert "last heartbeat is 60.0 s old" in trouble["why"]
+    assert table[2] == {
+        "job": "flights", "health": "healthy", "term": "1", "checkpoint": "1 min",
+    }  # fmt: skip
+    assert SECRET not in repr((table, trouble))
+
+
+def test_a_house_that_is_well_has_no_table_of_the_ill(world: Callable[..., World], flights: JobRoot) -> None:
+    here = world()
+    flights.start()
+    assert written(here, "ill") == []
+    here.cursor = None
+    assert len(tables(here)) == 1
+
+
+def test_a_column_is_there_once_a_job_has_something_for_it(world: Callable[..., World], flights: JobRoot) -> None:
+    """Dagster gives the table half of the window: columns that say nothing push those that do out of it."""
+    here = world("buses", "flights")
+    flights.start()
+    flights.checkpoint()
+    assert {"lag", "replay", "savepoint", "recovery"}.isdisjoint(tables(here)[0][0])
+    here.cursor = None
+    assert flights.committer is not None
+    usual = checkpoint_of(flights.committer.last).progress
+    assert usual is not None
+    late = dataclasses.replace(usual, timestamp_ms=1_700_000_130_000, watermark_ms=1_700_000_000_000)
+    flights.checkpoint(progress=late)
+    ((bus, flight),) = tables(here)
+    assert (bus["lag"], flight["lag"]) == ("", "2 min")
+
+
+def test_it_is_written_on_a_change_and_every_minute(world: Callable[..., World], flights: JobRoot) -> None:
+    here = world()
+    flights.start()
+    assert len(tables(here)) == 1
+    for _ in range(11):
+        here.clock.advance_s(5)
+        flights.beat()
+        flights.checkpoint()
+        assert tables(here) == [], "nothing that a person looks for has changed"
+    here.clock.advance_s(5)
+    flights.beat()
+    assert len(tables(here)) == 1
+    here.clock.advance_s(10)
+    flights.beat("stopped")
+    assert [table[0]["health"] for table in tables(here)] == ["stopped"]
+
+
+def test_a_job_that_comes_and_goes_does_not_write_it_at_every_tick(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    here = world()
+    written = 0
+    for n in range(120):
+        if n % 2:
+            flights.beat("failed")
+        else:
+            flights.start()
+        written += len(tables(here))
+        here.clock.advance_s(5)
+    assert written <= 60
+
+
+def test_a_damaged_job_and_its_last_recovery_are_shown(world: Callable[..., World], flights: JobRoot) -> None:
+    here = world()
+    flights.start()
+    flights.checkpoint()
+    flights.damage(2)
+    here.clock.advance_s(60)
+    job = here.defs.resolve_job_def("recover_flights")
+    here.instance.create_run_for_job(job, tags=dict(job.tags), status=dg.DagsterRunStatus.FAILURE)
+    ((row,),) = tables(here)
+    assert row["health"] == "damaged"
+    here.cursor = None
+    assert "is damaged" in written(here, "ill")[0][0]["why"]
+    assert row["recovery"].startswith("failed ")

@@ -1,0 +1,194 @@
+"""A damaged newest snapshot: what is said, what the policy allows, and the click by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster_world import FakeLauncher, World
+from maintenance_root import Job
+
+from orchestration.recovery.fallback import Damage, FallbackPolicy, decide_fallback, look_for_damage
+from state_runtime.base.errors import StoreUnavailable
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
+from state_runtime.snapshot.paths import manifest_path
+from state_runtime.store import open_store
+
+FOUND = Damage(newest=1241, where="segment X", restorable=1238, looked_at=4, epochs=3, published=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "published", "goes_back"),
+    [
+        ("never", False, False),
+        ("same_output", False, True),
+        ("same_output", True, False),
+        ("same_output", None, False),
+        ("older", True, True),
+        ("older", None, True),
+    ],
+)
+def test_a_job_goes_back_only_as_far_as_its_policy_allows(
+    policy: FallbackPolicy, published: bool | None, goes_back: bool
+) -> None:
+    chosen = decide_fallback(replace(FOUND, published=published), policy, "recover_flights")
+    assert (chosen.snapshot_id == 1238, chosen.is_refused) == (goes_back, not goes_back)
+
+
+def test_the_choice_is_explained() -> None:
+    said = decide_fallback(FOUND, "never", "recover_flights").explained
+    assert "newest 1241 damaged in segment X; 1238 restorable; loses 3 epochs" in said
+    assert "their output was published" in said
+    assert "launch recover_flights with from_snapshot: 1238" in said
+
+
+def test_without_a_sound_snapshot_no_policy_goes_back() -> None:
+    chosen = decide_fallback(replace(FOUND, restorable=None), "older", "recover_flights")
+    assert (chosen.snapshot_id, chosen.is_refused) == (None, True)
+    assert "none of the 4 newest" in chosen.explained
+
+
+def test_a_sound_newest_snapshot_is_started_from() -> None:
+    """The error was of one read: a restart reads again."""
+    assert decide_fallback(Damage(newest=7), "never", "recover_flights").is_refused is False
+
+
+# -- what is found --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Snapshots 1 (of the start) to 5, with real segments, where `write_config` puts the store of the job `job`."""
+    made = Job(open_store(str(tmp_path / "state")))
+    made.checkpoints(4)
+    made.beat()
+    return made
+
+
+def found(job: Job) -> Damage:
+    return look_for_damage(Catalog(job.store, "job", job.clock), job.clock, SYSTEM_IDS)
+
+
+def spoil(job: Job, path: str) -> None:
+    body = bytearray(job.root.read(path, 1 << 20))
+    body[len(body) // 3] ^= 1
+    job.root.delete(path)
+    job.root.put(path, bytes(body))
+
+
+def newest_segment(manifest: Manifest) -> str:
+    return manifest.segments[-1].path
+
+
+def test_a_sound_root_has_no_damage(job: Job) -> None:
+    assert found(job) == Damage(newest=5)
+
+
+def test_the_newest_snapshot_below_the_damage_is_found_with_what_it_loses(job: Job) -> None:
+    segment = newest_segment(job.catalog.manifest(4))
+    spoil(job, segment)
+    damage = found(job)
+    assert (damage.newest, damage.restorable, damage.looked_at) == (5, 3, 3)
+    assert damage.where.startswith(segment)
+    assert damage.epochs == 2
+    assert damage.published is False
+
+
+def test_output_of_lost_epochs_counts_as_published(job: Job) -> None:
+    staged = StagedOutput("legs", 9, (StagedFile("a", "b", 10, 1),))
+    job.committer.commit(replace(job.committer.last, kind="checkpoint", outputs=(staged,)))
+    job.rows[6] = job.rows[5]
+    job.checkpoint()
+    spoil(job, newest_segment(job.catalog.manifest(7)))
+    assert found(job).published is False, "snapshot 6 is sound, and its output stays"
+    spoil(job, newest_segment(job.catalog.manifest(6)))
+    assert (found(job).restorable, found(job).published) == (4, True)
+
+
+def test_of_a_manifest_that_cannot_be_read_nobody_knows_what_was_published(job: Job) -> None:
+    spoil(job, manifest_path(5))
+    damage = found(job)
+    assert (damage.restorable, damage.epochs, damage.published) == (4, None, None)
+
+
+def test_a_store_that_is_away_is_no_damage(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a black-out would send every job back to older snapshots."""
+    segment = newest_segment(job.catalog.manifest(5))
+    store = type(job.root)
+    whole = store.get_file
+
+    def away(self: object, path: str, *more: object, **named: object) -> object:
+        if path == segment:
+            raise StoreUnavailable("it does not answer")
+        return whole(self, path, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "get_file", away)
+    with pytest.raises(StoreUnavailable):
+        found(job)
+
+
+# -- the run --------------------------------------------------------------------------------------------------------
+
+
+def recovered(here: World, job: Job, **config: object) -> tuple[dg.ExecuteInProcessResult, FakeLauncher]:
+    here.clock.at_ms = job.clock.at_ms + 3_600_000
+    launcher = here.launchers["job"] = FakeLauncher()
+    launcher.start = lambda **given: start(launcher, given)  # type: ignore[method-assign, assignment]
+    done = here.defs.resolve_job_def("recover_job").execute_in_process(
+        run_config={"ops": {"recover_job_driver": {"config": config}}}, instance=here.instance, raise_on_error=False
+    )
+    return done, launcher
+
+
+def start(launcher: FakeLauncher, given: dict[str, object]) -> object:
+    from orchestration.launchers import Launched
+
+    launcher.begins.append(given["begin"].from_snapshot)  # type: ignore[attr-defined]
+    launcher.causes.append(str(given["cause"]))
+    return Launched(job="job", term=2, state="running", pid=7, host="h", log="/logs/x.log")
+
+
+def said(done: dg.ExecuteInProcessResult) -> str:
+    return " ".join(
+        str(event.step_failure_data.user_failure_data) for event in done.all_events if event.is_step_failure
+    )
+
+
+def test_a_run_of_a_damaged_job_explains_and_starts_nothing_by_default(world: Callable[..., World], job: Job) -> None:
+    spoil(job, newest_segment(job.catalog.manifest(5)))
+    spoil(job, manifest_path(5))
+    done, launcher = recovered(world("job"), job)
+    assert not done.success
+    assert "4 restorable" in said(done)
+    assert "from_snapshot: 4" in said(done)
+    assert launcher.begins == []
+
+
+def test_a_run_goes_back_as_the_policy_says_and_the_new_run_says_why(world: Callable[..., World], job: Job) -> None:
+    spoil(job, manifest_path(5))
+    done, launcher = recovered(world("job", extra="recovery: {fallback: older}"), job)
+    assert done.success
+    assert launcher.begins == [4]
+    assert "newest 5 damaged" in launcher.causes[0]
+
+
+def test_a_person_goes_back_with_one_click(world: Callable[..., World], job: Job) -> None:
+    done, launcher = recovered(world("job"), job, from_snapshot=3)
+    assert done.success
+    assert launcher.begins == [3]
+
+
+def test_a_click_does_not_take_a_job_back_that_runs(world: Callable[..., World], job: Job) -> None:
+    here = world("job")
+    here.clock.at_ms = job.clock.at_ms
+    launcher = here.launchers["job"] = FakeLauncher()
+    done = here.defs.resolve_job_def("recover_job").execute_in_process(
+        run_config={"ops": {"recover_job_driver": {"config": {"from_snapshot": 3}}}}, instance=here.instance
+    )
+    assert done.output_for_node("recover_job_driver")["outcome"] == "nothing to do"
+    assert launcher.begins == []

@@ -1,0 +1,1 @@
+"""Spark's own suites of transformWithState, unmodified, run through our jobs (`make test-spark-suite`)."""
