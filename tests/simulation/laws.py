@@ -126,8 +126,8 @@ class Laws:
         self.gaps = 0
         self.opened_runs: list[tuple[int, Manifest]] = []  # of the job's root: term, fencing snapshot
         self.lives: dict[tuple[str, str], dict[str, int]] = {}  # of a root: the time in it that a process is of
-        # Of an object: the time of its root in which it was written, and by which process.
-        self.writers: dict[tuple[str, str], tuple[int, str]] = {}
+        # Of an object: the time of its root in which it was written, by which process, and the digest of what.
+        self.writers: dict[tuple[str, str], tuple[int, str, bytes]] = {}
         self.made_by: dict[str, list[str]] = {}  # of a process: its commits
         self.created: dict[str, int] = {}  # of a commit: the same
         self._nobody = Actor("watcher", lambda actor: None)
@@ -265,8 +265,11 @@ class Laws:
         self.gaps += is_in_gap
         return is_in_gap
 
-    def _check_foreign(self, bucket: Bucket, what: str, path: str) -> None:
-        """Law 5, of the thread that does it."""
+    def _check_foreign(self, bucket: Bucket, what: str, path: str, body: bytes) -> None:
+        """Law 5, of the thread that does it.
+
+        The bytes that lie there already harm nobody: a savepoint of before is made by both jobs of a restored root.
+        """
         actor = whoever_runs()
         for (name, root_path), lives in self.lives.items():
             mine = lives.get((actor.process or actor).name)
@@ -278,6 +281,7 @@ class Laws:
             written = self.writers.get((bucket.name, path))
             # Who repeats a write whose answer was lost writes over his own.
             of_next = written is not None and written[0] != mine and written[1] != (actor.process or actor).name
+            is_same = written is not None and written[2] == hashlib.sha256(body).digest()
             below = path[len(root_path) + 1 :]
             if root.removed and what == "write" and below.startswith("snapshots/"):
                 continue  # nobody's yet: the commit under way is told of the deletion right after it
@@ -285,7 +289,7 @@ class Laws:
                 continue  # of its own term: its mark is in the backup, and nobody has taken the job over yet
             if what == "delete" and of_next:
                 self.broken(f"{actor.name}, whose root {root_path} was, deleted {below} of the next one")
-            elif what == "write" and (of_next or below.startswith(NUMBERED)):
+            elif what == "write" and ((of_next and not is_same) or below.startswith(NUMBERED)):
                 self.broken(f"{actor.name}, whose root {root_path} was, wrote {below} into the next one")
 
     # --- at each change ---
@@ -293,7 +297,7 @@ class Laws:
     def _changed(self, bucket: Bucket, what: str, path: str, body: bytes) -> None:
         frozen, self.turns.frozen = self.turns.frozen, True
         try:
-            self._check_foreign(bucket, what, path)
+            self._check_foreign(bucket, what, path, body)
             if what == "delete":
                 self._deleted(bucket, path)
             else:
@@ -303,9 +307,10 @@ class Laws:
 
     def _written(self, bucket: Bucket, path: str, body: bytes) -> None:
         folder, _, name = path.rpartition("/")
+        digest = hashlib.sha256(body).digest()
         for root, _ in self._roots_above(bucket, path):
             writer = whoever_runs()
-            self.writers[(bucket.name, path)] = (root.time, (writer.process or writer).name)
+            self.writers[(bucket.name, path)] = (root.time, (writer.process or writer).name, digest)
         if name == "manifest.json":
             above, _, number = folder.rpartition("/")
             snapshot_id = snapshot_id_of(number)

@@ -54,6 +54,13 @@ def test_a_run_names_no_tables_that_went_with_a_backup() -> None:
     assert world.seen["backup put back"]
 
 
+def test_a_savepoint_of_before_may_be_copied_by_both_jobs_of_a_restored_root() -> None:
+    """A seed of the soak: the sleeper wakes in a copy that the next job makes too, and writes the same bytes."""
+    world = play(406816, seed_plan(406816))
+    assert not world.violations
+    assert world.seen["backup put back"]
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     """A printed seed is worth something only if it plays the same again."""
     for seed in range(12):
