@@ -55,7 +55,15 @@ _TAKEN: Final[dict[str, tuple[str, ...]]] = {
 }
 """What of each section is the driver's; the rest is Dagster's or the launcher's, which read the file anew."""
 
-_BESIDE: Final = ("entry_point", "changelog", "compression", "placement", "local_dir", "scratch_dir")
+_BESIDE: Final = (
+    "entry_point",
+    "changelog",
+    "compression",
+    "placement",
+    "partial_aggregation",
+    "local_dir",
+    "scratch_dir",
+)
 """The same of what stands in no section. `parallelism` and `backend` are not here: a run says what it has of those."""
 
 

@@ -15,6 +15,7 @@ from state_runtime.base.settings import (
     Bounds,
     ChangelogMode,
     JobSettings,
+    PartialAggregation,
     PlacementMode,
     RetentionPolicy,
 )
@@ -128,6 +129,7 @@ def _on_off(value: object) -> object:
 
 
 OnOff = Annotated[ChangelogMode, BeforeValidator(_on_off)]
+AutoOnOff = Annotated[PartialAggregation, BeforeValidator(_on_off)]
 Placement = Annotated[PlacementMode, BeforeValidator(lambda value: _on_off(value) if value is False else value)]
 
 

@@ -28,6 +28,7 @@ from orchestration.config.notify import NotifySpec
 from orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
 from orchestration.config.sections import (
     SECTIONS,
+    AutoOnOff,
     AvailableNow,
     CheckpointSpec,
     DagsterSpec,
@@ -157,6 +158,7 @@ class JobSpec(Strict):
     upload: UploadSpec = UploadSpec()
     local_recovery: LocalRecovery = LocalRecoverySpec()
     placement: Placement = JobSettings.placement
+    partial_aggregation: AutoOnOff = JobSettings.partial_aggregation
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
     retention: RetentionSpec = RetentionSpec()
@@ -303,6 +305,7 @@ def to_settings(spec: JobSpec) -> JobSettings:
         local_bytes_max=spec.local_recovery.bytes_max,
         local_copies_max=spec.local_recovery.copies_max,
         placement=spec.placement,
+        partial_aggregation=spec.partial_aggregation,
         materialize=materialization.by == "driver",
         materialize_interval_s=materialization.interval_s,
         materialize_min_bytes=materialization.min_bytes,

@@ -20,6 +20,7 @@ __all__ = [
     "ChangelogMode",
     "Compression",
     "JobSettings",
+    "PartialAggregation",
     "PlacementMode",
     "RetentionPolicy",
 ]
@@ -30,6 +31,7 @@ Backend = Literal["arrow", "rocksdb"]
 ChangelogMode = Literal["on", "off"]
 Compression = Literal["lz4", "zstd", "none"]
 PlacementMode = Literal["sticky", "off"]
+PartialAggregation = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "changelog": get_args(ChangelogMode),
         "compression": get_args(Compression),
         "placement": get_args(PlacementMode),
+        "partial_aggregation": get_args(PartialAggregation),
     }
 )
 
@@ -219,6 +222,9 @@ class JobSettings:
             that nobody needs. `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
         retention: rules that keep more than these.
         placement: "sticky" keeps a shard on the executor that has its copy, as long as that lives.
+        partial_aggregation: "auto" lets Spark aggregate an operator's rows before the shuffle where its newest epochs
+            had many rows of few keys; "on" and "off" always and never. Only for functions that give the same result to
+            the last digit.
     """
 
     parallelism: int = 0
@@ -252,6 +258,7 @@ class JobSettings:
     local_copies_max: int = 4
     drain_epochs_max: int = 100
     placement: PlacementMode = "sticky"
+    partial_aggregation: PartialAggregation = "auto"
     retained_checkpoints: int = 100
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     scratch_dir: str = ""

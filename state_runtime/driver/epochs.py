@@ -36,6 +36,7 @@ from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.acknowledgements import Acknowledgements
+from state_runtime.driver.aggregated import Aggregated
 from state_runtime.driver.books import Books
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
@@ -118,6 +119,8 @@ class EpochDriver:
         self._is_at_work = False
         self._epochs_when_nothing_was_due = -1
         self._placement = self._tasks.placement(spark)
+        able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
+        self._aggregated = Aggregated(context.settings.partial_aggregation, able)
 
     @property
     def epochs(self) -> int:
@@ -421,6 +424,7 @@ class EpochDriver:
                 wake=wake,
                 beginning=beginning,
                 seats=self._placement.for_epoch(),
+                aggregated=self._aggregated.chosen(),
             )
             planned_s = self._context.clock.monotonic_s()
             with self._acknowledgements.expecting(job.epoch):
@@ -447,8 +451,10 @@ class EpochDriver:
             changes,
             with_empty_outputs(staged, context, self._committer.term.term),
         )
-        moved = self._placement.ran((o.uid, a.shard, a.executor) for o, a in of_operators(done.acknowledged, stages))
-        for operator, acknowledgement in of_operators(done.acknowledged, stages):
+        ran = list(of_operators(done.acknowledged, stages))
+        moved = self._placement.ran((o.uid, a.shard, a.executor) for o, a in ran)
+        self._aggregated.seen((o.uid, a) for o, a in ran)
+        for operator, acknowledgement in ran:
             _log_restore(operator, acknowledgement)
         counted = before.numbers or self._committer.last.progress
         numbers = of_epoch(

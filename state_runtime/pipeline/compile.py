@@ -25,6 +25,7 @@ from state_runtime.pipeline.operators import (
     build_operator,
     output_schema,
 )
+from state_runtime.pipeline.partial_rows import PartialRows, partial_rows
 from state_runtime.pipeline.repeatable import warn_if_cut_by_epochs, warn_if_unrepeatable
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import OpenedSource
@@ -79,6 +80,7 @@ class Stage:
         emit: whether a later step reads it.
         initial: rows that the operator's state begins with, in its first epoch.
         reads: SQL for the input columns that it reads; all, if empty.
+        partial: how Spark can aggregate its rows before the shuffle, if it can.
     """
 
     operator: Operator | None
@@ -87,6 +89,7 @@ class Stage:
     emit: bool
     initial: DataFrame | None = None
     reads: tuple[str, ...] = ()
+    partial: PartialRows | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,8 @@ def compile_pipeline(
             initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
             reads = chosen.select(columns_read(operator))
             asked.by(reads)
-            parts.append(Stage(operator, (), schema, emit=True, initial=initial, reads=reads))
+            partial = partial_rows(operator, chosen.schema)
+            parts.append(Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial))
         _check_names(schema, f"step {type(step).__name__}")
     last = parts[-1]
     if isinstance(last, Stage):
@@ -181,13 +185,13 @@ def compile_pipeline(
     return CompiledPipeline(tuple(parts), sinks, source.watermarks, dropped, asked.columns)
 
 
-def shard_columns(keys: tuple[str, ...], parallelism: int) -> list[str]:
+def shard_columns(keys: tuple[str, ...], parallelism: int, place: str = "monotonically_increasing_id()") -> list[str]:
     """SQL expressions of the runtime's columns: key hash, shard, and the row's place in the input."""
     hash_sql = key_hash_sql([quoted(k) for k in keys])
     return [
         f"{hash_sql} AS {HASH_COLUMN}",
         f"{shard_sql(hash_sql, parallelism)} AS {SHARD_COLUMN}",
-        f"monotonically_increasing_id() AS {SEQUENCE_COLUMN}",
+        f"{place} AS {SEQUENCE_COLUMN}",
     ]
 
 

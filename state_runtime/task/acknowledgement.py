@@ -47,6 +47,8 @@ class Acknowledgement:
         epoch: unique to the driver's attempt at the epoch, so that late ones of an earlier action are told apart.
         shard: `EMPTY_TASK` for a task without input: it touched no state.
         version: local version after the epoch; `NO_VERSION` if it could not be written.
+        input_rows: rows that came, each counted although Spark may have aggregated them before the shuffle.
+        partial_rows: as how many they came then; 0 if they came as they are.
         rows_added: live state rows gained.
         changed_rows: state rows that were written.
         late_rows: input rows that came too late.
@@ -66,6 +68,7 @@ class Acknowledgement:
     shard: int
     version: str = NO_VERSION
     input_rows: int = 0
+    partial_rows: int = 0
     rows_added: int = 0
     changed_rows: int = 0
     late_rows: int = 0

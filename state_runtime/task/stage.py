@@ -28,6 +28,7 @@ from state_runtime.base.errors import StillstateError
 from state_runtime.base.heap import freeze_heap_once
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.pipeline.staging import SinkSpec
+from state_runtime.processors.builtin.partial_rows import rows_behind
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
@@ -153,6 +154,7 @@ class StageTask:
                 version = access.restore(before, local_failed=True, local=False)
         staged = tuple(staging.finish() for staging in stagings)
         faults.reach("task-processed")
+        behind = rows_behind(grouped.rows)
         processed_at_ms = SYSTEM_CLOCK.now_ms()
         changed = {state: batch for state, batch in result.changes.items() if batch.num_rows}
         persisted = persist(
@@ -175,7 +177,8 @@ class StageTask:
                 stage=self.stage,
                 shard=shard,
                 version=persisted.version,
-                input_rows=grouped.rows.num_rows,
+                input_rows=grouped.rows.num_rows if behind is None else int(behind.sum()),
+                partial_rows=0 if behind is None else grouped.rows.num_rows,
                 rows_added=result.rows_added,
                 changed_rows=sum(batch.num_rows for batch in changed.values()),
                 late_rows=result.late_rows,

@@ -325,6 +325,7 @@ EVERY_SETTING = """
     changelog: off
     compression: zstd
     placement: off
+    partial_aggregation: on
     checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6,
       tolerable_failures: 7, drain_epochs_max: 18}
     upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000, deadline_s: 19, bytes_per_s: 200000}
@@ -347,6 +348,7 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         changelog="off",
         compression="zstd",
         placement="off",
+        partial_aggregation="on",
         heartbeat_interval_s=3,
         inline_bytes_max=1,
         checkpoint_interval_s=4,

@@ -34,7 +34,8 @@ def settings() -> dict[str, object]:
     for section, model in {"observation": ObservationSpec, "dagster": DagsterSpec, "notify": NotifySpec}.items():
         for name, field in model.model_fields.items():
             found[f"{section}.{name}"] = field.get_default(call_default_factory=True) or None
-    return found | {name: JobSpec.model_fields[name].default for name in ("changelog", "compression", "placement")}
+    beside = ("changelog", "compression", "placement", "partial_aggregation")
+    return found | {name: JobSpec.model_fields[name].default for name in beside}
 
 
 def test_the_table_of_settings_is_complete() -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.distinct import Distinct, registers_log2
+from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial
 from state_runtime.processors.builtin.partials import (
     Chosen,
     Collected,
@@ -74,9 +75,30 @@ class AggregatePlan:
         """The places of rows, where a function asks for them."""
         return order_of(snapshot_id, sequence) if self.ordered else None
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the functions can do with partial rows, all of them."""
+        return all(isinstance(function, Scalar) for _, function in self.functions)
+
+    def read(self, rows: pa.RecordBatch) -> list[str]:
+        """Which columns of some rows `reduce` looks at, be they partial or not."""
+        if not are_partial(rows):
+            return self.columns
+        return [name for name in rows.schema.names if name == ROWS_COLUMN or name.startswith(SLOTS)]
+
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
         """Slots of one row per group."""
+        if are_partial(rows):
+            return self._gather(rows, groups)
         return [slot for _, function in self.functions for slot in function.reduce(rows, groups, order)]
+
+    def _gather(self, rows: pa.RecordBatch, groups: Groups) -> list[pa.Array]:
+        slots: list[pa.Array] = []
+        for _, function in self.functions:
+            if not isinstance(function, Scalar):
+                raise InvalidPipeline(f"partial rows came for {type(function).__name__}, which needs the rows")
+            slots += function.gather(rows, groups, len(slots))
+        return slots
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         """Slots of both sides together, row by row; null on the old side where there is nothing."""

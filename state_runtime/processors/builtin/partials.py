@@ -7,6 +7,8 @@ A function keeps one or more *slots*, which are value columns of a state. Every 
 - `merge_groups`: partial results of many groups to one each (panes of a window, parts of a session),
 - `finish`: the output column.
 
+Some can also `gather` them from rows that Spark aggregated before the shuffle.
+
 Groups are contiguous ranges of rows, so numpy's `reduceat` reduces all groups of a column in one call. Merging is
 associative, and what depends on the order of rows (`first`, `collect`) carries each value's place in the source with it
 (`Groups.order`), so that it does not matter in which order partial results meet.
@@ -25,6 +27,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
+from state_runtime.processors.builtin.partial_rows import (
+    LOWER_HALF,
+    doubles_of_halves,
+    longs_of_halves,
+    slot_column,
+    upper_column,
+)
 from state_runtime.state.table import Mask, Positions
 
 __all__ = [
@@ -150,6 +159,37 @@ class Scalar:
         values = None if self.column is None else rows.column(self.column)
         return [reduce_column(c, f.type, values, groups, self.uid) for f, c in zip(self.slots, self.combines)]
 
+    def gather(self, rows: pa.RecordBatch, groups: Groups, first_slot: int) -> list[pa.Array]:
+        """The same of partial rows (processors/builtin/partial_rows.py).
+
+        Args:
+            first_slot: number of the function's first slot among those of the operator.
+        """
+        return [
+            self._gather_slot(how, slot.type, rows, groups, number)
+            for number, (slot, how) in enumerate(zip(self.slots, self.combines), first_slot)
+        ]
+
+    def _gather_slot(
+        self, how: Combine, data_type: pa.DataType, rows: pa.RecordBatch, groups: Groups, number: int
+    ) -> pa.Array:
+        values = rows.column(slot_column(number))
+        if rows.schema.get_field_index(upper_column(number)) < 0:
+            # Counts of parts add up.
+            return reduce_column("sum" if how == "count" else how, data_type, values, groups, self.uid)
+        upper, lower = (
+            np.add.reduceat(_zeros_for_nulls(column), groups.starts)
+            for column in (rows.column(upper_column(number)), values)
+        )
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        nothing = np.add.reduceat(valid.astype(np.int64), groups.starts) == 0
+        if pa.types.is_floating(data_type):
+            return pa.array(doubles_of_halves(upper, lower), mask=nothing)
+        longs = longs_of_halves(upper, lower)
+        if longs is None:
+            raise _overflow(self.uid)
+        return pa.array(longs, mask=nothing)
+
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         return [_combine(c, o, n, self.uid) for c, o, n in zip(self.combines, old, new)]
 
@@ -183,8 +223,10 @@ def reduce_column(how: Combine, data_type: pa.DataType, values: pa.Array | None,
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         return _reduce_in_arrow(how, data_type, groups, values, uid)
     plain = values if valid is None else pc.fill_null(values, 0)
-    # Not safe: an average of longs beyond 2^53 is a double, as in Spark.
-    numbers = plain.cast(data_type, safe=not pa.types.is_floating(data_type)).to_numpy(zero_copy_only=False)
+    if how == "sum" and pa.types.is_floating(data_type) and pa.types.is_integer(values.type):
+        doubles = _sum_of_integers_as_doubles(_zeros_for_nulls(plain), groups)
+        return pa.array(doubles, mask=None if valid is None else counts == 0)
+    numbers = plain.cast(data_type).to_numpy(zero_copy_only=False)
     if how == "sum":
         reduced = np.add.reduceat(numbers, groups.starts)
         if pa.types.is_integer(data_type):
@@ -198,6 +240,21 @@ def reduce_column(how: Combine, data_type: pa.DataType, values: pa.Array | None,
         if how == "min" and valid is not None and numbers.dtype.kind == "f":
             reduced = _nan_where_only_nan(reduced, values, groups, counts)
     return pa.array(reduced, type=data_type, mask=None if valid is None else counts == 0)
+
+
+def _sum_of_integers_as_doubles(numbers: Positions, groups: Groups) -> Doubles:
+    """Exact sums, rounded once: so it does not matter which rows were added up before the shuffle, and in which
+    order."""
+    largest = max(int(numbers.max()), -int(numbers.min()))
+    if largest * int(groups.sizes.max()) < 1 << 63:
+        return np.add.reduceat(numbers, groups.starts).astype(np.float64)
+    upper = np.add.reduceat(numbers >> 32, groups.starts)
+    return doubles_of_halves(upper, np.add.reduceat(numbers & LOWER_HALF, groups.starts))
+
+
+def _zeros_for_nulls(column: pa.Array) -> Positions:
+    longs: Positions = pc.fill_null(column, 0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return longs
 
 
 def _nan_where_only_nan(reduced: Any, values: pa.Array, groups: Groups, counts: Any) -> Any:

@@ -35,6 +35,7 @@ import pyarrow as pa
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.aggregate import AggregatePlan, plan_aggregates
+from state_runtime.processors.builtin.partial_rows import rows_behind
 from state_runtime.processors.builtin.partials import Groups
 from state_runtime.processors.builtin.ranges import reduce_ranges
 from state_runtime.processors.builtin.sessions import SessionOperator, session_values
@@ -236,7 +237,8 @@ class WindowOperator:
             late = np.clip(closed - first + 1, 0, last - first + 1)
             if valid is not None:
                 late = np.where(valid, late, 0)
-            result.late_rows = int(late.sum())
+            behind = rows_behind(rows.rows)
+            result.late_rows = int(late.sum() if behind is None else (late * behind).sum())
             open_ = last > closed
             keep = open_ if valid is None else open_ & valid
         order = self.plan.order(clock.epoch, rows.sequence)
@@ -249,7 +251,7 @@ class WindowOperator:
         first_of = np.ones(len(panes), dtype=np.bool_)
         first_of[1:] = (group[1:] != group[:-1]) | (panes[1:] != panes[:-1])
         groups = Groups.of(first_of)
-        read = [name for name in self.plan.columns if name != self.time_column]
+        read = [name for name in self.plan.read(rows.rows) if name != self.time_column]
         batch = rows.rows.select([self.time_column, *read])
         if picked is not None:
             batch = batch.take(pa.array(picked))

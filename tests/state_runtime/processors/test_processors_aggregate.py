@@ -18,6 +18,7 @@ from model import examples
 from state_runtime import aggregates
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.partial_rows import LOWER_HALF, doubles_of_halves, longs_of_halves
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock
@@ -371,3 +372,27 @@ def test_times_of_another_zone_are_stored_in_utc(kind: str) -> None:
     assert output.schema.equals(operator.output_schema)
     assert output["first"].to_pylist() == [value]
     assert output["some"].to_pylist() == [[value]]
+
+
+@given(
+    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5), min_size=1, max_size=4),
+)
+@examples(200)
+def test_sums_of_halves_are_sums(groups: list[list[int]]) -> None:
+    """Of longs: what fits is exact, what does not is noticed; as doubles the exact sum, rounded once."""
+    upper = np.array([sum(n >> 32 for n in group) for group in groups])
+    lower = np.array([sum(n & LOWER_HALF for n in group) for group in groups])
+    sums = [sum(group) for group in groups]
+    fits = all(-(2**63) <= total < 2**63 for total in sums)
+    longs = longs_of_halves(upper, lower)
+    assert (longs is None) == (not fits)
+    assert longs is None or longs.tolist() == sums
+    assert doubles_of_halves(upper, lower).tolist() == [float(total) for total in sums]
+
+
+def test_the_mean_of_large_integers_is_the_exact_sum_rounded_once() -> None:
+    """Whatever the order of the rows: 2^53 and ones, which one by one would be lost."""
+    engine = Aggregating(pa.int64(), {"mean": aggregates.avg("v")})
+    assert engine.epoch([(1, n) for n in (2**53, 1, 1, 1)]) == {1: (float(2**53 + 3) / 4,)}
+    most = 2**63 - 1
+    assert engine.epoch([(2, most), (2, most), (2, 4)]) == {2: (float(2 * most + 4) / 3,)}
