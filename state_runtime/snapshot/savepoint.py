@@ -66,6 +66,7 @@ __all__ = [
     "retry_wait_ms",
     "rewrite_savepoint",
     "savepoint_names",
+    "take_back",
     "take_over",
 ]
 
@@ -338,6 +339,21 @@ def rewrite_savepoint(
     prove()
     folder.put(record_path(record.number), _encoded(record))
     return record
+
+
+def take_back(folder: Store, record: SavepointRecord) -> None:
+    """Remove a record as its owner has just written it, whether or not it is the newest; another one of that number
+    stays.
+
+    Raises:
+        StoreUnavailable: it may be there.
+    """
+    path = record_path(record.number)
+    try:
+        if folder.read(path, SMALL_JSON_BYTES_MAX) == _encoded(record):
+            folder.delete(path)
+    except FileNotFoundError:
+        return
 
 
 def take_over(

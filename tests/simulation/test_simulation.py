@@ -61,6 +61,11 @@ def test_a_savepoint_of_before_may_be_copied_by_both_jobs_of_a_restored_root() -
     assert world.seen["backup put back"]
 
 
+def test_a_savepoint_that_is_being_deleted_leaves_no_record_that_says_it_is_complete() -> None:
+    """A seed of the soak: its owner woke when the deletion had removed his record, and not yet its own."""
+    assert not play(419841, seed_plan(419841)).violations
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     """A printed seed is worth something only if it plays the same again."""
     for seed in range(12):

@@ -40,10 +40,9 @@ from state_runtime.snapshot.savepoint import (
     SavepointTrigger,
     check_tags,
     create_savepoint,
-    read_record,
     read_savepoint,
-    record_path,
     rewrite_savepoint,
+    take_back,
     take_over,
 )
 from state_runtime.snapshot.term_files import read_status
@@ -266,9 +265,9 @@ class SavepointWork:
         folder = self.root.child(savepoint_path(record.name))
         if folder.exists(manifest_path(record.snapshot_id)) and folder.exists(JOB_FILE):
             return
-        found = read_record(folder)
-        if found == record:  # not an earlier one of its own, which an older backup has brought back
-            folder.delete(record_path(record.number))
+        # Not what an older backup has brought back at its number; and also below the record of a deletion under way,
+        # which has passed it.
+        take_back(folder, record)
         raise SnapshotInUse(
             f"savepoint {record.name!r} in {self.root.url} was deleted while its owner ({record.owner}) slept; its "
             "record was taken back. Make another one if it is still wanted"
