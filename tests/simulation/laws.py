@@ -283,8 +283,10 @@ class Laws:
             of_next = written is not None and written[0] != mine and written[1] != (actor.process or actor).name
             is_same = written is not None and written[2] == hashlib.sha256(body).digest()
             below = path[len(root_path) + 1 :]
-            if root.removed and what == "write" and below.startswith("snapshots/"):
-                continue  # nobody's yet: the commit under way is told of the deletion right after it
+            if root.removed and below.startswith("snapshots/"):
+                # Nobody's yet: a commit under way is told of the deletion right after it; whoever removes what it left
+                # does no harm.
+                continue
             if root.time == root.restored_at and below.startswith("terms/") and below.endswith(".heartbeat.json"):
                 continue  # of its own term: its mark is in the backup, and nobody has taken the job over yet
             if what == "delete" and of_next:

@@ -61,6 +61,11 @@ def test_a_savepoint_of_before_may_be_copied_by_both_jobs_of_a_restored_root() -
     assert world.seen["backup put back"]
 
 
+def test_what_a_late_commit_left_in_a_deleted_root_may_be_removed_by_anybody() -> None:
+    """A seed of the soak: two sleepers of a root that is nobody's by then."""
+    assert not play(500166, seed_plan(500166)).violations
+
+
 def test_a_savepoint_that_is_being_deleted_leaves_no_record_that_says_it_is_complete() -> None:
     """A seed of the soak: its owner woke when the deletion had removed his record, and not yet its own."""
     assert not play(419841, seed_plan(419841)).violations
