@@ -257,40 +257,86 @@ def roots(choose: Choose) -> None:
             objects[path] = enveloped(kind, json_bytes(damaged_value(value, choose)), version)
         if not objects:
             return
-    read_everything(DictStore(objects))
+    read_some(DictStore(objects), choose)
+
+
+def read_some(root: Store, choose: Choose) -> None:
+    """One reader of all that `read_everything` plays, so that a fuzzer gets through many roots; and what comes before it."""
+    looks = looks_at(root)
+    look = choose(len(looks) + 12)
+    if look < len(looks):
+        reading(looks[look])
+        return
+    catalog = reading(partial(Catalog.of_root, root))
+    manifest = reading(catalog.latest) if catalog is not None else None
+    if manifest is None:
+        return
+    uses = uses_of(root, manifest)
+    reading(uses[choose(len(uses))])
 
 
 def read_everything(root: Store) -> None:
-    reading(partial(read_boundary, root))
-    reading(partial(read_pins, root))
-    reading(partial(protected, root, 1_700_000_000_000))
-    reading(partial(pending_stop, root, 1))
+    for look in looks_at(root):
+        reading(look)
     catalog = reading(partial(Catalog.of_root, root))
     if catalog is None:
         return
-    reading(catalog.status)
-    reading(catalog.snapshot_ids)
     manifest = reading(catalog.latest)
     if manifest is None:
         return
-    reading(partial(references, root, manifest))
-    reading(partial(read_listing, direct(root), manifest))
-    for number in range(2):
-        reading(partial(read_source_log, root, manifest, number))
-    for operator in manifest.operators[:3]:
-        for state in operator.states[:10]:
-            reading(lambda operator=operator, state=state: read_one(root, manifest, operator.uid, state.name))
+    for use in uses_of(root, manifest):
+        reading(use)
 
 
-def read_one(root: Store, manifest: Manifest, operator: str, state: str) -> Any:
-    """A state as tools read it: by the manifest's own description."""
+def looks_at(root: Store) -> list[Callable[[], Any]]:
+    """What is read of a root before, or without, its newest snapshot."""
+    return [
+        partial(read_boundary, root),
+        partial(read_pins, root),
+        partial(protected, root, 1_700_000_000_000),
+        partial(pending_stop, root, 1),
+        lambda: Catalog.of_root(root).status(),
+        lambda: Catalog.of_root(root).snapshot_ids(),
+    ]
+
+
+def uses_of(root: Store, manifest: Manifest) -> list[Callable[[], Any]]:
+    """What is read of a snapshot."""
+    return [
+        partial(references, root, manifest),
+        partial(read_listing, direct(root), manifest),
+        *(partial(read_source_log, root, manifest, number) for number in range(2)),
+        *(
+            partial(way, root, manifest, operator.uid, state.name)
+            for operator in manifest.operators[:3]
+            for state in operator.states[:10]
+            for way in (by_versions, as_a_task, as_a_tool)
+        ),
+    ]
+
+
+def by_versions(root: Store, manifest: Manifest, operator: str, state: str) -> Any:
+    """A state as its definition in the code has it; None for those that no golden root has."""
+    schema = golden_schemas().get(state)
+    return read_states(root, manifest, operator, {state: schema}, *ALL_HASHES) if schema is not None else None
+
+
+def as_a_task(root: Store, manifest: Manifest, operator: str, state: str) -> Any:
+    """The same, source by source, as a restore does."""
+    schema = golden_schemas().get(state)
+    return restored(root, manifest, operator, state, schema) if schema is not None else None
+
+
+def as_a_tool(root: Store, manifest: Manifest, operator: str, state: str) -> Any:
+    """By the manifest's own description."""
+    return open_state(_Parent(root), "root", state, operator=operator).read()  # type: ignore[arg-type]
+
+
+@cache
+def golden_schemas() -> dict[str, StateSchema]:
     from make_golden import COUNT_2, LOG, SEEN, SPANS, TIMERS
 
-    schemas = {"count": COUNT_2, "log": LOG, "seen": SEEN, "$timers": TIMERS, "spans": SPANS}
-    if state in schemas:
-        read_states(root, manifest, operator, {state: schemas[state]}, *ALL_HASHES)
-        reading(lambda: restored(root, manifest, operator, state, schemas[state]))
-    return open_state(_Parent(root), "root", state, operator=operator).read()  # type: ignore[arg-type]
+    return {"count": COUNT_2, "log": LOG, "seen": SEEN, "$timers": TIMERS, "spans": SPANS}
 
 
 def restored(root: Store, manifest: Manifest, operator: str, state: str, schema: StateSchema) -> list[pa.RecordBatch]:
