@@ -511,8 +511,8 @@ def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | 
         return None
     if migration.fork_of:
         return RolledBack(
-            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; what was copied for it was removed. "
-            f"{failure or migration.reason}"
+            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; what was copied for it was "
+            f"removed. {failure or migration.reason}"
         )
     as_it_was = "runs again" if migration.was_running else "is stopped"
     return RolledBack(
