@@ -1,4 +1,5 @@
-"""`stillstate migrate` and `stillstate rescale`: a job gets other settings while it runs, or is as it was."""
+"""`stillstate migrate` and `stillstate rescale`: a job gets other settings while it runs, or is as it was. `stillstate
+fork`: another one begins beside it with its state."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ from state_runtime.snapshot.migration import Migration, RunSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestration.migration.fork_plan import ForkPlan
     from orchestration.migration.migrate import Migrator
-    from orchestration.migration.plan import Request
+    from orchestration.migration.plan import MigrationPlan, Request
 
 __all__ = ["register"]
 
@@ -164,6 +166,67 @@ def rescale(
     _carry_out(job, _migrator(job, config), request, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
+@guarded
+def fork(
+    job: JobArgument,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Another job of stillstate.yaml, which has not begun yet.")],
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            metavar="ID|NAME",
+            help="Begin with this snapshot (its id) or savepoint (its name) of JOB. Without it: with a savepoint that "
+            "is made now; of a JOB that does not run, with its newest snapshot.",
+            show_default=False,
+        ),
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a fork whose process died, and with nothing else.")
+    ] = False,
+    timeout_s: TimeoutOption = 0.0,
+    verify: Annotated[
+        VerifyName, typer.Option("--verify", help="How much of the copy is read before NEW starts; JOB goes on.")
+    ] = VerifyName.full,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a job beside another one, with that one's state: to try new code or settings on the same input.
+
+    The plan is shown first. JOB goes on as it is. What NEW begins with is copied to a root of its own, read and
+    compared, and a driver of NEW starts with the settings that the file has for it. If its first checkpoint does not
+    come in time it is ended, and what was copied is removed again (exit code 1).
+
+    NEW writes from the first epoch after that place on; the rows before it are in the output of JOB alone.
+    """
+    from orchestration.migration.fork_plan import ForkRequest
+    from orchestration.show.deletions import confirm
+    from orchestration.show.migrations import fork_table
+
+    request = ForkRequest(of=job, at=at.removeprefix("@"), timeout_s=timeout_s, verify=verify.value)
+    migrator = _migrator(new, config)
+    if resume:
+        if request != ForkRequest(of=job) or dry_run:
+            raise InvalidConfiguration("--resume goes on with what was asked for; give it alone")
+        under_way = migrator.is_under_way()
+        if under_way is not None and under_way.fork_of != job:
+            raise InvalidConfiguration(
+                f"{under_way} is under way, and no fork of {job!r}; `stillstate migrate {new} --resume` goes on with it"
+            )
+        _end(new, migrator.resume(), migrator.failure, as_json=as_json)
+        return
+    plan = migrator.plan_fork(request)
+    if not as_json:
+        _show(plan, fork_table(plan), "note")
+    if dry_run:
+        if as_json:
+            print_json(plan.to_json_dict())
+        return
+    confirm(f"{new}: begin with {plan.begins_with}?", yes=yes)
+    _end(new, migrator.fork(plan), migrator.failure, as_json=as_json)
+
+
 def _migrator(job: str, config: Path | None) -> Migrator:
     from orchestration.launchers import build_launcher
     from orchestration.migration.migrate import migrator_of
@@ -177,6 +240,7 @@ def _migrator(job: str, config: Path | None) -> Migrator:
         catalog_of,
         lambda at: build_launcher(spec, at),
         actor,
+        jobs=spec.job,
         say=lambda line: print(f"{job}: {line}", file=sys.stderr, flush=True),
     )
 
@@ -196,17 +260,21 @@ def _carry_out(job: str, migrator: Migrator, request: Request, *, dry_run: bool,
             )
         return
     if not as_json:
-        print_table(plan_table(plan))
-        for number, step in enumerate(plan.steps(), 1):
-            print(f"{number}. {step}")
-        for note in plan.notes():
-            print(f"the file says: {note}")
+        _show(plan, plan_table(plan), "the file says")
     if dry_run:
         if as_json:
             print_json(shown)
         return
     confirm(f"{job}: migrate to {plan.target}?", yes=yes)
     _end(job, migrator.migrate(plan), migrator.failure, as_json=as_json)
+
+
+def _show(plan: MigrationPlan | ForkPlan, table: Any, notes_are: str) -> None:
+    print_table(table)
+    for number, step in enumerate(plan.steps(), 1):
+        print(f"{number}. {step}")
+    for note in plan.notes():
+        print(f"{notes_are}: {note}")
 
 
 def _end(job: str, done: Migration, failure: str, *, as_json: bool) -> None:
@@ -217,6 +285,9 @@ def _end(job: str, done: Migration, failure: str, *, as_json: bool) -> None:
         raise error
     if as_json:
         print_json(dataclasses.asdict(done))
+    elif done.fork_of:
+        print(f"{job} runs beside {done.fork_of}: term {done.run_term}, {done.reason}")
+        print(f"it began with {done.fork_at}, and needs nothing of {done.fork_of} any more")
     elif done.to_root:
         print(f"{job} runs in {done.to_root}: term {done.run_term}, {done.reason}")
         print("let `store` and `storage_options` say so in the file, and take migration.to_store out, in one edit")
@@ -231,3 +302,4 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(epilog="Example: stillstate migrate flights --backend rocksdb --dry-run")(migrate)
     app.command(epilog="Example: stillstate rescale flights 8 --yes")(rescale)
+    app.command(epilog="Example: stillstate fork flights flights-next --dry-run")(fork)

@@ -1,5 +1,8 @@
 """`migrate_<job>`: a planned migration of a streaming job. It shows its plan first, and is repeated safely: a run that
 finds one under way whose process is gone goes on with it. A run whose migration was taken back fails with the reason.
+
+With `fork_of` the job begins beside another one, with that one's state: a migration of the job that begins. Its record,
+whoever goes on with it, and what it takes turns with are that job's, so it needs no Dagster job of its own.
 """
 
 from typing import Any, Final, Literal
@@ -12,11 +15,13 @@ from orchestration.config.spec import JobSpec
 from orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
 from orchestration.jobs.tags import JOB_TAG
 from orchestration.jobs.upkeep import actor_of
-from orchestration.migration.migrate import Migrator, error_of, migrate_or_resume, migrator_of
+from orchestration.migration.fork_plan import ForkPlan, ForkRequest
+from orchestration.migration.migrate import Migrator, error_of, fork_or_resume, migrate_or_resume, migrator_of
 from orchestration.migration.plan import MigrationPlan, Request
 from orchestration.resources import StillstateResource
 from state_runtime.base.clock import Clock
-from state_runtime.snapshot.migration import RunSettings
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.snapshot.migration import Migration, RunSettings
 
 __all__ = ["MIGRATE_TEXT", "MigrateConfig", "build_migrate_job", "migrate_stream"]
 
@@ -30,6 +35,10 @@ class MigrateConfig(dg.Config):
         from_snapshot: go back on the way to this snapshot (its id) or savepoint (its name).
         restart: also if nothing changes: for new code.
         move: to the store that the file has in `migration.to_store`.
+        fork_of: begin beside this job, with its state; of a job that has no snapshot yet. Beside it only `fork_at`,
+            `timeout_s` and `verify` count.
+        fork_at: with this snapshot (its id) or savepoint (its name) of that job; empty: with a savepoint that is made
+            now, or its newest snapshot if it does not run.
         checkpoints: that many of the new run must come.
         timeout_s: within so long; 0: `recovery.first_checkpoint_s`.
         verify: how much of the savepoint is read.
@@ -44,12 +53,32 @@ class MigrateConfig(dg.Config):
     from_snapshot: str = ""
     restart: bool = False
     move: bool = False
+    fork_of: str = ""
+    fork_at: str = ""
     checkpoints: int = 1
     timeout_s: float = 0.0
     verify: Literal["structure", "sample", "full"] = "full"
     resume: bool = False
     acknowledge: bool = False
     if_term: int = 0
+
+    def fork_request(self) -> ForkRequest | None:
+        """
+        Raises:
+            InvalidConfiguration: a fork and something else are asked for.
+        """
+        if not self.fork_of:
+            if self.fork_at:
+                raise InvalidConfiguration("fork_at says where a fork begins; name the job in fork_of too")
+            return None
+        plain = Request(timeout_s=self.timeout_s, verify=self.verify)
+        if self.request() != plain:
+            raise InvalidConfiguration(
+                "fork_of begins a job as the file has it: beside it only fork_at, timeout_s and verify can be given"
+            )
+        return ForkRequest(
+            of=self.fork_of, at=self.fork_at.removeprefix("@"), timeout_s=self.timeout_s, verify=self.verify
+        )
 
     def request(self) -> Request:
         return Request(
@@ -75,7 +104,7 @@ def build_migrate_job(mount: Mount, job: JobSpec, stillstate: StillstateResource
 MIGRATE_TEXT: Final = (
     "Change the parallelism, backend or code of {} as it runs: savepoint, stop, verify, start, watch; and back, by "
     "itself, if the new run does not come up. Without configuration it does what the file says, or goes on with a "
-    "migration whose process died."
+    "migration whose process died. With `fork_of` it begins beside another job, with that one's state."
 )
 
 
@@ -92,12 +121,12 @@ def migrate_stream(
 ) -> dg.Output[dict[str, Any]]:
     """Migrate a stream, or go on with a migration of it whose process died."""
 
-    def show(plan: MigrationPlan) -> None:
+    def show(plan: MigrationPlan | ForkPlan) -> None:
         # An event of its own: the output of a run that fails is not there.
         context.log_event(
             dg.AssetObservation(
                 mount.stream(name),
-                description="the plan of a migration",
+                description=f"the plan of a {'fork' if isinstance(plan, ForkPlan) else 'migration'}",
                 metadata={"plan": dg.MetadataValue.md(plan.markdown())},
             )
         )
@@ -107,6 +136,7 @@ def migrate_stream(
         return _output({"job": name, "outcome": "acknowledged"})
     stillstate = stillstate_of(context, mount)
     with typed_failures():
+        fork = config.fork_request()
         spec = stillstate.spec()
         now = spec.job(name)
         migrator = migrator_of(
@@ -114,12 +144,15 @@ def migrate_stream(
             stillstate.catalog,
             lambda job: stillstate.launcher(spec, job),
             actor_of(stillstate),
+            jobs=spec.job,
             poll=stillstate.poll(),
             say=context.log.info,
         )
         try:
             if config.resume:
                 done = migrator.resume() if migrator.is_under_way() is not None else None
+            elif fork is not None:
+                done = fork_or_resume(migrator, fork, on_plan=show)
             else:
                 done = migrate_or_resume(migrator, config.request(), on_plan=show)
         finally:
@@ -128,20 +161,22 @@ def migrate_stream(
         error = None if done is None else error_of(done, name, migrator.failure)
         if error is not None:
             raise error
-    if done is None:
-        value: dict[str, Any] = {"job": name, "outcome": "nothing to do"}
+    return _output({"job": name, "outcome": "nothing to do"} if done is None else _value(name, done))
+
+
+def _value(name: str, done: Migration) -> dict[str, Any]:
+    """What came of a migration that was kept."""
+    if done.fork_of:
+        told: dict[str, Any] = {"outcome": "forked", "fork_of": done.fork_of, "fork_at": done.fork_at}
     else:
-        value = {
-            "job": name,
+        told = {
             "outcome": "migrated",
             "parallelism": done.target.parallelism,
             "backend": done.target.backend,
-            "term": done.run_term,
             "savepoint": done.savepoint,
-            "how": done.reason,
-            **({"moved_to": done.to_root} if done.to_root else {}),
         }
-    return _output(value)
+    moved = {"moved_to": done.to_root} if done.to_root else {}
+    return {"job": name, **told, "term": done.run_term, "how": done.reason, **moved}
 
 
 def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
@@ -155,7 +190,7 @@ def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrato
     context.log_event(
         dg.AssetObservation(
             mount.stream(name),
-            description=f"a migration to {last.target}: {last.step}",
+            description=f"{last.what if last.fork_of else f'a migration to {last.target}'}: {last.step}",
             metadata={
                 "steps": migration_table(migrator.history, clock.now_ms()),
                 **({"log_last_line": log[-1]} if log else {}),

@@ -222,8 +222,8 @@ def _headline(unmatched: Sequence[Unmatched], compared: _Compared, *, runs: bool
 
 
 def _by_migration(found: Sequence[Difference], record: Migration | None) -> list[Unmatched]:
-    # Of a job that was never migrated no record goes before the file.
-    by: By = "migration or restart" if record is None else "migration"
+    # Of a job that was never migrated no record goes before the file, nor does one that holds nothing: a fork's.
+    by: By = "migration or restart" if record is None or record.settings == RunSettings() else "migration"
     return [Unmatched(one.setting, one.runs_with, one.wanted, by) for one in found]
 
 

@@ -36,7 +36,7 @@ from state_runtime.snapshot.savepoint import SavepointRecord, read_savepoint
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
 
-__all__ = ["Effects", "RolledBack"]
+__all__ = ["Effects", "RolledBack", "savepoint_names_of"]
 
 POLL_S: Final = 0.2
 PIN_LASTS_MS: Final = 30 * 86_400_000
@@ -48,6 +48,11 @@ class RolledBack(StillstateError):
     """The new run did not come up, and the job is as it was before; the message says why."""
 
     kind = "rolled-back"
+
+
+def savepoint_names_of(wanted: str) -> tuple[str, str]:
+    """The names that `Effects.saved` may give."""
+    return wanted, f"{wanted}-again"
 
 
 class Effects:
@@ -109,7 +114,7 @@ class Effects:
 
     def release(self, migration: Migration) -> None:
         """The savepoint is nobody's to go back to any more: rules of retention may take it."""
-        if migration.to_root:
+        if migration.to_root or migration.fork_of:
             return
         try:
             folder = self._root.child(savepoint_path(migration.savepoint))
@@ -123,7 +128,13 @@ class Effects:
 
     def _save(self, migration: Migration) -> dict[str, Any]:
         self._end_what_hangs()
-        made = self._saved(migration)
+        made = self.saved(
+            migration.savepoint,
+            then="stop",
+            trigger="upgrade",
+            tags=("migration",),
+            note=f"before the migration to {migration.target}",
+        )
         if self.seen().health.verdict in LIVE:
             self._launcher.stop()  # it was brought back meanwhile, or did not hear what it was asked for
         status = self._catalog.status()
@@ -133,18 +144,20 @@ class Effects:
             "stopped_term": 0 if status is None else status.term,
         }
 
-    def _saved(self, migration: Migration) -> SavepointRecord:
-        """The savepoint; a second one, of the job that does not run, if the driver ended before it made the first."""
+    def saved(self, wanted: str, **asked: Any) -> SavepointRecord:
+        """A savepoint; a second one, of the job that does not run, if the driver ended before it made the first.
+
+        Args:
+            wanted: its name; the second one has another (`savepoint_names_of`).
+            asked: see `Savepointer.make`.
+
+        Raises:
+            Unavailable: repeat it. InvalidConfiguration: it was not made.
+        """
         message = ""
-        for name in (migration.savepoint, f"{migration.savepoint}-again"):
+        for name in savepoint_names_of(wanted):
             try:
-                made = self._savepointer.make_or_join(
-                    name,
-                    then="stop",
-                    trigger="upgrade",
-                    tags=("migration",),
-                    note=f"before the migration to {migration.target}",
-                )
+                made = self._savepointer.make_or_join(name, **asked)
             except StoreUnavailable:
                 raise
             except Unavailable as error:
@@ -174,16 +187,27 @@ class Effects:
                 ids=self._actor.ids,
                 lasts_ms=PIN_LASTS_MS,
             )
+        self.compare(folder, f"savepoint {migration.savepoint!r}", migration)
+        return {}
+
+    def compare(self, folder: Store, what: str, migration: Migration) -> None:
+        """Read a folder that is laid out like a job root, and compare it with what was written.
+
+        Args:
+            what: it is, for the message.
+
+        Raises:
+            StoreUnavailable: it cannot be read now. CorruptData: it is damaged.
+        """
         report = verify_root(
             folder, level=migration.verify, seed=migration.uid, clock=self._actor.clock, ids=self._actor.ids
         )
         kinds = {finding.kind for finding in report.findings}
         if "unreachable" in kinds or not report.complete:
-            raise StoreUnavailable(f"savepoint {migration.savepoint!r} cannot be read now; try again")
+            raise StoreUnavailable(f"{what} cannot be read now; try again")
         if report.findings:
             worst = report.findings[0]
-            raise CorruptData(f"savepoint {migration.savepoint!r} is damaged: {worst.path}: {worst.detail}")
-        return {}
+            raise CorruptData(f"{what} is damaged: {worst.path}: {worst.detail}")
 
     def _go_back(self, migration: Migration) -> dict[str, Any]:
         execute_rollback(self._catalog, self.plan_back(migration.go_back_to), self._actor)
@@ -191,7 +215,8 @@ class Effects:
 
     def _start(self, migration: Migration) -> dict[str, Any]:
         status = self._live_run(above=migration.stopped_term, settings=migration.target)
-        term = self._started(f"migration to {migration.target}") if status is None else status.term
+        cause = migration.what if migration.fork_of else f"migration to {migration.target}"
+        term = self._started(cause) if status is None else status.term
         return {"run_term": term, "deadline_ms": self._actor.clock.now_ms() + int(migration.timeout_s * 1000)}
 
     def _watch(self, migration: Migration) -> dict[str, Any]:
@@ -259,10 +284,14 @@ class Effects:
             self._started(f"a migration was taken back: {why}")
         return {}
 
-    def run_on(self, migration: Migration) -> None:
-        """A run of a job that stays where it was moved to, although its first one has ended: as it was before."""
+    def run_on(self, migration: Migration, why: str) -> None:
+        """A run of a job that stays where it has committed, although its first one there has ended: as it was before.
+
+        Args:
+            why: for its heartbeat.
+        """
         if self._live_run(above=migration.run_term, settings=migration.before) is None:
-            self._started("it was moved, and its first run there has ended")
+            self._started(why)
 
     # --- what both need ----------------------------------------------------------------------------------------------
 

@@ -15,28 +15,33 @@ from typing import Any, Final
 import psutil
 
 from orchestration.config.held import settings_of
-from orchestration.config.home import at_source, at_target, is_home
+from orchestration.config.home import at_source, at_target, home_of, is_home
 from orchestration.config.spec import JobSpec
 from orchestration.launchers import Launcher
 from orchestration.launchers.port import LOG_FOLLOWS
 from orchestration.migration.effects import Effects, RolledBack
+from orchestration.migration.fork_plan import ForkPlan, ForkRequest
+from orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
 from orchestration.migration.moving import Moves, refuse_other_target
 from orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
-from orchestration.migration.steps import TAKEN_BACK_BY, step_after
+from orchestration.migration.steps import step_after, step_back_from
 from orchestration.recovery.observe import observe
 from orchestration.running.savepoints import Savepointer
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     InvalidConfiguration,
+    JobNotFound,
     MissingSnapshot,
     SnapshotInUse,
     StillstateError,
     Unavailable,
+    check,
 )
 from state_runtime.maintenance.move.plan import MovePlan, plan_move
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import (
     Migration,
+    MigrationStep,
     RunSettings,
     begin_migration,
     newest_migration,
@@ -47,7 +52,7 @@ from state_runtime.snapshot.migration import (
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
 
-__all__ = ["Migrator", "Place", "RolledBack", "error_of", "migrate_or_resume", "migrator_of"]
+__all__ = ["Migrator", "Place", "RolledBack", "error_of", "fork_or_resume", "migrate_or_resume", "migrator_of"]
 
 
 _THERE: Final = frozenset({"start", "watch", "stop-new"})
@@ -69,6 +74,7 @@ class Migrator:
     Args:
         job: as the file says, where it lives; or from where it is moved.
         target: to where it is moved, or may be; None if the file names no such place.
+        other: opens another job of the file, by its name; of a fork, with what makes its savepoints.
         savepointer, actor, poll, say: see `Effects`.
         on_point: called after each record and after each effect; tests die there.
 
@@ -86,6 +92,7 @@ class Migrator:
         actor: Actor,
         *,
         target: Place | None = None,
+        other: Callable[[str], tuple[Place, Savepointer]] | None = None,
         poll: Callable[[float], object] | None = None,
         say: Callable[[str], object] = lambda line: None,
         on_point: Callable[[str], object] = lambda point: None,
@@ -95,11 +102,11 @@ class Migrator:
         self.failure = ""
         self.history: list[Migration] = []
         self._effects = Effects(job, catalog, launcher, savepointer, actor, poll=poll, say=say)
-        self._target = target
+        self._target, self._other = target, other
+        self._poll: Callable[[float], object] = threading.Event().wait if poll is None else poll
         if target is not None:
             self._there = Effects(target.job, target.catalog, target.launcher, savepointer, actor, poll=poll, say=say)
-            wait = threading.Event().wait if poll is None else poll
-            self._moves = Moves(self._root, target.catalog.root, actor, poll=wait, say=say)
+            self._moves = Moves(self._root, target.catalog.root, actor, poll=self._poll, say=say)
 
     def plan(self, request: Request) -> MigrationPlan:
         """Look what a migration would do; only reads.
@@ -109,12 +116,7 @@ class Migrator:
             SnapshotInUse: a migration is under way.
             InvalidConfiguration: it cannot be.
         """
-        open_one = self._newest_open()
-        if open_one is not None:
-            raise SnapshotInUse(
-                f"job {self._job.name!r}: {open_one} is under way; `stillstate migrate {self._job.name} --resume` goes "
-                "on with it, should its process be gone"
-            )
+        self._refuse_under_way()
         self._catalog.job_info()
         newest = self._catalog.latest()
         if newest is None:
@@ -143,6 +145,40 @@ class Migrator:
             is_automatic=self._job.migration.automatic,
             move=move,
         )
+
+    def plan_fork(self, request: ForkRequest) -> ForkPlan:
+        """Look what it would take to let the job begin beside another one, with that one's state; only reads.
+
+        Raises:
+            JobNotFound, MissingSnapshot: the other job is not in the file, or has nothing to begin with.
+            SnapshotInUse: a migration is under way, or the job has begun already.
+            InvalidConfiguration: it cannot be.
+        """
+        self._refuse_under_way()
+        return self._forks(request.of).plan(request)
+
+    def fork(self, plan: ForkPlan) -> Migration:
+        """Carry a plan out, to its end; see `migrate`."""
+        now_ms, uid = self._actor.clock.now_ms(), self._actor.ids.uid()
+        savepoint = "" if plan.place else f"fork-{uid[:12].lower()}"
+        first = Migration(
+            uid=uid,
+            number=0,
+            step="copy" if plan.place else "save",
+            at_ms=now_ms,
+            began_ms=now_ms,
+            owner=self._actor.owner,
+            before=RunSettings(),
+            target=RunSettings(),
+            was_running=False,
+            savepoint=savepoint,
+            checkpoints=1,
+            timeout_s=plan.timeout_s,
+            verify=plan.verify,
+            fork_of=plan.of,
+            fork_at=plan.place or self._forks(plan.of).savepoint_place(savepoint),
+        )
+        return self._go_on(begin_migration(self._root, first), self._root)
 
     def migrate(self, plan: MigrationPlan) -> Migration:
         """Carry a plan out, to its end.
@@ -188,6 +224,8 @@ class Migrator:
         if _lives_here(found, self._actor):
             raise SnapshotInUse(f"job {self._job.name!r}: {found} is under way, and that process lives; let it end")
         refuse_other_target(found, None if self._target is None else self._target.catalog.root)
+        if found.fork_of:
+            self._forks(found.fork_of)  # refused before anything is taken over, where the file has no such job
         root = self._home()
         return self._go_on(take_migration_over(root, found, self._actor.owner, self._actor.clock), root)
 
@@ -202,7 +240,7 @@ class Migrator:
         while migration.is_open:
             self.history.append(migration)
             self._on_point(f"recorded {migration.step}")
-            self._say(_SAID[migration.step])
+            self._say(_said_of(migration))
             step = step_after(migration)
             if newest_migration(root) != migration.number:
                 raise SnapshotInUse(
@@ -214,17 +252,19 @@ class Migrator:
                 error.add_note(f"the migration stands at step {migration.step!r}; go on with --resume")
                 raise
             except StillstateError as error:
-                if migration.step not in TAKEN_BACK_BY:
+                back = step_back_from(migration)
+                if back is None:
+                    down = "" if migration.fork_of else ", and the job may be down"
                     error.add_note(
-                        f"the migration could not be taken back: it stands at step {migration.step!r}, and the job may "
-                        "be down. Repair what is said above, then go on with --resume"
+                        f"the migration could not be taken back: it stands at step {migration.step!r}{down}. Repair "
+                        "what is said above, then go on with --resume"
                     )
                     raise
                 self._say(f"{migration.step} failed: {error}")
                 self.failure = f"{migration.step}: {error}"
                 # A line for the store; what a driver wrote last may be anything, and stays with who looks on.
                 reason = self.failure.split("\n")[0].split(f". {LOG_FOLLOWS}")[0]
-                step, changes = TAKEN_BACK_BY[migration.step], {"reason": reason}
+                step, changes = back, {"reason": reason}
             self._on_point(f"done {migration.step}")
             step = changes.pop("step", step)
             if migration.to_root:
@@ -238,6 +278,8 @@ class Migrator:
 
     def _do(self, migration: Migration) -> dict[str, Any]:
         """The effect of a step."""
+        if migration.fork_of and migration.step in FORK_STEPS:
+            return self._forks(migration.fork_of).do(migration)
         if not migration.to_root:
             return self._effects.do(migration)
         if migration.step == "move":
@@ -246,7 +288,7 @@ class Migrator:
             return self._moves.leave(migration)
         if migration.step == "go-home":
             if self._moves.has_committed(migration):
-                self._there.run_on(migration)
+                self._there.run_on(migration, "it was moved, and its first run there has ended")
                 why = f"it had committed there, and was started again as it was before: {migration.reason}"
                 return {"step": "leave", "target": migration.before, "reason": why}
             self._moves.go_home(migration)
@@ -254,6 +296,27 @@ class Migrator:
         if migration.step == "start-old":
             self._moves.free()
         return (self._there if migration.step in _THERE else self._effects).do(migration)
+
+    def _forks(self, of: str) -> Forks:
+        """
+        Raises:
+            JobNotFound: the file has no job of that name.
+        """
+        check(self._other is not None, "whoever forks can open the other job")
+        assert self._other is not None
+        there, savepointer = self._other(of)
+        actor, poll, say = self._actor, self._poll, self._say
+        effects = Effects(there.job, there.catalog, there.launcher, savepointer, actor, poll=poll, say=say)
+        side = ForkSide(self._job, self._catalog, self._effects)
+        return Forks(side, ForkSide(there.job, there.catalog, effects), actor, poll=poll, say=say)
+
+    def _refuse_under_way(self) -> None:
+        open_one = self._newest_open()
+        if open_one is not None:
+            raise SnapshotInUse(
+                f"job {self._job.name!r}: {open_one} is under way; `stillstate migrate {self._job.name} --resume` goes "
+                "on with it, should its process be gone"
+            )
 
     def _plan_move(self) -> MovePlan:
         """What would go to the target; refused where it cannot.
@@ -294,6 +357,7 @@ def migrator_of(
     launcher: Callable[[JobSpec], Launcher],
     actor: Actor,
     *,
+    jobs: Callable[[str], JobSpec] | None = None,
     poll: Callable[[float], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
     on_point: Callable[[str], object] = lambda point: None,
@@ -302,27 +366,41 @@ def migrator_of(
 
     Args:
         catalog, launcher: open them, of a job where it is.
+        jobs: looks jobs of the file up, by name: whoever goes on with a fork needs the other job.
         on_point: see `Migrator`.
     """
+
+    def savepointer(at: Place) -> Savepointer:
+        return Savepointer.watching(
+            at.catalog,
+            lambda: observe(at.job, at.catalog, at.launcher, actor.clock),
+            clock=actor.clock,
+            ids=actor.ids,
+            poll=poll,
+        )
+
+    def other(name: str) -> tuple[Place, Savepointer]:
+        found = home_of((jobs or _unknown)(name))
+        place = Place(found, catalog(found), launcher(found))
+        return place, savepointer(place)
+
     here, there = _places(job, catalog, launcher)
-    savepointer = Savepointer.watching(
-        here.catalog,
-        lambda: observe(here.job, here.catalog, here.launcher, actor.clock),
-        clock=actor.clock,
-        ids=actor.ids,
-        poll=poll,
-    )
     return Migrator(
         here.job,
         here.catalog,
         here.launcher,
-        savepointer,
+        savepointer(here),
         actor,
         target=there,
+        other=other,
         poll=poll,
         say=say,
         on_point=on_point,
     )
+
+
+def _unknown(name: str) -> JobSpec:
+    raise JobNotFound(f"job {name!r} is not known here: go on with the fork where stillstate.yaml has both jobs")
 
 
 def _places(
@@ -373,7 +451,34 @@ def migrate_or_resume(
     return migrator.resume()
 
 
-_SAID: Final = {
+def fork_or_resume(migrator: Migrator, request: ForkRequest, *, on_plan: Callable[[ForkPlan], object]) -> Migration:
+    """The same of a fork: go on with the one that was cut, else plan one and carry it out.
+
+    Returns:
+        The last step.
+
+    Raises:
+        SnapshotInUse: something else is under way, or the job has begun already. And what `Migrator` raises.
+    """
+    under_way = migrator.is_under_way()
+    if under_way is None:
+        plan = migrator.plan_fork(request)
+        on_plan(plan)
+        return migrator.fork(plan)
+    if not request.is_of(under_way):
+        raise SnapshotInUse(
+            f"{under_way} is under way, and another fork is asked for, of {request.of!r}. Go on with that one first"
+        )
+    return migrator.resume()
+
+
+_SAID_OF_A_FORK: Final[dict[MigrationStep, str]] = {
+    "save": "making a savepoint of the other job, which goes on running",
+    "verify": "reading the copy",
+    "start": "starting the new job",
+    "watch": "waiting for its first checkpoint",
+}
+_SAID: Final[dict[MigrationStep, str]] = {
     "save": "making a savepoint, and stopping the driver",
     "verify": "reading the savepoint",
     "move": "carrying the job to its new place",
@@ -385,7 +490,15 @@ _SAID: Final = {
     "stop-new": "taking it back: ending the new run",
     "restore": "taking it back: looking whether it has committed",
     "start-old": "taking it back: starting the job as it was",
+    "copy": "copying what the new job begins with",
+    "clear": "taking it back: removing what was copied",
 }
+
+
+def _said_of(migration: Migration) -> str:
+    """What a step is about to do, for people."""
+    of_a_fork = _SAID_OF_A_FORK.get(migration.step) if migration.fork_of else None
+    return of_a_fork or _SAID[migration.step]
 
 
 def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | None:
@@ -396,6 +509,11 @@ def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | 
     """
     if migration.step == "kept":
         return None
+    if migration.fork_of:
+        return RolledBack(
+            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; what was copied for it was "
+            f"removed. {failure or migration.reason}"
+        )
     as_it_was = "runs again" if migration.was_running else "is stopped"
     return RolledBack(
         f"job {job!r} was not migrated to {migration.target} and {as_it_was} with {migration.before}. "

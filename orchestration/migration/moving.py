@@ -22,14 +22,14 @@ from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.move.execute import abort_move, execute_move, let_go
 from state_runtime.maintenance.move.plan import plan_move
 from state_runtime.snapshot.boundary import read_boundary
-from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import Moving, read_moving, read_outcome
 from state_runtime.snapshot.migration import Migration, carry_migration, read_migration, record_step
 from state_runtime.snapshot.paths import MOVING_FILE
 from state_runtime.store import Store
 
-__all__ = ["Moves", "refuse_other_target"]
+__all__ = ["Moves", "refuse_other_target", "wait_until_quiet"]
 
 QUIET_WITHIN_S: Final = 180.0
 POLL_S: Final = 0.5
@@ -63,7 +63,7 @@ class Moves:
         """
         try:
             if not is_home(self._target):
-                self._wait_until_quiet(self._source)
+                wait_until_quiet(self._source, self._actor, self._poll)
                 self._execute(keep_source=True, before_decided=lambda: carry_migration(self._target, migration))
         except Unavailable:
             raise
@@ -151,15 +151,8 @@ class Moves:
                 abort_move(self._source, self._target, clock=self._actor.clock, ids=self._actor.ids)
             self._give_target_up()
 
-    def _wait_until_quiet(self, root: Store) -> None:
-        """A run that was killed has left a heartbeat that looks alive for a while."""
-        catalog = Catalog.of_root(root, self._actor.clock)
-        deadline_s = self._actor.clock.monotonic_s() + QUIET_WITHIN_S
-        while live_run(catalog, self._actor.clock) is not None and self._actor.clock.monotonic_s() < deadline_s:
-            self._poll(POLL_S)
-
     def _give_target_up(self) -> None:
-        self._wait_until_quiet(self._target)
+        wait_until_quiet(self._target, self._actor, self._poll)
         try:
             done = delete_root(
                 self._target,
@@ -189,6 +182,16 @@ class Moves:
         )
         for path in result.left[:5]:
             self._say(f"{path} in {self._source.url} is not of Stillstate, and stays")
+
+
+def wait_until_quiet(root: Store, actor: Actor, poll: Callable[[float], object]) -> None:
+    """A run that was killed has left a heartbeat that looks alive for a while."""
+    if read_job_info(root) is None:
+        return  # nobody runs there, or it is being removed
+    catalog = Catalog.of_root(root, actor.clock)
+    deadline_s = actor.clock.monotonic_s() + QUIET_WITHIN_S
+    while live_run(catalog, actor.clock) is not None and actor.clock.monotonic_s() < deadline_s:
+        poll(POLL_S)
 
 
 def refuse_other_target(migration: Migration, target: Store | None) -> None:

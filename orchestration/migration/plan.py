@@ -22,6 +22,8 @@ from state_runtime.snapshot.migration import Migration, RunSettings
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = [
+    "TIMEOUT_MAX_S",
+    "VERIFIED",
     "Difference",
     "Found",
     "MigrationPlan",
@@ -34,10 +36,10 @@ __all__ = [
 
 CHECKPOINTS_MAX: Final = 100
 TIMEOUT_MAX_S: Final = 86_400.0
-_VERIFIED: Final[dict[VerifyLevel, str]] = {
-    "structure": "look whether all files of the savepoint are there",
-    "sample": "read a sample of the savepoint and compare it with what was written",
-    "full": "read the whole savepoint and compare it with what was written",
+VERIFIED: Final[dict[VerifyLevel, str]] = {
+    "structure": "look whether all files of the {} are there",
+    "sample": "read a sample of the {} and compare it with what was written",
+    "full": "read the whole {} and compare it with what was written",
 }
 _EDIT: Final = (
     "the job is in {}. Once it was moved it is in {} all the same, until you edit `store` and take "
@@ -177,7 +179,7 @@ class MigrationPlan:
             many_objects = f"{self.move.objects:,} objects ({bytes_text(self.move.bytes)})"
             return [
                 stop,
-                _VERIFIED[self.verify],
+                VERIFIED[self.verify].format("savepoint"),
                 f"carry {many_objects} to {self.move.target_url}, and compare; nobody can start the job meanwhile",
                 f"start a driver there, with {self.target}",
                 f"wait for {many}, at most {self.timeout_s:g} s",
@@ -186,7 +188,7 @@ class MigrationPlan:
             ]
         return [
             stop,
-            _VERIFIED[self.verify],
+            VERIFIED[self.verify].format("savepoint"),
             *back,
             f"start a driver with {self.target}",
             f"wait for {many}, at most {self.timeout_s:g} s",

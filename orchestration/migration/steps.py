@@ -4,6 +4,7 @@ step        its effect                                          done            
 save        a savepoint; then the driver stops                  verify            start-old
 verify      the savepoint is read and compared                  go-back or start  start-old
 move        the root is copied to another store, and counts     start             start-old
+copy        of a fork: what it begins with is in its own root   verify            clear
 go-back     the job goes back, in place, to what was named      start             stop-new
 start       a driver starts, with the target settings           watch             stop-new
 watch       its first checkpoints come                          kept              stop-new
@@ -12,6 +13,10 @@ stop-new    whatever of the new run lives is ended              restore         
 go-home     of a job that was moved: the new root is given up   start-old         raised: repeat it
 restore     in place to the savepoint, if there is newer state  start-old         raised: repeat it
 start-old   a driver starts, with the settings before           rolled-back       raised: repeat it
+clear       of a fork: what was copied is removed               rolled-back       raised: repeat it
+
+A fork's `save` makes a savepoint of another job, which goes on running, and is left out where nothing is saved;
+`verify` reads the copy. Of a fork nothing is started again: each step before `kept` that fails leads to `clear`.
 
 What can pass by itself (the store does not answer) is no failure: it is raised, and the migration goes on from that
 step when somebody resumes it.
@@ -27,13 +32,13 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration, MigrationStep
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["QUIET_S", "TAKEN_BACK_BY", "Watched", "has_same_state", "judge_watched", "step_after"]
+__all__ = ["QUIET_S", "Watched", "has_same_state", "judge_watched", "step_after", "step_back_from"]
 
 QUIET_S: Final = 10.0
 """A source that is quiet for so long without a break is taken for one that has nothing: rows that come every few
 seconds should first go through the job as it is now."""
 
-TAKEN_BACK_BY: Final[dict[MigrationStep, MigrationStep]] = {
+_TAKEN_BACK_BY: Final[dict[MigrationStep, MigrationStep]] = {
     "save": "start-old",
     "verify": "start-old",
     "move": "start-old",
@@ -42,6 +47,21 @@ TAKEN_BACK_BY: Final[dict[MigrationStep, MigrationStep]] = {
     "watch": "stop-new",
 }
 """What follows a step that failed; of the others a failure is raised."""
+
+_TAKEN_BACK_BY_OF_A_FORK: Final[dict[MigrationStep, MigrationStep]] = {
+    "save": "clear",
+    "copy": "clear",
+    "verify": "clear",
+    "start": "stop-new",
+    "watch": "stop-new",
+}
+
+_DONE_OF_A_FORK: Final[dict[MigrationStep, MigrationStep]] = {
+    "save": "copy",
+    "copy": "verify",
+    "stop-new": "clear",
+    "clear": "rolled-back",
+}
 
 _DONE_OF_A_MOVE: Final[dict[MigrationStep, MigrationStep]] = {
     "verify": "move",
@@ -66,11 +86,18 @@ _DONE: Final[dict[MigrationStep, MigrationStep]] = {
 
 def step_after(migration: Migration) -> MigrationStep:
     """What follows a step that is done."""
+    if migration.fork_of and migration.step in _DONE_OF_A_FORK:
+        return _DONE_OF_A_FORK[migration.step]
     if migration.step == "verify" and migration.go_back_to:
         return "go-back"
     if migration.to_root and migration.step in _DONE_OF_A_MOVE:
         return _DONE_OF_A_MOVE[migration.step]
     return _DONE[migration.step]
+
+
+def step_back_from(migration: Migration) -> MigrationStep | None:
+    """What follows a step that failed; None: it is raised, and the step is repeated."""
+    return (_TAKEN_BACK_BY_OF_A_FORK if migration.fork_of else _TAKEN_BACK_BY).get(migration.step)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ Verdict = Literal[
 BACKOFF_MAX_S: Final = 600.0  # a job that waits for a repaired store should come back within minutes of the repair
 _BEATS_MISSED: Final = 2
 _TO_RECOVER: Final = frozenset({"dead", "silent", "stalled", "failed"})
-MAY_BE_MIGRATING: Final = frozenset({"stopped", "finished", "fenced"}) | _TO_RECOVER
-"""What a driver looks like that a migration has stopped, or has not brought up."""
+MAY_BE_MIGRATING: Final = frozenset({"stopped", "finished", "fenced", "never-started"}) | _TO_RECOVER
+"""What a driver looks like that a migration has stopped, or has not brought up; or, of a fork, not yet."""
 MIGRATION_QUIET_S: Final = 3600.0
 """A step of a migration that takes longer is a migration that nobody goes on with, until somebody has looked."""
 

@@ -1,14 +1,15 @@
-"""How the plan of a migration is shown."""
+"""How the plans of a migration and of a fork are shown."""
 
 from __future__ import annotations
 
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.migration.fork_plan import ForkPlan
 from orchestration.migration.plan import MigrationPlan
 from orchestration.show.tables import new_table
 
-__all__ = ["plan_table"]
+__all__ = ["fork_table", "plan_table"]
 
 
 def plan_table(plan: MigrationPlan) -> Table:
@@ -16,4 +17,12 @@ def plan_table(plan: MigrationPlan) -> Table:
     table = new_table(f"Migration of {plan.job}", "", "is", "becomes")
     for what, now, wanted in plan.rows():
         table.add_row(Text(what), Text(now), Text(wanted))
+    return table
+
+
+def fork_table(plan: ForkPlan) -> Table:
+    """Both jobs beside each other, one thing a line."""
+    table = new_table(f"Fork of {plan.of}", "", plan.of, plan.job)
+    for what, of, job in plan.rows():
+        table.add_row(Text(what), Text(of), Text(job))
     return table

@@ -12,6 +12,9 @@ from the job's own newest snapshot. One that names another source is refused: it
 asked for. A crash before it leaves a root that has a job.json and no snapshot; the next start takes the same snapshot
 of the source, and keeps what was copied. A start without `start_from` refuses such a root: it would begin empty.
 
+`fill` copies another root's snapshot as `open` does with NO_CLAIM, and opens no run: for whoever looks at the copy
+before a driver starts.
+
 NO_CLAIM reads the source and, where it may write there, pins the snapshot as long as it copies. CLAIM also makes the
 source the job's own: nobody else runs it or starts from it (snapshot/claim.py), and it is removed after the job's first
 checkpoint (maintenance/delete/claimed.py).
@@ -37,6 +40,7 @@ from state_runtime.base.errors import (
     SnapshotExpired,
     SnapshotInUse,
     Unavailable,
+    check,
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MAX_PARALLELISM
@@ -90,7 +94,7 @@ class StartFrom:
 class Beginning:
     """The beginning of one run.
 
-    Life cycle: made → `look` (reads) → `open` (writes); each once.
+    Life cycle: made → `look` (reads) → `open` or `fill` (write); each once.
 
     Args:
         catalog: of the job that begins.
@@ -402,6 +406,32 @@ class Beginning:
                 # Before job.json says what the job begins with: the source may have ended meanwhile with a snapshot
                 # that the caller does not go on from.
                 self._decide(replace(source.manifest, outputs=self._outputs(source)), self.info)
+        return self._open_run(self._bring(source, uid, actor), empty, actor)
+
+    def fill(self, uid: str, *, host: str, pid: int) -> JobInfo:
+        """Give the job what `look` has found of another root as its first snapshot, without a run. Repeat it after an
+        error or a crash at any point.
+
+        Args:
+            uid: of a new job.
+
+        Returns:
+            The job, which has a snapshot now. Another uid than the one that was given: somebody else has begun it.
+
+        Raises:
+            what `open` raises before it opens a run.
+        """
+        check(self._start is not None and not self._claims, "a root is filled from another one, which stays")
+        if self._source is not None:
+            refuse_cut_copy(self._source)
+            return self._bring(self._source, uid, Actor(self._clock, self._ids, host, pid))
+        # An earlier attempt has ended.
+        check(self.info is not None, "a job that has a snapshot has a job.json")
+        assert self.info is not None
+        return self.info
+
+    def _bring(self, source: OpenedSnapshot, uid: str, actor: Actor) -> JobInfo:
+        """Copy everything that a snapshot of another root needs, and its manifest last."""
         started = self._started_from(source)
         info = open_job_root(
             self._root, self._catalog.job, clock=self._clock, ids=self._ids, uid=uid, started_from=started
@@ -430,7 +460,7 @@ class Beginning:
                 ids=self._ids,
             )
         faults.reach("start-copied")
-        return self._open_run(info, empty, actor)
+        return info
 
     def ending(self, info: JobInfo, owner: str) -> ClaimEnding | None:
         """What removes the root that the job has claimed, once it has a checkpoint; None if it claimed none.

@@ -20,6 +20,14 @@ carried to before the new one counts; and back in the old one from `start-old` o
       │         │         │        └─────────┴──▶ stop-new ──▶ go-home ──┐   (go-home ──▶ leave, if it has committed)
       └─────────┴─────────┴──────────────────────────────────────▶ start-old ──▶ rolled-back
 
+A fork, a job that begins beside another one with that one's state, has all of its documents in its own root; `save`
+is left out where nothing is saved for it:
+
+    save ──▶ copy ──▶ verify ──▶ start ──▶ watch ──▶ kept
+      │        │         │         │         │
+      │        │         │         └─────────┴──▶ stop-new ──┐   (clear ──▶ kept, if it has committed)
+      └────────┴─────────┴───────────────────────────────────┴──▶ clear ──▶ rolled-back
+
 The newest document also says with which parallelism and which backend a run starts, whoever starts it: from `start` on
 those that were asked for, before that, and once the migration goes back, those that the job had. That is for good: they
 are what the job runs with until its next migration.
@@ -45,6 +53,7 @@ __all__ = [
     "RunSettings",
     "begin_migration",
     "carry_migration",
+    "encode_migration",
     "newest_migration",
     "read_migration",
     "record_step",
@@ -55,6 +64,7 @@ MigrationStep = Literal[
     "save",
     "verify",
     "move",
+    "copy",
     "go-back",
     "start",
     "watch",
@@ -64,26 +74,31 @@ MigrationStep = Literal[
     "restore",
     "go-home",
     "start-old",
+    "clear",
     "rolled-back",
 ]
 
 FOLLOWING: Final[dict[MigrationStep, tuple[MigrationStep, ...]]] = {
-    "save": ("verify", "start-old"),
-    "verify": ("move", "go-back", "start", "start-old"),
+    "save": ("verify", "copy", "start-old", "clear"),
+    "verify": ("move", "go-back", "start", "start-old", "clear"),
     "move": ("start", "start-old"),
+    "copy": ("verify", "clear"),
     "go-back": ("start", "stop-new"),
     "start": ("watch", "stop-new"),
     "watch": ("leave", "kept", "stop-new"),
     "leave": ("kept",),
     "kept": (),
-    "stop-new": ("restore", "go-home"),
+    "stop-new": ("restore", "go-home", "clear"),
     "restore": ("start-old",),
     "go-home": ("leave", "start-old"),
     "start-old": ("rolled-back",),
+    "clear": ("kept", "rolled-back"),
     "rolled-back": (),
 }
 """What may follow each step."""
 
+_YOUNGER: Final = {"fork_of": "", "fork_at": ""}
+"""Fields that earlier versions do not know: only a fork's documents have them."""
 _WITH_TARGET: Final = frozenset({"start", "watch", "leave", "kept"})
 
 
@@ -126,6 +141,9 @@ class Migration:
         deadline_ms: when the new run must have made its checkpoints; 0 until it is watched.
         reason: one line for people: why it was kept, or taken back.
         from_root, to_root: URLs of the root that the job is moved from, and to; empty: it stays where it is.
+        fork_of: name of the job whose state this one begins with; empty: it is no fork. Then `savepoint` is one of that
+            job, or empty, and `uid` is also the uid that the new job gets.
+        fork_at: of a fork, the place (snapshot/locate.py) that it begins with.
     """
 
     uid: str
@@ -149,6 +167,8 @@ class Migration:
     reason: str = ""
     from_root: str = ""
     to_root: str = ""
+    fork_of: str = ""
+    fork_at: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -160,9 +180,15 @@ class Migration:
         """What a run starts with now."""
         return self.target if self.step in _WITH_TARGET else self.before
 
+    @property
+    def what(self) -> str:
+        """For people."""
+        if self.fork_of:
+            return f"the fork of job {self.fork_of!r} at {self.fork_at}"
+        return f"the migration to {self.target}" + (f" in {self.to_root}" if self.to_root else "")
+
     def __str__(self) -> str:
-        where = f" in {self.to_root}" if self.to_root else ""
-        return f"the migration to {self.target}{where} (step {self.step!r}, by {self.owner})"
+        return f"{self.what} (step {self.step!r}, by {self.owner})"
 
 
 def newest_migration(root: Store) -> int:
@@ -229,6 +255,11 @@ def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock) 
     return _create(root, last, replace(last, number=last.number + 1, owner=owner, at_ms=clock.now_ms()))
 
 
+def encode_migration(migration: Migration) -> bytes:
+    """The bytes of a step's document."""
+    return encode_document("migration", migration, younger=_YOUNGER)
+
+
 def carry_migration(root: Store, migration: Migration) -> None:
     """Bring the newest step to the root that a job is moved to, where its migration goes on. Repeated, it changes
     nothing.
@@ -238,7 +269,7 @@ def carry_migration(root: Store, migration: Migration) -> None:
     """
     if newest_migration(root) > migration.number:
         raise SnapshotInUse(f"{root.url}: somebody else goes on with {migration}; this process stops")
-    if root.create(migration_path(migration.number), encode_document("migration", migration)) is not Created.MINE:
+    if root.create(migration_path(migration.number), encode_migration(migration)) is not Created.MINE:
         raise SnapshotInUse(f"{root.url}: somebody else goes on with {migration}; this process stops")
 
 
@@ -259,4 +290,4 @@ def _create(root: Store, last: Migration, following: Migration) -> Migration:
 
 
 def _proposal(migration: Migration) -> Proposal[Migration]:
-    return Proposal(migration_path(migration.number), encode_document("migration", migration), migration)
+    return Proposal(migration_path(migration.number), encode_migration(migration), migration)

@@ -91,14 +91,14 @@ class Drivers:
         cause: str = "",
     ) -> Launched:
         home = home_of(self.spec)
-        now, _ = held_settings(self.spec, open_store(home.store).child(JOB))
+        now, _ = held_settings(self.spec, open_store(home.store).child(self.job.name))
         behaviour = self.behaviour.get(now.parallelism, "works")
         if behaviour == "no-start":
             raise LaunchFailed("the driver ended with exit code 2 before it ran", 2)
         for run in self.live():
             run.state = "fenced"  # what a fencing snapshot does to whoever ran
         self.job.store = open_store(home.store)
-        catalog = Catalog(self.job.store, JOB, self.job.clock)
+        catalog = Catalog(self.job.store, self.job.name, self.job.clock)
         refuse_if_handed_over(catalog.root)
         before = catalog.latest()
         assert before is not None
@@ -113,13 +113,13 @@ class Drivers:
         run = Run(committer.term.term, pid, now.parallelism, now.backend, behaviour=behaviour, settings=settings)
         self.runs.append(run)
         self._beat(run)
-        return Launched(job=JOB, term=run.term, state="running", pid=pid, host=HOST, log="/logs/x.log")
+        return Launched(job=self.job.name, term=run.term, state="running", pid=pid, host=HOST, log="/logs/x.log")
 
     def stop(self) -> Stopped:
         run = self.runs[-1]
         if run.state == "running":
             self._end(run, "stopped")
-        return Stopped(JOB, run.term, run.state, f"its run ended: {run.state}")
+        return Stopped(self.job.name, run.term, run.state, f"its run ended: {run.state}")
 
     def is_alive(self, status: RunStatus) -> Any:
         run = next((r for r in self.runs if r.pid == status.pid), None)
@@ -147,7 +147,7 @@ class Drivers:
         if snapshot_id in self.job.rows:
             return self.job.rows[snapshot_id]
         # Committed by a rollback of the code under test: its content is that of the savepoint it went back to.
-        manifest = Catalog(self.job.store, JOB).manifest(snapshot_id)
+        manifest = Catalog(self.job.store, self.job.name).manifest(snapshot_id)
         segment = manifest.segments[-1].snapshot_id if manifest.segments else 0
         self.job.rows[snapshot_id] = dict(self.job.rows[segment])
         return self.job.rows[snapshot_id]
@@ -178,7 +178,8 @@ class Drivers:
             if request is None or request.action != "savepoint":
                 continue
             self.job.checkpoint()
-            self._end(run, "stopped")
+            if request.then != "continue":
+                self._end(run, "stopped")
             work = SavepointWork(self.job.root, f"{HOST}:{run.pid}", self.job.clock, SYSTEM_IDS)
             made = savepoint_of_stopped(work, request.name, trigger=request.trigger, tags=request.tags)
             given = ControlAnswer(request.request_id, "accepted", self.job.clock.now_ms(), "", made.snapshot_id)

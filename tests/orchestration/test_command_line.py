@@ -19,7 +19,7 @@ from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopp
 from state_runtime.base.errors import JobAlreadyRunning
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
-COMMANDS += ["migrate", "rescale"]
+COMMANDS += ["migrate", "rescale", "fork"]
 
 
 def call(*arguments: str) -> Result:

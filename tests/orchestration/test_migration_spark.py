@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from fed_job import PROJECT, Feeder, command, newest_of_each_key, output
 
 from orchestration.config.driver_settings import driver_settings
 from orchestration.config.spec import load_spec
@@ -22,9 +19,6 @@ from orchestration.launchers.processes import process_of
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import RunSettings, read_migration
 from state_runtime.store import open_store
-
-PROJECT = str(Path(__file__).resolve().parents[2])
-KEYS = 12
 
 JOB = """
 from state_runtime import ParquetSink, aggregates
@@ -63,40 +57,6 @@ jobs:
 """
 
 
-class Feeder:
-    """Writes input all the time, and knows what comes of it."""
-
-    def __init__(self, inbox: Path) -> None:
-        self._inbox, self._ended = inbox, threading.Event()
-        self.rows = 0
-        self._thread = threading.Thread(target=self._feed, daemon=True)
-        inbox.mkdir()
-        self._write()
-        self._thread.start()
-
-    def _feed(self) -> None:
-        while not self._ended.wait(0.5):
-            self._write()
-
-    def _write(self) -> None:
-        lines = [json.dumps({"k": f"k{n % KEYS}", "v": n}) for n in range(self.rows, self.rows + 20)]
-        part = self._inbox / f".{self.rows:08d}.tmp"
-        part.write_text("\n".join(lines) + "\n")
-        part.rename(self._inbox / f"{self.rows:08d}.json")
-        self.rows += 20
-
-    def end(self) -> dict[str, tuple[int, int]]:
-        """Stop; count and sum of each key, computed anew."""
-        self._ended.set()
-        self._thread.join()
-        counts: Counter[str] = Counter()
-        totals: Counter[str] = Counter()
-        for n in range(self.rows):
-            counts[f"k{n % KEYS}"] += 1
-            totals[f"k{n % KEYS}"] += n
-        return {key: (counts[key], totals[key]) for key in counts}
-
-
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PYTHONPATH", PROJECT)
@@ -108,29 +68,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         status = Catalog(open_store(str(tmp_path / store)), "tiny").status()
         if status is not None:
             LocalLauncher(tmp_path / "stillstate.yaml", job).end_lost(status)
-
-
-def command(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestration.cli", *arguments, "--config", str(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        cwd=config.parent,
-    )
-
-
-def output(folder: Path) -> list[tuple[str, int, int]]:
-    files = sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", ".")))
-    return [(r["k"], r["n"], r["total"]) for f in files for r in pq.read_table(f).to_pylist()]
-
-
-def newest_of_each_key(rows: list[tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
-    newest: dict[str, tuple[int, int]] = {}
-    for key, count, total in rows:
-        newest[key] = max(newest.get(key, (0, 0)), (count, total))
-    return newest
 
 
 @pytest.mark.spark

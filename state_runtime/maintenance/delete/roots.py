@@ -8,7 +8,7 @@ deleted for everybody; the same call again ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, InvalidConfiguration, JobNotFound, MissingSnapshot, SnapshotInUse
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance.delete.snapshots import THREADS, Deleted, Failure, OnProgress, delete_objects, run_of
-from state_runtime.maintenance.layout import DATA_KINDS, kind_of, number_in
+from state_runtime.maintenance.layout import DATA_KINDS, ObjectKind, kind_of, number_in
 from state_runtime.maintenance.marks import read_holders
 from state_runtime.snapshot.boundary import Boundary, advance_boundary, read_boundary, take_back_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
@@ -44,6 +44,7 @@ def delete_root(
     claimed_by: str = "",
     moved_by: str = "",
     job_uid: str = "",
+    keep: Collection[ObjectKind] = (),
     prove: Callable[[], None] = _nothing_to_prove,
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
@@ -56,6 +57,7 @@ def delete_root(
         claimed_by: uid of the job that has claimed it, if that is who deletes.
         moved_by: uid of the move that has carried it elsewhere, if that is who deletes.
         job_uid: of the job that is meant, if the caller knows it; else whichever is there now.
+        keep: of what lies there this stays: the record of whoever deletes.
         prove: raises if the caller may not delete (any more); called before each step, and between deletions.
 
     Raises:
@@ -107,7 +109,7 @@ def delete_root(
     # Whoever came before the tombstone is seen now; whoever came after it has seen it.
     if not is_debris:
         _refuse(root, _in_the_way(root, clock, claimed_by, with_savepoints=False), given_up=True)
-    removed = _remove(root, last="boundary", prove=check, on_progress=on_progress, threads=threads)
+    removed = _remove(root, last="boundary", keep=keep, prove=check, on_progress=on_progress, threads=threads)
     return replace(
         removed,
         objects=removed.objects + sum(part.objects for part in parts),
@@ -220,10 +222,16 @@ def _refuse(root: Store, holders: Iterable[str], *, given_up: bool = False) -> N
 
 
 def _remove(
-    root: Store, *, last: str, prove: Callable[[], None], on_progress: OnProgress | None = None, threads: int
+    root: Store,
+    *,
+    last: str,
+    keep: Collection[ObjectKind] = (),
+    prove: Callable[[], None],
+    on_progress: OnProgress | None = None,
+    threads: int,
 ) -> Deleted:
     """Remove all that is ours below a folder that is given up: data, then manifests, then what says so."""
-    found = [*root.list_objects(""), *root.list_debris()]
+    found = [o for o in (*root.list_objects(""), *root.list_debris()) if kind_of(o.path) not in keep]
     foreign = [o for o in found if kind_of(o.path) is None]
     steps = _ordered([o for o in found if kind_of(o.path) is not None], last)
     failures: list[Failure] = []

@@ -32,7 +32,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.migration import read_migration
+from state_runtime.snapshot.migration import encode_migration, read_migration
 from state_runtime.snapshot.paths import (
     JOB_FILE,
     PUBLISHED_FILE,
@@ -260,7 +260,7 @@ class Carrier:
         job is here."""
         found = read_migration(source)
         if found is not None and not found.is_open:
-            create_document(target, migration_path(found.number), encode_document("migration", found), source)
+            create_document(target, migration_path(found.number), encode_migration(found), source)
 
     # --- along the way -----------------------------------------------------------------------------------------------
 

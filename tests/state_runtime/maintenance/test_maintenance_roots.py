@@ -31,7 +31,7 @@ from state_runtime.materialize.records import claim
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.claim import Claim, claim_root
 from state_runtime.snapshot.document import encode_document
-from state_runtime.snapshot.paths import JOB_FILE, pin_path, savepoint_path
+from state_runtime.snapshot.paths import JOB_FILE, migration_path, pin_path, savepoint_path
 from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, read_record, read_savepoint
 from state_runtime.store import Store, open_store
@@ -92,6 +92,15 @@ def test_a_deleted_job_leaves_nothing_and_another_can_begin_there(job: Job) -> N
     assert job.store.list_names("") == []
     again = Job(job.store).checkpoints(1)
     assert again.check() == [1, 2]
+
+
+def test_of_a_deleted_job_what_its_deleter_records_there_may_stay(job: Job) -> None:
+    """Another job can begin there all the same, and the record's numbers go on."""
+    job.root.put(migration_path(1), b"somebody's record")
+    done = removed(job.root, clock=job.clock, keep=("migration",))
+    assert not done.failures
+    assert [o.path for o in job.root.list_objects("")] == [migration_path(1)]
+    Job(job.store).checkpoints(1).check()
 
 
 def test_a_deleted_savepoint_leaves_nothing_and_the_job_is_as_it_was(job: Job) -> None:
