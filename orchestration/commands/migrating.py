@@ -278,7 +278,7 @@ def _show(plan: MigrationPlan | ForkPlan, table: Any, notes_are: str) -> None:
 
 
 def _end(job: str, done: Migration, failure: str, *, as_json: bool) -> None:
-    from orchestration.migration.migrate import error_of
+    from orchestration.migration.said import error_of
 
     error = error_of(done, job, failure)
     if error is not None:

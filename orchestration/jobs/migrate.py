@@ -16,8 +16,9 @@ from orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_fa
 from orchestration.jobs.tags import JOB_TAG
 from orchestration.jobs.upkeep import actor_of
 from orchestration.migration.fork_plan import ForkPlan, ForkRequest
-from orchestration.migration.migrate import Migrator, error_of, fork_or_resume, migrate_or_resume, migrator_of
+from orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume, migrator_of
 from orchestration.migration.plan import MigrationPlan, Request
+from orchestration.migration.said import error_of
 from orchestration.resources import StillstateResource
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration

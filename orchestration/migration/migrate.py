@@ -19,11 +19,12 @@ from orchestration.config.home import at_source, at_target, home_of, is_home
 from orchestration.config.spec import JobSpec
 from orchestration.launchers import Launcher
 from orchestration.launchers.port import LOG_FOLLOWS
-from orchestration.migration.effects import Effects, RolledBack
+from orchestration.migration.effects import Effects
 from orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
 from orchestration.migration.moving import Moves, refuse_other_target
 from orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
+from orchestration.migration.said import said_of
 from orchestration.migration.steps import step_after, step_back_from
 from orchestration.recovery.observe import observe
 from orchestration.running.savepoints import Savepointer
@@ -41,7 +42,6 @@ from state_runtime.maintenance.move.plan import MovePlan, plan_move
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import (
     Migration,
-    MigrationStep,
     RunSettings,
     begin_migration,
     newest_migration,
@@ -52,7 +52,7 @@ from state_runtime.snapshot.migration import (
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
 
-__all__ = ["Migrator", "Place", "RolledBack", "error_of", "fork_or_resume", "migrate_or_resume", "migrator_of"]
+__all__ = ["Migrator", "Place", "fork_or_resume", "migrate_or_resume", "migrator_of"]
 
 
 _THERE: Final = frozenset({"start", "watch", "stop-new"})
@@ -240,7 +240,7 @@ class Migrator:
         while migration.is_open:
             self.history.append(migration)
             self._on_point(f"recorded {migration.step}")
-            self._say(_said_of(migration))
+            self._say(said_of(migration))
             step = step_after(migration)
             if newest_migration(root) != migration.number:
                 raise SnapshotInUse(
@@ -470,55 +470,6 @@ def fork_or_resume(migrator: Migrator, request: ForkRequest, *, on_plan: Callabl
             f"{under_way} is under way, and another fork is asked for, of {request.of!r}. Go on with that one first"
         )
     return migrator.resume()
-
-
-_SAID_OF_A_FORK: Final[dict[MigrationStep, str]] = {
-    "save": "making a savepoint of the other job, which goes on running",
-    "verify": "reading the copy",
-    "start": "starting the new job",
-    "watch": "waiting for its first checkpoint",
-}
-_SAID: Final[dict[MigrationStep, str]] = {
-    "save": "making a savepoint, and stopping the driver",
-    "verify": "reading the savepoint",
-    "move": "carrying the job to its new place",
-    "go-back": "going back, in place",
-    "start": "starting the new run",
-    "watch": "waiting for its first checkpoints",
-    "leave": "giving the old place up",
-    "go-home": "taking it back: giving the new place up",
-    "stop-new": "taking it back: ending the new run",
-    "restore": "taking it back: looking whether it has committed",
-    "start-old": "taking it back: starting the job as it was",
-    "copy": "copying what the new job begins with",
-    "clear": "taking it back: removing what was copied",
-}
-
-
-def _said_of(migration: Migration) -> str:
-    """What a step is about to do, for people."""
-    of_a_fork = _SAID_OF_A_FORK.get(migration.step) if migration.fork_of else None
-    return of_a_fork or _SAID[migration.step]
-
-
-def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | None:
-    """What a migration that is over ends its caller with; None if it was kept.
-
-    Args:
-        failure: of the migrator; empty: what is recorded.
-    """
-    if migration.step == "kept":
-        return None
-    if migration.fork_of:
-        return RolledBack(
-            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; what was copied for it was "
-            f"removed. {failure or migration.reason}"
-        )
-    as_it_was = "runs again" if migration.was_running else "is stopped"
-    return RolledBack(
-        f"job {job!r} was not migrated to {migration.target} and {as_it_was} with {migration.before}. "
-        f"{failure or migration.reason}"
-    )
 
 
 def _lives_here(migration: Migration, actor: Actor) -> bool:

@@ -14,8 +14,9 @@ from migrated_job import ENDS, Died
 from orchestration.config.held import held_settings, refuse_while_migrating
 from orchestration.config.spec import StartFromSpec
 from orchestration.migration.fork_plan import ForkFound, ForkRequest, plan_fork
-from orchestration.migration.migrate import Migrator, error_of, fork_or_resume, migrate_or_resume
+from orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume
 from orchestration.migration.plan import Request
+from orchestration.migration.said import error_of
 from orchestration.recovery.observe import observe
 from state_runtime.base.errors import (
     InvalidConfiguration,

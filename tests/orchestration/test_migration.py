@@ -13,8 +13,10 @@ import pytest
 from migrated_job import ENDS, HOST, Died, Migrated
 
 from orchestration.config.held import held_settings, refuse_while_migrating
-from orchestration.migration.migrate import Migrator, RolledBack, error_of
+from orchestration.migration.effects import RolledBack
+from orchestration.migration.migrate import Migrator
 from orchestration.migration.plan import Found, Request, differences, plan_migration
+from orchestration.migration.said import error_of
 from orchestration.recovery.observe import observe
 from state_runtime.base.errors import (
     CorruptManifest,

@@ -16,8 +16,9 @@ from orchestration.config.held import held_settings
 from orchestration.config.home import at_source, at_target, home_of
 from orchestration.config.spec import load_spec
 from orchestration.launchers import Stopped, StopTimedOut
-from orchestration.migration.migrate import Migrator, error_of
+from orchestration.migration.migrate import Migrator
 from orchestration.migration.plan import Request
+from orchestration.migration.said import error_of
 from orchestration.recovery.observe import observe
 from state_runtime.base.errors import InvalidConfiguration, SnapshotInUse
 from state_runtime.base.ids import SYSTEM_IDS

@@ -1,0 +1,58 @@
+"""What people are told of a migration or a fork: what it is about to do, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestration.migration.effects import RolledBack
+from state_runtime.snapshot.migration import Migration, MigrationStep
+
+__all__ = ["error_of", "said_of"]
+
+_SAID_OF_A_FORK: Final[dict[MigrationStep, str]] = {
+    "save": "making a savepoint of the other job, which goes on running",
+    "verify": "reading the copy",
+    "start": "starting the new job",
+    "watch": "waiting for its first checkpoint",
+}
+_SAID: Final[dict[MigrationStep, str]] = {
+    "save": "making a savepoint, and stopping the driver",
+    "verify": "reading the savepoint",
+    "move": "carrying the job to its new place",
+    "go-back": "going back, in place",
+    "start": "starting the new run",
+    "watch": "waiting for its first checkpoints",
+    "leave": "giving the old place up",
+    "go-home": "taking it back: giving the new place up",
+    "stop-new": "taking it back: ending the new run",
+    "restore": "taking it back: looking whether it has committed",
+    "start-old": "taking it back: starting the job as it was",
+    "copy": "copying what the new job begins with",
+    "clear": "taking it back: removing what was copied",
+}
+
+
+def said_of(migration: Migration) -> str:
+    """What a step is about to do, for people."""
+    of_a_fork = _SAID_OF_A_FORK.get(migration.step) if migration.fork_of else None
+    return of_a_fork or _SAID[migration.step]
+
+
+def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | None:
+    """What a migration that is over ends its caller with; None if it was kept.
+
+    Args:
+        failure: of the migrator; empty: what is recorded.
+    """
+    if migration.step == "kept":
+        return None
+    if migration.fork_of:
+        return RolledBack(
+            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; what was copied for it was "
+            f"removed. {failure or migration.reason}"
+        )
+    as_it_was = "runs again" if migration.was_running else "is stopped"
+    return RolledBack(
+        f"job {job!r} was not migrated to {migration.target} and {as_it_was} with {migration.before}. "
+        f"{failure or migration.reason}"
+    )
