@@ -116,6 +116,12 @@ JOBS ?= 200
 soak-house: setup ## JOBS (200) jobs under a real Dagster daemon, twenty on a store that hangs and twenty on one that refuses; writes tests/soak/reports/house.json
 	$(BIN)/python -m tests.soak.house --jobs $(JOBS)
 
+MINUTES ?= 30
+SEED ?=
+.PHONY: soak-dagster
+soak-dagster: setup ## MINUTES (30) of jobs on real flights under Dagster, disturbed in turn by SEED; writes tests/soak/reports/dagster.json
+	$(BIN)/python -m tests.soak.under_dagster --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 TARGET ?= roots
 FUZZ_S ?= 300
 .PHONY: fuzz
