@@ -219,7 +219,7 @@ def test_outdated_files_that_cannot_be_removed_are_counted_and_cost_no_restore(
         for _ in range(2):
             assert set(job.epoch(changes(rng, job)).values()) == {""}
             assert job.failed
-    said = [record.message for record in caplog.records if "outdated local files" in record.message]
+    said = [message for message in caplog.messages if "outdated local files" in message]
     assert len(said) == 1
     assert set(job.epoch(changes(rng, job)).values()) == {""}
     assert not job.failed
