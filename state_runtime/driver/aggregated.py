@@ -14,8 +14,8 @@ from state_runtime.task.acknowledgement import Acknowledgement
 
 __all__ = ["Aggregated"]
 
-ROWS_MIN = 20_000
-"""Below it the second plan costs more than it saves."""
+ROWS_MIN = 100_000
+"""Below it the second plan costs about what it saves (docs/design/0029-partial-rows.md)."""
 KEYS_PER_ROW_MAX = 0.5
 FEWER_MAX = 0.75
 """Partial rows per row above which it was not worth it: many tasks had a few rows of each key."""
