@@ -68,10 +68,9 @@ def plan_epoch(
         wake: per operator uid the shards that something is due in: they are visited although no row may come.
         beginning: operators that have no state so far and get their initial one.
         seats: keep each shard on its executor; None leaves it to Spark.
-        aggregated: operators whose rows Spark aggregates before the shuffle.
+        aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
     """
-    is_cut = any(part.operator is not None and part.operator.uid in aggregated for part in pipeline.stages)
-    frame, seen = _observed(frame, pipeline.watermarks, by_name=is_cut)
+    frame, seen = _observed(frame, pipeline.watermarks, by_name=bool(aggregated))
     number = 0
     for part in pipeline.parts:
         if isinstance(part, TransformStep):

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from maintenance_root import JOB, Job
 from model import OPERATOR
@@ -26,6 +26,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import ControlAnswer, answer, new_requests, pending_stop
 from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.handover import refuse_if_handed_over
+from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
 
@@ -44,6 +45,30 @@ ENDS = [
 
 class Died(BaseException):
     """The process that migrates is gone."""
+
+
+class Migrating(Protocol):
+    """A job, or two, of which processes migrate."""
+
+    def migrator(self, on_point: Callable[[str], object] = ...) -> Migrator:
+        """A new process."""
+        ...
+
+
+def crashed(made: Migrating, begin: Callable[[Migrator], Migration], at: int) -> Migration | None:
+    """A process that dies at its `at`-th point; None if it did."""
+    passed = 0
+
+    def on_point(point: str) -> None:
+        nonlocal passed
+        passed += 1
+        if passed == at:
+            raise Died
+
+    try:
+        return begin(made.migrator(on_point))
+    except Died:
+        return None
 
 
 @dataclass
@@ -263,4 +288,4 @@ def replace_spec(spec: JobSpec, **settings: Any) -> JobSpec:
     return spec.model_copy(update=settings)
 
 
-__all__ = ["ENDS", "HOST", "OPERATOR", "Died", "Drivers", "Migrated", "replace", "replace_spec"]
+__all__ = ["ENDS", "HOST", "OPERATOR", "Died", "Drivers", "Migrated", "crashed", "replace", "replace_spec"]

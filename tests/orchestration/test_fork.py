@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from forked_job import NEW, OLD, SETTINGS, Forked, files_of
-from migrated_job import ENDS, Died
+from migrated_job import ENDS, Died, crashed
 
 from orchestration.config.held import held_settings, refuse_while_migrating
 from orchestration.config.spec import StartFromSpec
 from orchestration.migration.fork_plan import ForkFound, ForkRequest, plan_fork
-from orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume
+from orchestration.migration.migrate import fork_or_resume, migrate_or_resume
 from orchestration.migration.plan import Request
 from orchestration.migration.said import error_of
 from orchestration.recovery.observe import observe
@@ -326,22 +326,6 @@ def points(made: Forked) -> list[str]:
     migrator = made.migrator(passed.append)
     migrator.fork(migrator.plan_fork(FORK))
     return passed
-
-
-def crashed(made: Forked, begin: Callable[[Migrator], Migration], at: int) -> Migration | None:
-    """A process that dies at its `at`-th point; None if it did."""
-    passed = 0
-
-    def on_point(point: str) -> None:
-        nonlocal passed
-        passed += 1
-        if passed == at:
-            raise Died
-
-    try:
-        return begin(made.migrator(on_point))
-    except Died:
-        return None
 
 
 def test_a_fork_goes_through_these_steps(made: Forked) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from migrated_job import ENDS, HOST, Died, Migrated
+from migrated_job import ENDS, HOST, Died, Migrated, crashed
 
 from orchestration.config.held import held_settings, refuse_while_migrating
 from orchestration.migration.effects import RolledBack
-from orchestration.migration.migrate import Migrator
 from orchestration.migration.plan import Found, Request, differences, plan_migration
 from orchestration.migration.said import error_of
 from orchestration.recovery.observe import observe
@@ -271,22 +270,6 @@ SCENARIOS = {
     "no-start": ("rolled-back", TO_3),
     "hangs": ("rolled-back", TO_3),
 }
-
-
-def crashed(made: Migrated, begin: Callable[[Migrator], Migration], at: int) -> Migration | None:
-    """A process that dies at its `at`-th point; None if it did."""
-    passed = 0
-
-    def on_point(point: str) -> None:
-        nonlocal passed
-        passed += 1
-        if passed == at:
-            raise Died
-
-    try:
-        return begin(made.migrator(on_point))
-    except Died:
-        return None
 
 
 @pytest.mark.parametrize("behaviour", SCENARIOS)

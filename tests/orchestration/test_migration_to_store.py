@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from migrated_job import ENDS, Died, Migrated
+from migrated_job import ENDS, Died, Migrated, crashed
 
 from orchestration.config.driver_settings import section_digest
 from orchestration.config.held import held_settings
 from orchestration.config.home import at_source, at_target, home_of
 from orchestration.config.spec import load_spec
 from orchestration.launchers import Stopped, StopTimedOut
-from orchestration.migration.migrate import Migrator
 from orchestration.migration.plan import Request
 from orchestration.migration.said import error_of
 from orchestration.recovery.observe import observe
@@ -219,22 +218,6 @@ def asked(behaviour: str) -> Request:
         timeout_s=20,
         checkpoints=2 if behaviour == "dies-later" else 1,
     )
-
-
-def crashed(made: Migrated, begin: Callable[[Migrator], Migration], at: int) -> Migration | None:
-    """A process that dies at its `at`-th point; None if it did."""
-    passed = 0
-
-    def on_point(point: str) -> None:
-        nonlocal passed
-        passed += 1
-        if passed == at:
-            raise Died
-
-    try:
-        return begin(made.migrator(on_point))
-    except Died:
-        return None
 
 
 @pytest.mark.long
