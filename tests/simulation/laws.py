@@ -325,6 +325,9 @@ class Laws:
                 # A move that was taken back leaves the root whose it was; a new job has a uid of its own.
                 root.time -= root.job_uid == before
                 root.removed, root.was = False, {}
+            for snapshot_id in root.live:
+                if snapshot_id not in root.needs:  # a sleeper's, of a folder that was removed; it is made anew now
+                    self._learn(bucket, root, snapshot_id)
         elif folder.endswith("/boundary") and sequence_of(name) is not None:
             self._boundary(bucket, self.root(bucket, folder.removesuffix("/boundary")), body)
         else:

@@ -71,6 +71,11 @@ def test_a_savepoint_that_is_being_deleted_leaves_no_record_that_says_it_is_comp
     assert not play(419841, seed_plan(419841)).violations
 
 
+def test_a_sleepers_manifest_in_a_savepoint_that_is_made_anew_names_what_is_there() -> None:
+    # It was written after the folder had been removed, and is a snapshot again once the folder belongs to somebody.
+    assert not play(702091, seed_plan(702091)).violations
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     """A printed seed is worth something only if it plays the same again."""
     for seed in range(12):
