@@ -224,7 +224,8 @@ class JobProof:
 
 
 def _check_follows(root: Store, written: Boundary) -> None:
-    """
+    """Nobody tidies the last boundary before the newest one away: where it is missing, the root was replaced.
+
     Raises:
         Fenced: the boundary that it follows is not there.
     """

@@ -18,7 +18,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import PINS_DIR, pin_path, pinned_id_of
+from state_runtime.snapshot.paths import PINS_DIR, manifest_path, pin_path, pinned_id_of
 from state_runtime.store import Created, Store
 
 __all__ = ["PinReason", "SnapshotPin", "pin_snapshot", "read_pins", "renew_pin", "start_pins", "unpin"]
@@ -104,8 +104,9 @@ def renew_pin(root: Store, pin: SnapshotPin, *, lasts_ms: int, clock: Clock) -> 
 
 
 def _check_kept(root: Store, pin: SnapshotPin) -> None:
-    # After the file is there: whoever gives the snapshot up looks at the pins after it has said so.
-    if not read_boundary(root).keeps(pin.snapshot_id):
+    # After the file is there: whoever gives the snapshot up looks at the pins after it has said so. Where a whole root
+    # was removed, the boundary went last, and no longer says so.
+    if not read_boundary(root).keeps(pin.snapshot_id) or not root.exists(manifest_path(pin.snapshot_id)):
         unpin(root, pin)
         raise SnapshotExpired(
             f"snapshot {pin.snapshot_id} in {root.url} was given up while it was about to be used; choose a newer one"

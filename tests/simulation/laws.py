@@ -151,6 +151,8 @@ class Laws:
     # --- what actors were told ---
 
     def was_pinned(self, bucket: Bucket, path: str, pin: SnapshotPin) -> None:
+        if f"{path}/{pin.path}" not in bucket.objects and self._went_along(pin.path):
+            return  # between the look that told him so and now: it holds in the other place
         root = self.root(bucket, path)
         root.pinned.setdefault(pin.snapshot_id, {})[pin.uid] = pin.expires_at_ms
         # Of a root that is given up as a whole, whoever came before keeps what it needs until it is done.
@@ -398,15 +400,17 @@ class Laws:
         if folder.endswith("/boundary") and not any(map(sequence_of, bucket.names(folder))):
             # The folder was given up as a whole, and is gone; whoever gives it up once more begins anew.
             self.root(bucket, folder.removesuffix("/boundary")).boundary = NO_BOUNDARY
-        if folder.endswith("/pins") and any(
-            p.startswith("/moved/") and p.endswith(f"/pins/{name}") for b in self.buckets.values() for p in b.objects
-        ):
+        if folder.endswith("/pins") and self._went_along(f"pins/{name}"):
             # It went along with what it holds.
             for held in self.root(bucket, folder.removesuffix("/pins")).pinned.values():
                 held.pop(name.removesuffix(".json").rpartition("-")[2], None)
         if name == "manifest.json" and folder.rpartition("/")[0].endswith("/snapshots"):
             root_path = folder.rpartition("/")[0].removesuffix("/snapshots")
             self._forget(self.root(bucket, root_path), snapshot_id_of(folder.rpartition("/")[2]))
+
+    def _went_along(self, pin: str) -> bool:
+        """Whether a pin lies in the place to which its root was moved."""
+        return any(p.startswith("/moved/") and p.endswith(f"/{pin}") for b in self.buckets.values() for p in b.objects)
 
     def _forget(self, root: Root, snapshot_id: int | None) -> None:
         if snapshot_id is None:

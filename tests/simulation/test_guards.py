@@ -128,7 +128,7 @@ def test_without_the_mark_of_the_root_a_run_goes_on_in_a_root_that_was_deleted(
     # The looks before the create find most of these sleepers; what is shown here is the last net, after it.
     monkeypatch.setattr(Committer, "_check_root", lambda self, manifest, record: None)
     guarded(
-        with_only(drivers=3, commits=4, children=2, claims=True, switch=0.7, pause_ms=HOUR_MS),
+        with_only(drivers=4, commits=4, children=2, claims=True, switch=0.7, pause_ms=HOUR_MS),
         "was acknowledged, and the newest one lacks it",
     )
 

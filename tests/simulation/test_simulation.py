@@ -76,6 +76,21 @@ def test_a_sleepers_manifest_in_a_savepoint_that_is_made_anew_names_what_is_ther
     assert not play(702091, seed_plan(702091)).violations
 
 
+def test_a_boundary_stays_when_its_writer_slept_while_the_one_before_was_tidied_away() -> None:
+    """A seed of the soak: it was taken back, and what others had removed by then was a snapshot again."""
+    assert not play(705066, seed_plan(705066)).violations
+
+
+def test_nobody_holds_a_snapshot_of_a_root_that_was_removed_as_a_whole() -> None:
+    """A seed of the soak: the boundary, which would have told, was gone too when the pin was placed."""
+    assert not play(705489, seed_plan(705489)).violations
+
+
+def test_of_two_who_move_a_root_the_slower_is_told_that_it_went() -> None:
+    """A seed of the soak: it was told of damage."""
+    assert not play(706689, seed_plan(706689)).violations
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     """A printed seed is worth something only if it plays the same again."""
     for seed in range(12):

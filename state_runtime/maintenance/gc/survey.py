@@ -176,8 +176,8 @@ class Survey:
 
     def _reason(self, found: StoredObject, by_path: dict[str, StoredObject]) -> str:
         kind, number = kind_of(found.path), number_in(found.path)
-        if kind == "boundary" and number < self.existing.boundary.sequence:
-            return "a newer boundary counts"
+        if kind == "boundary" and number < self.existing.boundary.sequence - 1:
+            return "newer boundaries count"
         if kind in ("term", "heartbeat") and number <= self.term - TERMS_KEPT:
             return f"more than {TERMS_KEPT} runs ago"
         if kind in ("request", "answer") and number < self.term:
@@ -267,7 +267,8 @@ class Survey:
         kind, number = kind_of(path), number_in(path)
         if kind == "manifest":
             return not self.existing.boundary.is_gone(number)
-        return kind in _KEPT or (kind == "boundary" and number >= self.existing.boundary.sequence)
+        # The one before the newest stays: whoever wrote the newest and slept tells by it that the root is still his.
+        return kind in _KEPT or (kind == "boundary" and number >= self.existing.boundary.sequence - 1)
 
     def _check(self, suspects: list[str]) -> None:
         """

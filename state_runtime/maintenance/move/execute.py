@@ -31,7 +31,7 @@ from state_runtime.base.errors import (
     CorruptData,
     InvalidConfiguration,
     JobNotFound,
-    MissingFile,
+    MissingSnapshot,
     SnapshotInUse,
     StoreUnavailable,
     Unavailable,
@@ -238,7 +238,9 @@ def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, act
     catalog = Catalog.of_root(source, actor.clock)
     newest = catalog.latest()
     if newest is None:
-        raise MissingFile(f"the snapshots in {source.url} went while it was about to be moved; nothing was moved")
+        # Another mover was quicker, or the root was deleted.
+        let_go(source, moving.uid)
+        raise MissingSnapshot(f"the snapshots in {source.url} went while it was about to be moved; nothing was moved")
     committer = open_run(
         catalog,
         plan.job,

@@ -14,6 +14,7 @@ from state_runtime.base.actor import Actor
 from state_runtime.base.errors import OutcomeUnknown, SnapshotExpired, StoreRefused, Unavailable
 from state_runtime.snapshot.boundary import Boundary, advance_boundary
 from state_runtime.snapshot.kept_pin import LASTS_MS, RENEWED_AFTER_MS, KeptPin, kept_pin
+from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot, read_pins
 from state_runtime.store.fsspec_store import FsspecStore
 
@@ -26,6 +27,7 @@ class World:
         self.actor = Actor(self.clock, CountingIds())
         self.fs = FakeFs()
         self.root = FsspecStore(self.fs, "/root", "fake://root", retry_wait_max_s=0.0)
+        self.root.put(manifest_path(3), b"the snapshot")
 
     def keep(self, do_without: tuple[type[Unavailable], ...] = ()) -> AbstractContextManager[KeptPin]:
         return kept_pin(
