@@ -42,7 +42,7 @@ from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_a
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.builtin.latest import LATEST, LatestBy
 from state_runtime.processors.grouping import group_rows
-from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.processors.operator import EpochClock, Operator, RowSlice
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.key_groups import hash_range_of_shard
@@ -138,7 +138,7 @@ class _Shard:
             "group",
             lambda: group_rows(batch, hashes, sequence, operator.key_columns, operator.key_schema),
         )
-        result = operator.process(grouped, base, EpochClock(0), SHARD)
+        result = operator.process([RowSlice(grouped)], base, EpochClock(0), SHARD)
         _timed(took, "process", lambda: sum(output.num_rows for output in result.outputs))
         _timed(took, "log", lambda: self._log(result.changes))
         self._versions += 1

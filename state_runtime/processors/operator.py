@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
-__all__ = ["EpochClock", "Operator", "ShardResult", "TimeDomain", "WokenWhenDue"]
+__all__ = ["EpochClock", "Operator", "RowSlice", "ShardResult", "TimeDomain", "WokenWhenDue"]
 
 TimeDomain = Literal["", "processing", "event"]
 
@@ -35,6 +35,29 @@ class EpochClock:
     watermark_ms: int = 0
     late_watermark_ms: int = 0
     epoch: int = 1
+
+    @property
+    def held(self) -> EpochClock:
+        """The clock of slices after which more rows come: by event time nothing is due that was not due in the epoch
+        before."""
+        return replace(self, watermark_ms=self.late_watermark_ms)
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """Some keys of a shard with their rows, to be processed in one go.
+
+    Attributes:
+        rows: may be none, where only something is due.
+        is_last: no row of the shard is left under the epoch's clock; what is due is done with this slice, after its
+            rows.
+        begins_pass: from here on keys of earlier slices may come again. The slices of a pass have different keys, in
+            order of their hashes.
+    """
+
+    rows: GroupedRows
+    is_last: bool = True
+    begins_pass: bool = True
 
 
 @dataclass
@@ -103,16 +126,18 @@ class Operator(Protocol):
 
     def process(
         self,
-        rows: GroupedRows,
+        slices: Iterable[RowSlice],
         version: StateReader,
         clock: EpochClock,
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Process a shard's rows of one epoch on top of a version of its state. Nothing is written here.
+        """Process a shard's rows of one epoch on top of a version of its state, slice by slice, and with the last slice
+        what is due. Nothing is written here.
 
         Args:
-            rows: may be none, where only something is due.
+            slices: at least one. If they end before the last one, rows are left for a later epoch, and nothing that is
+                due is done.
             initial: rows of the initial state, in the operator's first epoch.
         """
         ...

@@ -30,7 +30,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.processors.builtin.partial_rows import rows_behind
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.processors.operator import EpochClock, Operator, RowSlice
 from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
@@ -136,7 +136,7 @@ class StageTask:
         emitted = False
         while True:
             stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
-            result = operator.process(grouped, version, self.job.clock, shard, initial)
+            result = operator.process([RowSlice(grouped)], version, self.job.clock, shard, initial)
             try:
                 for batch in result.outputs:
                     for staging in stagings:

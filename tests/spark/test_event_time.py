@@ -32,7 +32,7 @@ from state_runtime.processors.builtin.interval_join import (
     plan_interval_join,
 )
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import StateSchema
@@ -149,7 +149,7 @@ class Driven:
         """Output, late rows and rows kept."""
         self.number += 1
         clock = EpochClock(0, watermark, self.late_before, self.number)
-        result = self.operator.process(rows, self.reader, clock, 0)
+        result = self.operator.process([RowSlice(rows)], self.reader, clock, 0)
         produced = [row for batch in result.outputs for row in batch.to_pylist()]
         after = self.reader.overlaid(result.changes)
         batches = {name: [after._batch(name, after.rows(name))] for name in after.schemas}

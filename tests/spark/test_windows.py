@@ -22,7 +22,7 @@ from state_runtime import aggregates, windows
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion
@@ -174,7 +174,7 @@ class Driven:
         hashes = hash_rows([batch.column(0)])
         grouped = group_rows(batch, hashes, batch.column("place").to_numpy(), ["name"], KEYS)
         clock = EpochClock(0, watermark_ms, late_ms, self.snapshot)
-        result = self.operator.process(grouped, self.reader, clock, 0)
+        result = self.operator.process([RowSlice(grouped)], self.reader, clock, 0)
         emitted = [row for produced in result.outputs for row in plain_rows(pa.table(produced))]
         self.reader = self.reader.overlaid(result.changes)
         self.late += result.late_rows

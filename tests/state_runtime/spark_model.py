@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from memory_reader import MemoryReader
 from model import FakeClock
 from pyspark.sql import Row
+from sliced import now_whole_now_sliced
 
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, ShardResult
@@ -316,7 +317,9 @@ class Job:
     ) -> tuple[ShardResult, list[dict[str, Any]]]:
         """One epoch; the outputs are drained and the changes become part of the state."""
         reader = self._reader(clock.batch_time_ms)
-        result = operator_of(self.setup, processor, **more).process(rows, reader, clock, 0, initial)
+        result = operator_of(self.setup, processor, **more).process(
+            now_whole_now_sliced(rows), reader, clock, 0, initial
+        )
         outputs = [row for batch in result.outputs for row in batch.to_pylist()]
         for name, batch in result.changes.items():
             self.schemas[name].check_batch(batch, name)

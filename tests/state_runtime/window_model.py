@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from memory_reader import MemoryReader
 from model import SCHEMA, HashOf, Key, canonical_key, key_columns, spread
+from sliced import now_whole_now_sliced
 
 from state_runtime import aggregates
 from state_runtime.processors.builtin.windows import plan_windows
@@ -191,6 +192,9 @@ class Strict:
         due: pa.RecordBatch = self._reader.due(state, through_ms)
         return due
 
+    def overlaid(self, changes: Any) -> Strict:
+        return Strict(self._reader.overlaid(changes))
+
 
 class Driven:
     """An operator over epochs; it reads its state from runs or from the plain `MemoryReader`, which both hold it."""
@@ -236,7 +240,10 @@ class Driven:
         self.snapshot += 1
         clock = EpochClock(0, watermark_ms, late_ms, self.snapshot)
         result = self.operator.process(
-            grouped(rows, self.hash_of), Strict(self.version if self.runs else self.reader), clock, 0
+            now_whole_now_sliced(grouped(rows, self.hash_of)),
+            Strict(self.version if self.runs else self.reader),
+            clock,
+            0,
         )
         batches = list(result.outputs)
         self.changed = result.changes.get(self.state, self.schema.empty())

@@ -6,9 +6,9 @@ once (processors/builtin/partials.py). The partial results are then merged with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from state_runtime.processors.builtin.partials import (
 )
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Positions, StateSchema
@@ -262,19 +263,17 @@ class AggregateOperator(WokenWhenDue):
 
     def process(
         self,
-        rows: GroupedRows,
+        slices: Iterable[RowSlice],
         version: StateReader,
         clock: EpochClock,
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Reduce the epoch, combine with the state, emit."""
-        result = ShardResult(iter(()))
-        result.outputs = self._run(rows, version, clock, result)
-        return result
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
 
     def _run(
-        self, rows: GroupedRows, version: StateReader, clock: EpochClock, result: ShardResult
+        self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
         if rows.groups == 0:
             return

@@ -25,9 +25,9 @@ The input holds both streams, told apart by a column:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +37,8 @@ import pyarrow as pa
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.event_time import Times, check_event_time, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entries_of, hashes_of
@@ -259,6 +260,31 @@ class _TimeIndex:
         return begin, np.searchsorted(self._numbers, high, side="left") - begin
 
 
+class _Places:
+    """Unique places of an epoch's new rows: the epoch in the high bits, so that storing needs no look at what is
+    there."""
+
+    def __init__(self, uid: str, clock: EpochClock) -> None:
+        self._uid = uid
+        self._base = np.uint64(clock.epoch << PLACE_BITS)
+        self._taken = 0
+
+    def next(self, count: int) -> Hashes:
+        """So many places, above those that were given before; of both sides, which does not matter.
+
+        Raises:
+            InvalidData: the epoch has none left.
+        """
+        first, self._taken = self._taken + 1, self._taken + count
+        if self._taken >= 1 << PLACE_BITS:
+            raise InvalidData(
+                f"operator {self._uid!r}: {self._taken:,} rows to keep in one task and epoch; at most 2^{PLACE_BITS} - "
+                "1 have a place. Read less per epoch or use more shards"
+            )
+        places: Hashes = np.arange(first, self._taken + 1, dtype=np.uint64) | self._base
+        return places
+
+
 @dataclass(frozen=True)
 class IntervalJoinOperator(WokenWhenDue):
     """The operator; emits matches as they are found, and unmatched left rows of a left outer join when they are
@@ -304,24 +330,30 @@ class IntervalJoinOperator(WokenWhenDue):
 
     def process(
         self,
-        rows: GroupedRows,
+        slices: Iterable[RowSlice],
         version: StateReader,
         clock: EpochClock,
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Match, then remove what the watermark has passed; the latter also without rows."""
-        result = ShardResult(iter(()))
-        result.outputs = self._run(rows, version, clock, result)
-        return result
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, _Places(self.uid, clock)))
 
     @property
     def _outer(self) -> bool:
         return self.plan.how == "left-outer"
 
     def _run(
-        self, rows: GroupedRows, version: StateReader, clock: EpochClock, result: ShardResult
+        self,
+        clock: EpochClock,
+        places: _Places,
+        rows: GroupedRows,
+        version: StateReader,
+        result: ShardResult,
+        *,
+        due: bool,
     ) -> Iterator[pa.RecordBatch]:
+        clock = clock if due else clock.held
         left, right = (self._new_rows(rows, side, clock, result) for side in (LEFT, RIGHT))
         matched = np.zeros(len(left), dtype=np.bool_)
         flipped: list[_Rows] = []
@@ -335,37 +367,43 @@ class IntervalJoinOperator(WokenWhenDue):
                 if self._outer:
                     flipped.append(stored.pick(np.flatnonzero(now & ~stored.matched)))
             yield from self._match(left, right, matched, index)
-        yield from self._remove_and_store(left, right, matched, flipped, version, clock, result)
+        flips = _together(flipped, self._side_columns(LEFT), self.plan.keys)
+        for name, new in ((LEFT, left), (RIGHT, right)):
+            gone = self._due(name, version, clock, result) if due else self.state_schemas[name].empty()
+            yield from self._remove_and_store(name, new, matched, flips, gone, places, clock, result)
+
+    def _due(self, name: str, version: StateReader, clock: EpochClock, result: ShardResult) -> pa.RecordBatch:
+        result.due_taken[name] = clock.watermark_ms
+        return version.due(name, clock.watermark_ms)
 
     def _remove_and_store(
         self,
-        left: _Rows,
-        right: _Rows,
+        name: str,
+        new: _Rows,
         matched: Mask,
-        flipped: list[_Rows],
-        version: StateReader,
+        flipped: _Rows,
+        gone: pa.RecordBatch,
+        places: _Places,
         clock: EpochClock,
         result: ShardResult,
     ) -> Iterator[pa.RecordBatch]:
-        """What the watermark has passed goes, stored or new; new rows that may still match stay."""
-        now_flipped = _together(flipped, self._side_columns(LEFT), self.plan.keys)
-        for name, new in ((LEFT, left), (RIGHT, right)):
-            gone = version.due(name, clock.watermark_ms)
-            result.due_taken[name] = clock.watermark_ms
-            due = self._due_of(name, new.micros)
-            stays = due > clock.watermark_ms
-            if name == LEFT and self._outer:
-                yield from self._unmatched(gone, now_flipped)
-                yield from self._with_nulls(left.pick(np.flatnonzero(~stays & ~matched)))
-                flags = [matched]
-            else:
-                flags = []
-            at = np.flatnonzero(stays)
-            flips = now_flipped if name == LEFT else None
-            result.changes[name] = self._changes(
-                name, new.pick(at), due[at], [f[at] for f in flags], gone, flips, clock
-            )
-            result.rows_added += len(at) - gone.num_rows
+        """Of one side what the watermark has passed goes, stored or new; new rows that may still match stay.
+
+        Args:
+            matched, flipped: of the left side which new rows have a match, and the stored ones that had their first.
+            gone: stored rows that are due.
+        """
+        due = self._due_of(name, new.micros)
+        stays = due > clock.watermark_ms
+        at = np.flatnonzero(stays)
+        flags = []
+        if name == LEFT and self._outer:
+            yield from self._unmatched(gone, flipped)
+            yield from self._with_nulls(new.pick(np.flatnonzero(~stays & ~matched)))
+            flags = [matched[at]]
+        flips = flipped if name == LEFT else None
+        result.changes[name] = self._changes(name, new.pick(at), due[at], flags, gone, flips, places, clock)
+        result.rows_added += len(at) - gone.num_rows
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
@@ -504,13 +542,14 @@ class IntervalJoinOperator(WokenWhenDue):
         flags: list[Mask],
         gone: pa.RecordBatch,
         flipped: _Rows | None,
+        places: _Places,
         clock: EpochClock,
     ) -> pa.RecordBatch:
         """New rows, rows that have matched for the first time, and tombstones, as a sorted batch."""
         schema = self.state_schemas[name]
         values = [*new.values, *(pa.array(flag) for flag in flags)]
-        places = self._places(clock.epoch, len(new))
-        batches = [schema.batch(new.hashes, None, new.keys, values, entries=places, times=pa.array(due))]
+        at = places.next(len(new))
+        batches = [schema.batch(new.hashes, None, new.keys, values, entries=at, times=pa.array(due))]
         if flipped is not None and len(flipped):
             due = self._due_of(name, flipped.micros)
             kept = flipped.pick(np.flatnonzero(due > clock.watermark_ms))
@@ -532,17 +571,6 @@ class IntervalJoinOperator(WokenWhenDue):
             return batches[0]
         merged = pa.concat_batches(batches)
         return merged.take(pa.array(np.lexsort((entries_of(merged), hashes_of(merged)))))
-
-    def _places(self, snapshot_id: int, count: int) -> Hashes:
-        """Unique places of new rows: the epoch in the high bits, so that storing needs no look at what is there."""
-        if count >= 1 << PLACE_BITS:
-            raise InvalidData(
-                f"operator {self.uid!r}: {count:,} rows to keep in one task and epoch; at most 2^{PLACE_BITS} - 1 have "
-                "a "
-                "place. Read less per epoch or use more shards"
-            )
-        places: Hashes = np.arange(1, count + 1, dtype=np.uint64) | np.uint64(snapshot_id << PLACE_BITS)
-        return places
 
 
 def _together(parts: list[_Rows], columns: pa.Schema, keys: pa.Schema) -> _Rows:

@@ -13,9 +13,9 @@ it changed, in its new extent; nothing takes back what was emitted of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,8 @@ from state_runtime.processors.builtin.window_state import (
 )
 from state_runtime.processors.declared.windows import SessionWindow
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Mask, Positions, StateSchema
@@ -93,40 +94,42 @@ class SessionOperator(WokenWhenDue):
 
     def process(
         self,
-        rows: GroupedRows,
-        reader: StateReader,
+        slices: Iterable[RowSlice],
+        version: StateReader,
         clock: EpochClock,
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Cut rows into sessions, merge them with the stored ones, emit, remove what has closed."""
-        result = ShardResult(iter(()))
-        result.outputs = self._run(rows, reader, clock, result)
-        return result
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
 
     def _run(
-        self, rows: GroupedRows, reader: StateReader, clock: EpochClock, result: ShardResult
+        self, clock: EpochClock, rows: GroupedRows, reader: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
+        clock = clock if due else clock.held
         new, group = self._cut_rows(rows, clock, result)
-        result.due_taken[STATE] = clock.watermark_ms
-        due = Part.of(reader.due(STATE, clock.watermark_ms), self._schema)
+        expired = self._due(reader, clock, result) if due else self._none
         changed, merged_away = self._none, self._none
         if len(new):
             changed, used, used_group = self._merge(rows, new, group, reader)
             merged_away = used.only(self._no_longer(used, used_group, changed, rows))
-            if len(due):
+            if len(expired):
                 # A session that took part in this epoch is handled with what became of it.
-                key = members(due, rows.hashes, rows.keys, self.key_schema)
-                due = due.only(~contained(key, due.at, used_group, used.at))
+                key = members(expired, rows.hashes, rows.keys, self.key_schema)
+                expired = expired.only(~contained(key, expired.at, used_group, used.at))
         closing = changed.due <= clock.watermark_ms
         closed, open_ = changed.only(closing), changed.only(~closing)
-        removed = closed.only(closed.stored).and_(merged_away).and_(due)
+        removed = closed.only(closed.stored).and_(merged_away).and_(expired)
         if len(open_) or len(removed):
             result.changes[STATE] = assemble(self._schema, open_, removed)
         result.rows_added = int(np.count_nonzero(~open_.stored)) - len(removed)
-        emitted = changed if self.mode == "update" else closed.and_(due)
+        emitted = changed if self.mode == "update" else closed.and_(expired)
         if len(emitted):
             yield self._emit(emitted)
+
+    def _due(self, reader: StateReader, clock: EpochClock, result: ShardResult) -> Part:
+        result.due_taken[STATE] = clock.watermark_ms
+        return Part.of(reader.due(STATE, clock.watermark_ms), self._schema)
 
     @property
     def _none(self) -> Part:

@@ -24,9 +24,9 @@ a pane is due early; it gets its proper time then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -57,7 +57,8 @@ from state_runtime.processors.builtin.window_state import (
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain
+from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import DUE_WHEN_REMOVED, OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema, entry_of_time
@@ -120,26 +121,25 @@ class WindowOperator:
 
     def process(
         self,
-        rows: GroupedRows,
-        reader: StateReader,
+        slices: Iterable[RowSlice],
+        version: StateReader,
         clock: EpochClock,
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Assign rows to panes, merge them with the stored ones, emit windows, remove what has closed."""
-        result = ShardResult(iter(()))
-        result.outputs = self._run(rows, reader, clock, result)
-        return result
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
 
     def _run(
-        self, rows: GroupedRows, reader: StateReader, clock: EpochClock, result: ShardResult
+        self, clock: EpochClock, rows: GroupedRows, reader: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
+        clock = clock if due else clock.held
         new, group = self._panes(rows, clock, result)
-        due = self._due(reader, clock, result)
-        if len(due) and len(new):
+        stored = self._due(reader, clock, result) if due else self._part(self._schema.empty())
+        if len(stored) and len(new):
             # A touched pane is handled with what the epoch adds to it.
-            key = members(due, rows.hashes, rows.keys, self.key_schema)
-            due = due.only(~contained(key, due.at, group, new.at))
+            key = members(stored, rows.hashes, rows.keys, self.key_schema)
+            stored = stored.only(~contained(key, stored.at, group, new.at))
         if self.mode == "update" and self._length > 1 and len(new):
             merged, around = self._merge_around(rows, new, group, reader)
             outputs = self._changed_windows(around, group, new.at, clock)
@@ -148,10 +148,12 @@ class WindowOperator:
             outputs = self._of_their_own(merged) if self.mode == "update" else iter(())
         if self.mode == "append":
             outputs = (
-                self._closed_windows(merged, due, clock) if self._length > 1 else self._closed_panes(merged, due, clock)
+                self._closed_windows(merged, stored, clock)
+                if self._length > 1
+                else self._closed_panes(merged, stored, clock)
             )
         closing = self._passed(merged.due, clock)
-        gone, early = self._removed_or_early(due, clock)
+        gone, early = self._removed_or_early(stored, clock)
         removed = merged.only(closing & merged.stored).and_(gone)
         merged = merged.only(~closing).and_(early)
         if len(merged) or len(removed):

@@ -10,7 +10,7 @@ due timer, in order of their times, for the timers that were there when (3) ende
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,10 +22,11 @@ from state_runtime.base.errors import InvalidData, StillstateError
 from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.slices import Changes, slices_of
 from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, time_zone_of
 from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
-from state_runtime.processors.user.passes import Changes, DueTimers, due_slices, slices_of, too_early
+from state_runtime.processors.user.passes import DueTimers, due_slices, too_early
 from state_runtime.processors.user.refusals import plain
 from state_runtime.processors.user.rows import row_class_of
 from state_runtime.processors.user.value_codec import read_column
@@ -114,7 +115,7 @@ class StatefulProcessorOperator(WokenWhenDue):
 
     def process(
         self,
-        rows: GroupedRows,
+        slices: Iterable[RowSlice],
         version: StateReader,
         clock: EpochClock,
         shard: int,
@@ -127,7 +128,7 @@ class StatefulProcessorOperator(WokenWhenDue):
             InvalidData, InvalidPipeline: it used the handle or a state wrongly, or emitted what does not fit.
         """
         result = ShardResult(iter(()))
-        result.outputs = _Epoch(self, version, clock, shard, result).run(rows, initial)
+        result.outputs = _Epoch(self, version, clock, shard, result).run(slices, initial)
         return result
 
 
@@ -165,7 +166,7 @@ class _Epoch:
         timeless = operator.time_mode == "none"
         self._timer_values = TimerValues(-1, -1) if timeless else TimerValues(clock.batch_time_ms, clock.watermark_ms)
 
-    def run(self, rows: GroupedRows, initial: GroupedRows | None) -> Iterator[pa.RecordBatch]:
+    def run(self, slices: Iterable[RowSlice], initial: GroupedRows | None) -> Iterator[pa.RecordBatch]:
         """Everything, in order; the result is filled when this is drained."""
         self._call(self._processor.init, self._handle)
         self._handle.initialized()
@@ -173,11 +174,19 @@ class _Epoch:
         try:
             if initial is not None:
                 self._initial_pass(initial)
-            flavour = self._flavour(rows.rows.schema)
-            yield from self._input_pass(rows, flavour)
-            if self._operator.time_mode != "none":
-                yield from self._timer_pass(flavour)
-            yield from self._batches(self._pending, flavour)
+            for number, piece in enumerate(slices):
+                if piece.begins_pass and number:
+                    self._seal()
+                flavour = self._flavour(piece.rows.rows.schema)
+                yield from self._input_slice(piece.rows, flavour)
+                if piece.is_last:
+                    has_timers = self._operator.time_mode != "none"
+                    self._seal(more=has_timers)
+                    if has_timers:
+                        yield from self._timer_pass(flavour)
+                yield from self._batches(self._pending, flavour)
+                self._pending = []
+            self._seal(more=False)
             failed = False
         finally:
             self._handle.closed()
@@ -212,11 +221,12 @@ class _Epoch:
             self._leave()
         self._seal()
 
-    def _input_pass(self, rows: GroupedRows, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+    def _input_slice(self, rows: GroupedRows, flavour: Flavour) -> Iterator[pa.RecordBatch]:
         operator = self._operator
         if operator.time_mode == "event" and operator.event_time_column:
             late_ms = self._clock.late_watermark_ms
-            rows, self._result.late_rows = drop_late(rows, operator.event_time_column, late_ms)
+            rows, late_rows = drop_late(rows, operator.event_time_column, late_ms)
+            self._result.late_rows += late_rows
         handle_input = self._processor.handleInputRows
         for piece in self._slices(rows):
             keys = flavour.keys(piece)
@@ -234,7 +244,6 @@ class _Epoch:
             self._enter(piece.hashes, piece.keys)
             yield from self._outputs(self._guarded(call()), flavour)
             self._leave()
-        self._seal(more=operator.time_mode != "none")
 
     def _timer_pass(self, flavour: Flavour) -> Iterator[pa.RecordBatch]:
         operator, clock = self._operator, self._clock
@@ -298,7 +307,9 @@ class _Epoch:
             state.attach()
 
     def _leave(self) -> None:
-        self._changes.take(self._handle.states.values())
+        for state in self._handle.states.values():
+            changed, rows_added = state.changes()
+            self._changes.add([(state.name, changed)], rows_added)
         for state in self._handle.states.values():
             state.detach()
         self._handle.scope.leave()

@@ -8,7 +8,7 @@ are handed over as they are, so the cost of a key is that of a row in a numpy ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property, partial
@@ -22,7 +22,8 @@ from state_runtime.processors.columns import fit_column
 from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import guarded, guarded_iterator
-from state_runtime.processors.operator import EpochClock, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
+from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Mask, Positions, StateSchema, Time, fold, hashes_of
@@ -93,9 +94,8 @@ class VectorizedProcessor(ABC):
                 return pa.table({"name": batch.keys["name"], "n": n, "total": total})
 
     `process` is called once per shard and epoch, on a fresh copy of the object: attributes that it sets do not survive,
-        the
-    state does. Spark may repeat a task, so the result must follow from the batch alone (`batch.batch_time_ms` instead
-    of the clock, no random numbers): then every attempt gives the same output and the same state.
+    the state does. Spark may repeat a task, so the result must follow from the batch alone (`batch.batch_time_ms`
+    instead of the clock, no random numbers): then every attempt gives the same output and the same state.
 
     With a `time_mode`, state can fall due. Where Spark has a timer per key, here a value has a time, and all keys whose
     time has come are handled at once:
@@ -530,19 +530,17 @@ class VectorizedOperator(WokenWhenDue):
 
     def process(
         self,
-        rows: GroupedRows,
+        slices: Iterable[RowSlice],
         version: StateReader,
         clock: EpochClock,
         shard: int,
         initial: GroupedRows | None = None,
     ) -> ShardResult:
-        """Call the processor once with all keys that have rows, and once per state with all that are due."""
-        result = ShardResult(iter(()))
-        result.outputs = self._run(rows, version, clock, shard, result)
-        return result
+        """Call the processor once per slice with all keys that have rows, and once per state with all that are due."""
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock, shard))
 
     def _run(
-        self, rows: GroupedRows, version: StateReader, clock: EpochClock, shard: int, result: ShardResult
+        self, clock: EpochClock, shard: int, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
         guard: Callable[[Callable[[], Any]], Any] = (
             partial(guarded, self.uid, shard) if self.kind == "vectorized" else lambda call: call()
@@ -553,7 +551,7 @@ class VectorizedOperator(WokenWhenDue):
             batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms)
             yield from self._outputs(lambda: self.processor.process(batch), guard)
             self._keep(batch, changes, result)
-        if self.time_domain:
+        if due and self.time_domain:
             through = clock.watermark_ms if self.time_domain == "event" else clock.batch_time_ms
             for name, schema in self.state_schemas.items():
                 if schema.time == "due":

@@ -18,7 +18,7 @@ from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from tests.stored import read_states
 
 KEYS = pa.schema([("k", pa.int64())])
@@ -78,7 +78,7 @@ class Job:
         states = read_states(self.log.root, self.log.manifest, self.entry, schemas, *ALL_HASHES)
         reader = MemoryReader(schemas, {STATE: [states[STATE]]})
         clock = EpochClock(0, epoch=self.log.manifest.snapshot_id + 1)
-        result = self.operator.process(grouped, reader, clock, 0)
+        result = self.operator.process([RowSlice(grouped)], reader, clock, 0)
         emitted = [row for batch in result.outputs for row in batch.to_pylist()]
         self.log.describe(self.entry)
         self.log.epoch(dict(result.changes))

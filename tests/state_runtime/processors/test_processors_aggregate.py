@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
+from sliced import now_whole_now_sliced
 
 from state_runtime import aggregates
 from state_runtime.base.errors import InvalidData, InvalidPipeline
@@ -21,7 +22,7 @@ from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator,
 from state_runtime.processors.builtin.partial_rows import LOWER_HALF, doubles_of_halves, longs_of_halves
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import StateSchema, fold
 from state_runtime.state.version import OpenVersion
@@ -52,7 +53,7 @@ class Aggregating:
         grouped = group_rows(data, hashes, np.arange(len(rows), dtype=np.int64), ["k"], KEYS)
         self.epochs += 1
         version = OpenVersion.of_batches("v", {STATE: self.table}, {STATE: self.schema})
-        result = self.operator.process(grouped, version, EpochClock(0, epoch=self.epochs), 0)
+        result = self.operator.process(now_whole_now_sliced(grouped), version, EpochClock(0, epoch=self.epochs), 0)
         emitted = [row for batch in result.outputs for row in batch.to_pylist()]
         if STATE in result.changes:
             self.table = fold([result.changes[STATE], self.table], self.schema, drop_deleted=True)
@@ -368,7 +369,7 @@ def test_times_of_another_zone_are_stored_in_utc(kind: str) -> None:
     data = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([value], given)], names=["k", "v"])
     rows = group_rows(data, np.array([7], dtype=np.uint64), np.array([0]), ["k"], KEYS)
     version = OpenVersion.of_batches("v", {STATE: operator.state_schemas[STATE].empty()}, operator.state_schemas)
-    (output,) = operator.process(rows, version, EpochClock(0), 0).outputs
+    (output,) = operator.process([RowSlice(rows)], version, EpochClock(0), 0).outputs
     assert output.schema.equals(operator.output_schema)
     assert output["first"].to_pylist() == [value]
     assert output["some"].to_pylist() == [[value]]

@@ -17,7 +17,7 @@ from spark_model import KEYS, Job, Setup, grouped, markers_in, operator_of, sche
 from test_processors_handle import Calls
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.processors.user import flavours, list_state, map_state, scope
 from state_runtime.processors.user.handle import StateDeclaration, layout_of
 from state_runtime.processors.user.list_state import ORDINAL_BITS
@@ -52,7 +52,7 @@ def spied(job: Job, on_input: Any, rows: Any = ONE, now_ms: int = 0) -> tuple[li
     calls: list[tuple[str, str]] = []
     reader = Spy(MemoryReader(job.schemas, job.batches, now_ms), calls)
     processor = Calls(job.setup, on_input=on_input)
-    result = operator_of(job.setup, processor).process(rows, reader, EpochClock(now_ms, epoch=99), 0)  # type: ignore[arg-type]
+    result = operator_of(job.setup, processor).process([RowSlice(rows)], reader, EpochClock(now_ms, epoch=99), 0)  # type: ignore[arg-type]
     list(result.outputs)
     return [c for c in calls if c[0] != "entry_bounds" and c[1] != "$timers"], result
 
@@ -215,7 +215,7 @@ def test_a_million_entries_are_not_loaded_to_update_one() -> None:
         seen.append(len({next(items)[0] for _ in range(20_000)}))
         seen.append(pa.total_allocated_bytes() - before)
 
-    result = operator_of(setup, Calls(setup, on_input=on_input)).process(ONE, version, EpochClock(0), 0)
+    result = operator_of(setup, Calls(setup, on_input=on_input)).process([RowSlice(ONE)], version, EpochClock(0), 0)
     list(result.outputs)
     assert seen[:2] == [(777_777, "x"), 20_000]
     assert seen[2] < 10_000_000
@@ -403,7 +403,7 @@ def test_map_keys_are_equal_as_spark_groups_them() -> None:
     def run(on_input: Any, reader: Any) -> Any:
         more = {"state_schemas": schemas, "state_ddl": {"m": ""}, "state_kinds": {"m": "map"}}
         op = operator_of(Setup("none"), Mapped(Setup("none"), on_input=on_input), **more)
-        result = op.process(ONE, reader, EpochClock(0), 0)
+        result = op.process([RowSlice(ONE)], reader, EpochClock(0), 0)
         list(result.outputs)
         return result
 
@@ -527,7 +527,7 @@ def test_slices_do_not_cut_the_output_into_small_batches(pandas: bool) -> None:
         return [pd.DataFrame({"k": [key[0]], "what": ["x"]})] if pandas else [Row(k=key[0], what="x")]
 
     op = operator_of(setup, Calls(setup, on_input=on_input), output_rows_per_batch=9)
-    result = op.process(rows, MemoryReader(schemas_of(setup)), EpochClock(0), 0)
+    result = op.process([RowSlice(rows)], MemoryReader(schemas_of(setup)), EpochClock(0), 0)
     assert [b.num_rows for b in result.outputs] == ([20] if pandas else [9, 9, 2])
 
 

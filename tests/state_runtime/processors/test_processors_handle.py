@@ -23,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from spark_model import KEYS, TIMERS, Job, Scripted, Setup, grouped, operator_of, schemas_of
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.processors.user.handle import (
     DeclaringHandle,
     Handle,
@@ -403,7 +403,7 @@ def test_an_error_of_user_code_says_where_and_still_closes(pandas: bool, fail_in
         processor, f"on_{'input' if fail_in == 'generator' else fail_in}", fail_late if fail_in == "generator" else fail
     )
     reader = MemoryReader(job.schemas)
-    result = operator_of(setup, processor).process(ONE_ROW, reader, EpochClock(5), 3, ONE_ROW)
+    result = operator_of(setup, processor).process([RowSlice(ONE_ROW)], reader, EpochClock(5), 3, ONE_ROW)
     where = "" if fail_in in ("init", "close") else r", key hash [0-9a-f]{16}"
     with pytest.raises(
         UserCodeError,
@@ -461,7 +461,7 @@ def test_a_task_that_is_given_up_still_closes() -> None:
     """Spark abandons the iterator when a task is killed."""
     processor = Calls(on_input=lambda p, key, *_: [Row(k=key[0], what="x")] * 5)
     result = operator_of(processor.setup, processor).process(
-        grouped([("a", 0), ("b", 0)], spread), MemoryReader(Job(processor.setup).schemas), EpochClock(0), 0
+        [RowSlice(grouped([("a", 0), ("b", 0)], spread))], MemoryReader(Job(processor.setup).schemas), EpochClock(0), 0
     )
     assert next(result.outputs).num_rows == 5
     result.outputs.close()  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from memory_reader import MemoryReader
 from model import HashOf, Key, canonical_key, colliding, examples, hash_functions, key_columns, spread
+from sliced import in_slices, now_whole_now_sliced
 
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.builtin import interval_join
@@ -28,7 +29,7 @@ from state_runtime.processors.builtin.interval_join import (
     plan_interval_join,
 )
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.state.table import entries_of, hashes_of
 from state_runtime.state.version import OpenVersion
 
@@ -175,11 +176,12 @@ class Job:
         self.reader = MemoryReader(operator.state_schemas)
         self.late = self.live = self.snapshots = 0
         self.changes: dict[str, pa.RecordBatch] = {}
+        self.cut = now_whole_now_sliced
 
     def epoch(self, rows: GroupedRows, watermark_ms: int, late_ms: int) -> list[pa.RecordBatch]:
         self.snapshots += 1
         clock = EpochClock(0, watermark_ms, late_ms, self.snapshots)
-        result = self.operator.process(rows, self.runs or self.reader, clock, 3)
+        result = self.operator.process(self.cut(rows), self.runs or self.reader, clock, 3)
         assert result.changes == {}, "nothing is logged before the output is drained"
         produced = list(result.outputs)
         for name, changed in result.changes.items():
@@ -279,6 +281,8 @@ def test_the_join_is_two_lists(
 def test_reading_the_state_in_pieces_changes_nothing(epochs: list[Any], bounds: Any) -> None:
     """Stored rows are read a bounded number at a time; with a bound of one every key is a piece of its own."""
     jobs = [Job(operator_of("left-outer", *bounds)) for _ in range(2)]
+    for job in jobs:
+        job.cut = in_slices  # the places of rows depend on it
     watermark = late = 0
     whole = interval_join.STORED_ROWS_PER_READ
     for left, right, step in epochs:
@@ -343,7 +347,7 @@ def test_only_the_other_sides_rows_of_keys_with_new_rows_are_read() -> None:
     ):
         reader.read = []
         rows = tagged(left, right, spread) if left or right else NO_ROWS
-        list(operator.process(rows, reader, EpochClock(0, 0, 0, 2), 0).outputs)
+        list(operator.process([RowSlice(rows)], reader, EpochClock(0, 0, 0, 2), 0).outputs)
         assert reader.read == expected
 
 
@@ -379,13 +383,13 @@ def test_times_at_the_ends_of_a_long_do_not_wrap_around(scale: None) -> None:
     end = (1 << 63) - 1
     operator = operator_of("inner", -5_000_000, 5_000_000)
     rows = tagged([(KEYS[0], end), (KEYS[0], -end)], [(KEYS[0], end - 1), (KEYS[0], -6000)], spread)
-    result = operator.process(rows, MemoryReader(operator.state_schemas), EpochClock(0, 0, -end, 1), 0)
+    result = operator.process([RowSlice(rows)], MemoryReader(operator.state_schemas), EpochClock(0, 0, -end, 1), 0)
     (produced,) = result.outputs
     assert (produced["l_id"].to_pylist(), produced["r_id"].to_pylist()) == ([0], [0])
     assert result.changes[LEFT].num_rows == 1, "the earliest time is due, the latest is not"
     assert result.changes[RIGHT].num_rows == 2
     operator = operator_of("inner", -end, end)
-    result = operator.process(rows, MemoryReader(operator.state_schemas), EpochClock(0, 0, -end, 1), 0)
+    result = operator.process([RowSlice(rows)], MemoryReader(operator.state_schemas), EpochClock(0, 0, -end, 1), 0)
     (produced,) = result.outputs
     assert (produced["l_id"].to_pylist(), produced["r_id"].to_pylist()) == ([0, 1], [0, 1])
 
@@ -406,7 +410,7 @@ def test_the_order_of_the_output_does_not_depend_on_the_order_of_arrival() -> No
     again = tagged(left, right, colliding, seed=1)
     outputs = [
         [row for b in operator_of("left-outer", -1000, 1000).process(
-            given_rows, MemoryReader(operator_of("left-outer", 0, 0).state_schemas), EpochClock(0, 3, 0, 1), 0
+            [RowSlice(given_rows)], MemoryReader(operator_of("left-outer", 0, 0).state_schemas), EpochClock(0, 3, 0, 1), 0
         ).outputs for row in b.to_pylist()]
         for given_rows in (rows, again)
     ]  # fmt: skip

@@ -42,7 +42,7 @@ from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.builtin.latest import LATEST, LatestBy, plan_latest
 from state_runtime.processors.columns import fit_column
 from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock
+from state_runtime.processors.operator import EpochClock, RowSlice
 from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOperator
 from state_runtime.state.table import StateSchema, fold
 from state_runtime.state.version import OpenVersion
@@ -116,7 +116,7 @@ class Job:
         version = OpenVersion.of_batches("v", self.tables, self.schemas)
         given = grouped(rows, self.hash_of, self.data_type, self.rows)
         self.rows += len(rows)
-        result = self.operator.process(given, version, EpochClock(1234), 5)
+        result = self.operator.process([RowSlice(given)], version, EpochClock(1234), 5)
         assert result.changes == {}, "nothing is logged before the output is drained"
         produced = list(result.outputs)
         for name, changed in result.changes.items():
@@ -433,7 +433,7 @@ def test_an_error_of_user_code_says_where_and_logs_nothing(function: Any) -> Non
     """The cause is chained; the state of the epoch is not half written."""
     job = calling(function)
     version = OpenVersion.of_batches("v", job.tables, job.schemas)
-    result = job.operator.process(grouped(ROWS), version, EpochClock(0), 3)
+    result = job.operator.process([RowSlice(grouped(ROWS))], version, EpochClock(0), 3)
     with pytest.raises(
         UserCodeError, match="operator 'op', shard 3: the processor raised KeyError: 'no such"
     ) as caught:

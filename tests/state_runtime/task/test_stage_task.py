@@ -15,7 +15,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import count
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.operator import EpochClock, ShardResult
+from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
@@ -53,10 +53,15 @@ class DamagedOnce:
         return getattr(self.inner, name)
 
     def process(
-        self, rows: GroupedRows, state: StateReader, clock: EpochClock, shard: int, initial: GroupedRows | None = None
+        self,
+        slices: Iterable[RowSlice],
+        state: StateReader,
+        clock: EpochClock,
+        shard: int,
+        initial: GroupedRows | None = None,
     ) -> ShardResult:
         self.calls += 1
-        result = self.inner.process(rows, state, clock, shard, initial)
+        result = self.inner.process(slices, state, clock, shard, initial)
         if self.calls == 1:
             result.outputs = self._broken(list(result.outputs))
         return result
