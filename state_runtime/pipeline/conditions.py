@@ -1,7 +1,8 @@
 """Aggregates over some of the rows only (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
 
-Every aggregate passes over nulls. So the condition becomes a column: the aggregate's own where it holds, else null; it
-is computed by Spark where the operator's input is cut to what it reads, and exists nowhere else.
+Every aggregate passes over nulls, `max_by` and `min_by` over those of the column that they choose by. So the condition
+becomes a column: that one where it holds, else null; it is computed by Spark where the operator's input is cut to what
+it reads, and exists nowhere else.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -
         aggregates[name] = aggregate
         if aggregate.condition:
             made = f"__stillstate_where_{len(columns)}"
-            value = quoted(aggregate.column) if aggregate.column is not None else "1"
+            # A row without the column that chooses rows does not count; one without the value would.
+            of = aggregate.column if aggregate.by is None else aggregate.by
+            value = quoted(of) if of is not None else "1"
             columns[made] = f"CASE WHEN ({aggregate.condition}) THEN {value} END"
-            aggregates[name] = replace(aggregate, column=made, condition="", told=aggregate.over)
+            chosen = replace(aggregate, condition="", told=aggregate.over)
+            aggregates[name] = replace(chosen, column=made) if aggregate.by is None else replace(chosen, by=made)
             given = _with(given, made, columns[made], f"operator {step.uid!r}, aggregate {name!r}", aggregate)
     warn_if_unrepeatable(given, f"operator {step.uid!r}")
     return Conditioned(replace(step, aggregates=aggregates), given.schema, columns)

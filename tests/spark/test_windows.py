@@ -111,6 +111,13 @@ FUNCTIONS: dict[str, tuple[Aggregate, str]] = {
     "first_i": (aggregates.first("i", ignore_nulls=True), "min_by(i, place) FILTER (WHERE i IS NOT NULL)"),
     "last_s": (aggregates.last("s", ignore_nulls=True), "max_by(s, place) FILTER (WHERE s IS NOT NULL)"),
     "last_m": (aggregates.last("m"), "max_by(m, place)"),
+    # Spark breaks ties as it likes, so the comparison orders by the place, too.
+    "max_by_d": (aggregates.max_by("s", "d"), "max_by(s, struct(d, place)) FILTER (WHERE d IS NOT NULL)"),
+    "max_by_b": (aggregates.max_by("m", "b"), "max_by(m, struct(b, place)) FILTER (WHERE b IS NOT NULL)"),
+    "max_by_s": (aggregates.max_by("at", "s"), "max_by(at, struct(s, place)) FILTER (WHERE s IS NOT NULL)"),
+    "min_by_d": (aggregates.min_by("i", "d"), "min_by(i, struct(d, -place)) FILTER (WHERE d IS NOT NULL)"),
+    "min_by_m": (aggregates.min_by("s", "m"), "min_by(s, struct(m, -place)) FILTER (WHERE m IS NOT NULL)"),
+    "min_by_day": (aggregates.min_by("day", "day"), "min_by(day, struct(day, -place)) FILTER (WHERE day IS NOT NULL)"),
     "collect_i": (
         aggregates.collect("i"),
         "transform(array_sort(collect_list(struct(place, i)) FILTER (WHERE i IS NOT NULL)), x -> x.i)",

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.processors.builtin.ranks import has_order, ranks_of
 from state_runtime.processors.user.vectorized import KeyedBatch
 from state_runtime.state.table import Mask, Positions
 
@@ -65,7 +64,7 @@ def plan_latest(keys: Sequence[str], order: str, columns: Sequence[str], schema:
     if len({order, *columns}) <= len(columns):
         raise InvalidPipeline(f"{where}: {order!r}, {', '.join(map(repr, columns))} name a column twice")
     data_type = schema.field(order).type
-    if pa.types.is_nested(data_type) or pa.types.is_null(data_type) or pa.types.is_interval(data_type):
+    if not has_order(data_type):
         raise InvalidPipeline(f"{where}: values of type {data_type} (column {order!r}) have no order")
     rest = columns or [name for name in schema.names if name not in keys and name != order]
     return LatestBy((order, *rest))
@@ -73,7 +72,7 @@ def plan_latest(keys: Sequence[str], order: str, columns: Sequence[str], schema:
 
 def last_greatest(order: pa.Array, batch: KeyedBatch) -> Positions:
     """Per key the position of the last of its rows with the greatest value; a null only where there is nothing else."""
-    ranks, valid = _ranks(order)
+    ranks, valid = ranks_of(order)
     greatest = np.maximum.reduceat(ranks, batch.starts)
     candidate = ranks == batch.per_row(greatest)
     if valid is not None:
@@ -88,7 +87,7 @@ def not_below(new: pa.Array, old: pa.Array) -> Mask:
     """Row by row, whether a new value takes the place of an old one."""
     if new.type != old.type:
         new = new.cast(old.type)  # the session's time zone; the state's is UTC
-    ranks, valid = _ranks(pa.concat_arrays([old, new]))
+    ranks, valid = ranks_of(pa.concat_arrays([old, new]))
     count = len(old)
     above: Mask = ranks[count:] >= ranks[:count]
     if valid is None:
@@ -96,31 +95,3 @@ def not_below(new: pa.Array, old: pa.Array) -> Mask:
     was, now = valid[:count], valid[count:]
     takes_over: Mask = (now & ~was) | ((now == was) & above)
     return takes_over
-
-
-def _ranks(column: pa.Array) -> tuple[Any, Mask | None]:
-    """Integers in the order of the values, and where there is a value (None: everywhere). A null's rank is the lowest
-    integer."""
-    valid: Mask | None = None
-    if column.null_count:
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-    types = pa.types
-    if types.is_floating(column.type):
-        ranks = _ranks_of_floats(pc.fill_null(column.cast(pa.float64()), 0).to_numpy(zero_copy_only=False))
-    elif types.is_integer(column.type) or types.is_boolean(column.type) or types.is_temporal(column.type):
-        if types.is_date32(column.type):
-            column = column.cast(pa.int32())  # Arrow has no way from days to long at once
-        ranks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    else:
-        ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense").to_numpy(zero_copy_only=False)
-        ranks = ranks.astype(np.int64)
-    if valid is not None:
-        ranks = np.where(valid, ranks, np.iinfo(np.int64).min)
-    return ranks, valid
-
-
-def _ranks_of_floats(numbers: Any) -> Any:
-    """Bits of a double as an integer of the same order: of negative ones all but the sign is turned around."""
-    plain = np.where(np.isnan(numbers), np.nan, numbers + 0.0)  # one NaN, above infinity; one zero
-    bits = plain.view(np.int64)
-    return bits ^ ((bits >> 63) & np.int64(0x7FFF_FFFF_FFFF_FFFF))

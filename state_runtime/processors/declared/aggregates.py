@@ -22,7 +22,9 @@ __all__ = [
     "first",
     "last",
     "max",
+    "max_by",
     "min",
+    "min_by",
     "stddev",
     "stddev_pop",
     "sum",
@@ -36,7 +38,7 @@ RSD_MIN, RSD_MAX = 0.0087, 0.39
 
 Function = Literal[
     "count", "sum", "min", "max", "avg", "any", "every", "first", "last", "collect", "count_distinct_approx",
-    "variance", "variance_pop", "stddev", "stddev_pop",
+    "max_by", "min_by", "variance", "variance_pop", "stddev", "stddev_pop",
 ]  # fmt: skip
 
 
@@ -50,6 +52,7 @@ class Aggregate:
         limit: of `collect`: how many elements at most.
         rsd: of `count_distinct_approx`: the relative standard deviation.
         condition: SQL; of rows for which it is not true nothing is seen.
+        by: of `max_by` and `min_by`: the column that chooses the row.
         told: what `text` says of the column, where that is not its name.
     """
 
@@ -59,13 +62,15 @@ class Aggregate:
     limit: int = 0
     rsd: float = 0.0
     condition: str = ""
+    by: str | None = None
     told: str = ""
 
     @property
     def over(self) -> str:
-        """What it is over: `delay`, `delay where delay > 0`."""
+        """What it is over: `delay`, `delay where delay > 0`, `delay by at`."""
+        by = f" by {self.by}" if self.by is not None else ""
         condition = f" where {self.condition}" if self.condition else ""
-        return self.told or f"{self.column or '*'}{condition}"
+        return self.told or f"{self.column or '*'}{by}{condition}"
 
     @property
     def text(self) -> str:
@@ -105,6 +110,27 @@ def min(column: str) -> Aggregate:
 def max(column: str) -> Aggregate:
     """Largest value."""
     return Aggregate("max", column)
+
+
+def max_by(column: str, by: str) -> Aggregate:
+    """The value of the row with the greatest value of another column: Spark's `max_by`.
+
+    Rows whose `by` is null do not count; the value itself may be null and of any type. Of rows with equal `by` the
+    later one wins: later epoch, and within it the order of the source. Spark's choice is not fixed.
+
+    Args:
+        by: a column of numbers, text, binary, booleans, dates or timestamps.
+
+    Example:
+        aggregates.max_by("status", "changed_at")
+    """
+    return Aggregate("max_by", column, by=by)
+
+
+def min_by(column: str, by: str) -> Aggregate:
+    """The value of the row with the smallest value of another column: `max_by`, turned around. Of equals the later row
+    wins here, too."""
+    return Aggregate("min_by", column, by=by)
 
 
 def avg(column: str) -> Aggregate:

@@ -37,6 +37,8 @@ ALL: dict[str, Aggregate] = {
     "other": aggregates.last("v", True),
     "list": aggregates.collect("v"),
     "distinct": aggregates.count_distinct_approx("v"),
+    "of_most": aggregates.max_by("b", "v"),
+    "of_least": aggregates.min_by("v", "b"),
     "spread": aggregates.stddev("v"),
     "spread_pop": aggregates.variance_pop("v"),
 }
