@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.state.table import Mask
+from state_runtime.state.table import Mask, Positions
 
-__all__ = ["has_order", "ranks_of"]
+__all__ = ["has_order", "ranks_of", "ranks_of_rows"]
 
 
 def has_order(data_type: pa.DataType) -> bool:
@@ -38,6 +39,32 @@ def ranks_of(column: pa.Array) -> tuple[Any, Mask | None]:
     if valid is not None:
         ranks = np.where(valid, ranks, np.iinfo(np.int64).min)
     return ranks, valid
+
+
+def ranks_of_rows(columns: Sequence[pa.Array], ascending: Sequence[bool]) -> Positions:
+    """Integers in the order of rows by several columns from left to right, null below everything; equal rows have equal
+    ranks.
+
+    Args:
+        ascending: of each column whether a smaller value makes a higher rank: then null makes the highest.
+    """
+    parts: list[Any] = []
+    for column, up in zip(columns, ascending, strict=True):
+        ranks, valid = ranks_of(column)
+        # The complement turns the order around and, unlike the negative, always fits.
+        found = [ranks] if valid is None else [valid, ranks]
+        parts += [~part for part in found] if up else found
+    if len(parts) == 1:
+        alone: Positions = parts[0]
+        return alone
+    order = np.lexsort(parts[::-1])
+    steps = np.zeros(len(order), dtype=np.bool_)
+    for part in parts:
+        in_order = part[order]
+        steps[1:] |= in_order[1:] != in_order[:-1]
+    rows = np.empty(len(order), dtype=np.int64)
+    rows[order] = np.cumsum(steps)
+    return rows
 
 
 def _ranks_of_floats(numbers: Any) -> Any:
