@@ -231,10 +231,39 @@ class Stream:
         listed = [c for given in columns for c in (given if isinstance(given, list | tuple) else [given])]
         names = tuple(map(_key_name, listed))
         if not names:
-            raise InvalidPipeline("key_by() needs at least one column")
+            raise InvalidPipeline(
+                "key_by() needs at least one column; for one group of all rows call aggregate() or window() on the "
+                "stream itself"
+            )
         if len(set(names)) != len(names):
             raise InvalidPipeline(f"key_by({', '.join(map(repr, names))}) names a column twice")
         return KeyedStream(self._chain, self._steps, names)
+
+    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> Stream:
+        """Aggregates over all rows: SQL's aggregate without GROUP BY, `df.agg(…)`. See `KeyedStream.aggregate`.
+
+        Emits one row, without key columns, in each epoch that has rows. One shard gets all rows; functions that Spark
+        can aggregate before the shuffle (docs/guide.md) send it one row of each of Spark's tasks instead.
+
+        Example:
+            job.read(orders).aggregate(uid="all", orders=aggregates.count(), revenue=aggregates.sum("price"))
+        """
+        return KeyedStream(self._chain, self._steps, ()).aggregate(uid=uid, **aggregates)
+
+    def window(
+        self,
+        window: TimeWindow | SessionWindow,
+        *,
+        uid: str,
+        output_mode: str = "update",
+        allowed_lateness: str = "0 seconds",
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregates over all rows of a window: GROUP BY of the window alone. See `KeyedStream.window`; one shard does
+        the work, as of `aggregate`."""
+        return KeyedStream(self._chain, self._steps, ()).window(
+            window, uid=uid, output_mode=output_mode, allowed_lateness=allowed_lateness, **aggregates
+        )
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.processors.builtin.all_rows import emitted
 from state_runtime.processors.builtin.distinct import Distinct, registers_log2
 from state_runtime.processors.builtin.extremes import ByExtreme
 from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial
@@ -257,7 +258,7 @@ class AggregateOperator(WokenWhenDue):
 
     @cached_property
     def output_schema(self) -> pa.Schema:
-        return pa.schema([*self.key_schema, *self.plan.outputs])
+        return pa.schema([*emitted(list(self.key_schema), self.key_columns), *self.plan.outputs])
 
     @cached_property
     def _schema(self) -> StateSchema:
@@ -302,4 +303,5 @@ class AggregateOperator(WokenWhenDue):
             slots = self.plan.merge(before, slots)
         result.changes[STATE] = self._schema.batch(rows.hashes, None, rows.keys, slots)
         result.rows_added = int(rows.groups - np.count_nonzero(found))
-        yield pa.RecordBatch.from_arrays([*rows.keys, *self.plan.finish(slots)], schema=self.output_schema)
+        keys = emitted(rows.keys, self.key_columns)
+        yield pa.RecordBatch.from_arrays([*keys, *self.plan.finish(slots)], schema=self.output_schema)
