@@ -17,6 +17,7 @@ import pyarrow as pa
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.all_rows import emitted
 from state_runtime.processors.builtin.distinct import Distinct, registers_log2
+from state_runtime.processors.builtin.distinct_exact import DistinctValues
 from state_runtime.processors.builtin.extremes import ByExtreme
 from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial
 from state_runtime.processors.builtin.partials import (
@@ -221,6 +222,10 @@ def _function(name: str, aggregate: Aggregate, data_type: Any, by_type: Any, whe
         )
     if function == "collect":
         return Collected(name, column, data_type, aggregate.limit)
+    if function == "count_distinct":
+        if not has_order(data_type):
+            raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
+        return DistinctValues(name, column, data_type, aggregate.limit, uid)
     if function == "count_distinct_approx":
         if pa.types.is_nested(data_type):
             raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
