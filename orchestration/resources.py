@@ -11,13 +11,13 @@ from orchestration.config.spec import JobSpec, Spec, load_spec
 from orchestration.launchers import Launcher, build_launcher
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import HOUSE, Lookout
-from orchestration.looking.watch import Seen, watch, watch_looks
+from orchestration.looking.watch import Reading, Seen, watch, watch_looks
 from orchestration.recovery.observe import Observation, observe
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
-__all__ = ["Seen", "StillstateResource"]
+__all__ = ["Reading", "Seen", "StillstateResource"]
 
 T = TypeVar("T")
 
@@ -68,36 +68,9 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
         """
         return watch_looks(spec, jobs, self.launcher, lookout=self.lookout(), clock=self.clock(), start=start)
 
-    def read(
-        self,
-        spec: Spec,
-        jobs: Sequence[str],
-        what: str,
-        read: Callable[[JobSpec, Catalog], T],
-        *,
-        start: str | None = None,
-        budget_s: float | None = None,
-        is_shared: bool = False,
-    ) -> Seen[T]:
-        """Read something of each job's store as `look` does; nothing else in a sensor may ask a store.
-
-        Args:
-            what: names it; what has the same name at the same time is read once.
-            read: called in a thread of its own; the catalog's store does not wait long.
-            budget_s: what is left of the tick's; absent: all.
-            is_shared: it is the same for whoever asks.
-        """
-        return watch(
-            spec,
-            jobs,
-            what,
-            read,
-            lookout=self.lookout(),
-            clock=self.clock(),
-            start=start,
-            budget_s=budget_s,
-            is_shared=is_shared,
-        )
+    def read(self, reading: Reading[T]) -> Seen[T]:
+        """Read something of each job's store as `look` does; nothing else in a sensor may ask a store."""
+        return watch(reading, lookout=self.lookout(), clock=self.clock())
 
 
 _LOADED: dict[str, tuple[tuple[int, int, int, int], Spec]] = {}

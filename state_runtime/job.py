@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -231,10 +231,39 @@ class Stream:
         listed = [c for given in columns for c in (given if isinstance(given, list | tuple) else [given])]
         names = tuple(map(_key_name, listed))
         if not names:
-            raise InvalidPipeline("key_by() needs at least one column")
+            raise InvalidPipeline(
+                "key_by() needs at least one column; for one group of all rows call aggregate() or window() on the "
+                "stream itself"
+            )
         if len(set(names)) != len(names):
             raise InvalidPipeline(f"key_by({', '.join(map(repr, names))}) names a column twice")
         return KeyedStream(self._chain, self._steps, names)
+
+    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> Stream:
+        """Aggregates over all rows: SQL's aggregate without GROUP BY, `df.agg(…)`. See `KeyedStream.aggregate`.
+
+        Emits one row, without key columns, in each epoch that has rows. One shard gets all rows; functions that Spark
+        can aggregate before the shuffle (docs/guide.md) send it one row of each of Spark's tasks instead.
+
+        Example:
+            job.read(orders).aggregate(uid="all", orders=aggregates.count(), revenue=aggregates.sum("price"))
+        """
+        return KeyedStream(self._chain, self._steps, ()).aggregate(uid=uid, **aggregates)
+
+    def window(
+        self,
+        window: TimeWindow | SessionWindow,
+        *,
+        uid: str,
+        output_mode: str = "update",
+        allowed_lateness: str = "0 seconds",
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregates over all rows of a window: GROUP BY of the window alone. See `KeyedStream.window`; one shard does
+        the work, as of `aggregate`."""
+        return KeyedStream(self._chain, self._steps, ()).window(
+            window, uid=uid, output_mode=output_mode, allowed_lateness=allowed_lateness, **aggregates
+        )
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
@@ -419,21 +448,37 @@ class KeyedStream:
         step = VectorizedStep(uid, self._keys, processor, output_schema)
         return Stream(self._chain, self._chain.extend(self._steps, step))
 
-    def latest_by(self, order: str, *columns: str, uid: str) -> Stream:
-        """Keep of each key the row with the greatest value of a column; vectorised.
+    def latest_by(
+        self, order: str | Sequence[str], *columns: str, uid: str, ascending: bool | Sequence[bool] = False
+    ) -> Stream:
+        """Keep of each key the row with the greatest value of a column, or of several; vectorised.
 
-        Emits the row of every key for which another row took the place (update mode): the key columns, the order column
-        and `columns`. Of equal values the later row in source order wins; null is below everything.
+        Emits the row of every key for which another row took the place (update mode): the key columns, the order
+        columns and `columns`. Of equal values the later row in source order wins; null is below everything. It is SQL's
+        ROW_NUMBER() OVER (PARTITION BY … ORDER BY …) = 1.
 
         Args:
-            order: a column of numbers, text, binary, booleans, dates or timestamps.
+            order: columns of numbers, text, binary, booleans, dates or timestamps, compared from left to right.
             columns: what else to keep; none named means all columns.
+            ascending: keep the row with the smallest values instead; of several columns also one by one. A null is the
+                smallest: put a `transform` that drops such rows before, if it should not win.
 
         Example:
             .key_by("order_id").latest_by("changed_at", "status", "amount", uid="current")
+            .key_by("auction").latest_by(["price", "at"], "bidder", uid="highest", ascending=[False, True])
         """
         check_uid(uid, "operator uid")
-        return Stream(self._chain, self._chain.extend(self._steps, LatestByStep(uid, self._keys, order, columns)))
+        names = (order,) if isinstance(order, str) else tuple(order)
+        directions = (ascending,) * len(names) if isinstance(ascending, bool) else tuple(ascending)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise InvalidPipeline(f"operator {uid!r}: latest_by() needs the names of order columns, not {order!r}")
+        if len(directions) != len(names):
+            raise InvalidPipeline(
+                f"operator {uid!r}: latest_by() got {len(names)} order columns and {len(directions)} directions in "
+                "ascending; give one for each, or one for all"
+            )
+        step = LatestByStep(uid, self._keys, names, columns, directions)
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def deduplicate(self, *, uid: str, within_watermark: bool = False) -> Stream:
         """Pass the first row of each key and drop all later ones (append mode); vectorised. Rows keep all their

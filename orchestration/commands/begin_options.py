@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from orchestration.config.begin_at import BeginAt
+    from orchestration.config.start_options import StartOptions
 
 __all__ = ["BeginOptions", "with_begin_options"]
 
@@ -80,17 +80,25 @@ class BeginOptions:
     claim: ClaimOption = False
     from_snapshot: FromSnapshotOption = None
 
-    def begin_at(self) -> BeginAt:
-        """At which snapshot it begins.
+    def start_options(self) -> StartOptions:
+        """The same as a driver takes it.
 
         Raises:
             InvalidConfiguration: the options contradict each other.
         """
         from orchestration.config.begin_at import BeginAt
+        from orchestration.config.start_options import StartOptions
         from state_runtime.snapshot.locate import own_restore_point
 
         wanted = own_restore_point(self.from_snapshot) if self.from_snapshot is not None else None
-        return BeginAt(self.place, self.claim, wanted)
+        return StartOptions(
+            takeover=self.takeover,
+            until_idle=self.until_idle,
+            allow_dropped_state=self.allow_dropped_state,
+            allow_drained=self.allow_drained,
+            take_output=self.take_output,
+            begin=BeginAt(self.place, self.claim, wanted),
+        )
 
 
 def with_begin_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -65,7 +65,7 @@ def run(
     from orchestration.running.run import run_job
     from orchestration.show.runs import progress_view
 
-    begin = options.begin_at()
+    asked = options.start_options()
     spec = load_spec(config)
     job_spec = spec.job(job)
     with (
@@ -75,17 +75,12 @@ def run(
         result = run_job(
             job_spec,
             spec.file.parent,
+            asked,
             begin_log=log.begin,
             spark_in_log=not verbose,
             on_progress=view.show,
             on_restore=view.restoring,
             on_copy=view.copying,
-            takeover=options.takeover,
-            until_idle=options.until_idle,
-            allow_dropped_state=options.allow_dropped_state,
-            allow_drained=options.allow_drained,
-            take_output=options.take_output,
-            begin=begin,
         )
     summary = {
         "job": job,
@@ -111,7 +106,7 @@ def start(
     """Start a job's driver in the background and wait until it runs."""
     from orchestration.launchers import build_launcher
 
-    begin = options.begin_at()
+    asked = options.start_options()
     spec = load_spec(config)
     job_spec = spec.job(job)
     root = catalog_of(job_spec).root
@@ -120,14 +115,7 @@ def start(
     if told:
         print(told, file=sys.stderr)
     launcher = build_launcher(spec, job_spec)
-    launched = launcher.start(
-        takeover=options.takeover,
-        until_idle=options.until_idle,
-        allow_dropped_state=options.allow_dropped_state,
-        allow_drained=options.allow_drained,
-        take_output=options.take_output,
-        begin=begin,
-    )
+    launched = launcher.start(asked)
     if as_json:
         print_json(vars(launched))
     else:

@@ -14,6 +14,7 @@ import dagster as dg
 from assets.mount import Mount
 from orchestration.config.held import refuse_while_migrating
 from orchestration.config.spec import JobSpec
+from orchestration.config.start_options import StartOptions
 from orchestration.jobs.recover import RecoverConfig, note_exit, recover_driver, recovered_value
 from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
 from orchestration.launchers import Launched
@@ -122,7 +123,7 @@ def start_stream(
         launcher = stillstate.launcher(spec, now)
         refuse_while_migrating(name, stillstate.catalog(now).root)
         context.log.info(f"starting the driver of {name} (takeover: {config.takeover})")
-        launched = launcher.start(takeover=config.takeover, until_idle=config.until_idle)
+        launched = launcher.start(StartOptions(takeover=config.takeover, until_idle=config.until_idle))
     return _launched_output(context, launched)
 
 

@@ -14,7 +14,7 @@ from orchestration.jobs.past_runs import past_migrations
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
 from orchestration.migration.desired import PastMigration, judge_desired, needs_record
-from orchestration.resources import Seen, StillstateResource
+from orchestration.resources import Reading, Seen, StillstateResource
 from state_runtime.base.errors import Unavailable
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import Migration, read_migration
@@ -42,7 +42,7 @@ def read_records(
         for name, look in looks.found.items()
         if isinstance(look, Look) and needs_record(spec.jobs[name], look.seen, past.get(mount.tag(name), ()))
     ]
-    return stillstate.read(spec, wanted, "migration", _read, budget_s=looks.left_s).found
+    return stillstate.read(Reading(spec, wanted, "migration", _read, budget_s=looks.left_s)).found
 
 
 def _read(job: JobSpec, catalog: Catalog) -> Migration | None:

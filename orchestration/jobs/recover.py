@@ -12,6 +12,7 @@ from assets.metadata_sets import rounded
 from assets.tables import restored_text
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import JobSpec
+from orchestration.config.start_options import StartOptions
 from orchestration.jobs.tags import EXIT_TAG
 from orchestration.launchers import FirstCheckpoint, Launched, Launcher
 from orchestration.recovery.fallback import decide_fallback, look_for_damage
@@ -101,7 +102,7 @@ def recover_driver(
     restored_from = _restored_from(stillstate.catalog(job), begin, job)
     context.log.info(f"it goes on from {restored_from}")
     # It was just judged lost, so its last heartbeat must not turn the new driver away.
-    launched = launcher.start(takeover=True, begin=begin, cause=cause)
+    launched = launcher.start(StartOptions(takeover=True, begin=begin), cause=cause)
     context.log.info(f"term {launched.term} runs (process {launched.pid}, log {launched.log}); its checkpoint …")
     first = launcher.wait_for_checkpoint(launched, job.recovery.first_checkpoint_s)
     context.log.info(first.how)

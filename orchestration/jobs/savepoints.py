@@ -47,8 +47,10 @@ def savepoint_stream(
         spec = stillstate.spec()
         now = spec.job(name)
         catalog = stillstate.catalog(now)
-        maker = Savepointer.watching(catalog, lambda: stillstate.observe(spec, now), clock=stillstate.clock())
-        made = periodic_savepoint(catalog, maker, tuple(now.savepoints.tags))
+        clock, poll = stillstate.clock(), stillstate.poll()
+        maker = Savepointer.watching(catalog, lambda: stillstate.observe(spec, now), clock=clock, poll=poll)
+        tags = tuple(now.savepoints.tags)
+        made = periodic_savepoint(catalog, maker, tags, clock=clock, poll=poll, say=context.log.warning)
         records = list_savepoints(catalog.root)
         if isinstance(made, str):
             context.log.info(f"skipped: {made}")
@@ -63,7 +65,7 @@ def savepoint_stream(
             "bytes": made.total_bytes,
             "objects": made.total_objects,
             "tags": ", ".join(made.tags),
-            **savepoints_metadata(records, catalog.root.url, stillstate.clock().now_ms(), links),
+            **savepoints_metadata(records, catalog.root.url, clock.now_ms(), links),
         },
         data_version=dg.DataVersion(made.name),
     )

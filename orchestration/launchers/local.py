@@ -11,9 +11,10 @@ from typing import Final
 import psutil
 
 from orchestration.config.spec import JobSpec
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers.port import Launched, Liveness
 from orchestration.launchers.processes import is_over, living
-from orchestration.launchers.through_store import TERMINATE_WAIT_S, RunOptions, StoreLauncher
+from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.snapshot.term_files import RunStatus
@@ -46,12 +47,12 @@ class LocalLauncher(StoreLauncher):
         super().__init__(config, job, clock=clock, ids=ids, host=host, poll=poll)
         self._command = tuple(command)
 
-    def _launch(self, options: RunOptions, cause: str, before: int) -> Launched:
+    def _launch(self, options: StartOptions, cause: str, before: int) -> Launched:
         # Its stderr is the log file already, so that even the death of Python itself leaves its words.
         driver = [*self._command, "run", self._job.name, "--config", str(self._config), "--log-file", "-"]
-        driver += options.always
+        driver += options.always()
         environment = {**self._environment(), "STILLSTATE_START_CAUSE": cause}
-        begun = self._begin(self._supervised(driver, options.once), environment, before)
+        begun = self._begin(self._supervised(driver, options.once()), environment, before)
         return self._wait_until_running(begun, lambda status: begun.process.pid in (status.pid, status.supervisor_pid))
 
     def is_alive(self, status: RunStatus) -> Liveness:

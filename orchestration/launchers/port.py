@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from orchestration.config.begin_at import NEWEST, BeginAt
+from orchestration.config.start_options import AS_IT_IS, StartOptions
 from state_runtime.base.errors import StillstateError, Unavailable
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.term_files import RunState, RunStatus
@@ -96,26 +96,17 @@ class StopTimedOut(Unavailable):
 class Launcher(Protocol):
     """Start, stop and look at one job's driver. Safety never rests on this: terms decide who may write."""
 
-    def start(
-        self,
-        *,
-        takeover: bool = False,
-        until_idle: bool = False,
-        allow_dropped_state: bool = False,
-        allow_drained: bool = False,
-        take_output: bool = False,
-        begin: BeginAt = NEWEST,
-        cause: str = "",
-    ) -> Launched:
+    def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
         """Start a driver and wait until it runs.
+
+        What it begins with and is copied from elsewhere counts against the time that a start may take; a start that is
+        ended for it is finished by the next.
 
         Args:
             cause: why, if not because a person wants it; its heartbeat says so.
-            begin: at which snapshot. What is copied from elsewhere counts against the time that a start may take; a
-                start that is ended for it is finished by the next.
 
         Raises:
-            JobAlreadyRunning: a live driver holds the job, and `takeover` was not asked for.
+            JobAlreadyRunning: a live driver holds the job, and `takeover` is not among the options.
             LaunchFailed: it ended or did not get ready; nothing of it is left running.
         """
         ...

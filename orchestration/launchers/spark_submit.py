@@ -17,11 +17,12 @@ from typing import Final
 import psutil
 
 from orchestration.config.spec import JobSpec
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers.log_files import private_file, redacted
 from orchestration.launchers.port import LastWords, Launched
 from orchestration.launchers.processes import is_over, process_of
 from orchestration.launchers.submit_command import CONF_SUFFIX, properties_text, submit_command, submit_properties
-from orchestration.launchers.through_store import TERMINATE_WAIT_S, RunOptions, StoreLauncher
+from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS, Ids
@@ -57,7 +58,7 @@ class SparkSubmitLauncher(StoreLauncher):
         self._program = program
         self._python = python
 
-    def _launch(self, options: RunOptions, cause: str, before: int) -> Launched:
+    def _launch(self, options: StartOptions, cause: str, before: int) -> Launched:
         program = self._program or find_spark_submit(self._job)
         in_cluster = self._job.launcher.drives_elsewhere
         with self._properties() as properties_file:
@@ -67,7 +68,7 @@ class SparkSubmitLauncher(StoreLauncher):
                 program=program,
                 properties_file=properties_file,
                 cause=redacted(self._job, cause),
-                options=[*options.always, *options.once],
+                options=[*options.always(), *options.once()],
             )
             # The program is a script, which takes the SPARK_HOME that it is in only if there is no other.
             environment = {**self._environment(), "SPARK_HOME": str(Path(program).resolve().parents[1])}

@@ -20,9 +20,9 @@ from typing import Final
 
 import psutil
 
-from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.home import home_of
 from orchestration.config.spec import CONFIG_ENV, JobSpec
+from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers.first_checkpoint import Waiting, exit_code_of
 from orchestration.launchers.log_files import new_log_file, newest_log, redacted, tail
 from orchestration.launchers.port import (
@@ -44,26 +44,13 @@ from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.term_files import RunState, RunStatus
 from state_runtime.store import Store, open_store
 
-__all__ = ["TERMINATE_WAIT_S", "Begun", "RunOptions", "StoreLauncher"]
+__all__ = ["TERMINATE_WAIT_S", "Begun", "StoreLauncher"]
 
 POLL_S: Final = 0.2
 TERMINATE_WAIT_S: Final = 20.0  # after SIGTERM: one epoch and Spark's own shutdown
 STACKS_SIGNAL: Final = signal.SIGUSR1
 STACKS_WAIT_S: Final = 1.0
 _ENDED: Final[frozenset[RunState]] = frozenset({"stopped", "finished", "failed", "fenced"})
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of `stillstate run` for one start.
-
-    Attributes:
-        always: also of a start in place that follows it.
-        once: of this start only: another one that went back again would undo what came since.
-    """
-
-    always: tuple[str, ...]
-    once: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -126,7 +113,7 @@ class StoreLauncher(ABC):
     # --- what an adapter says ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _launch(self, options: RunOptions, cause: str, before: int) -> Launched:
+    def _launch(self, options: StartOptions, cause: str, before: int) -> Launched:
         """Start a driver, whose run has a higher term than `before`, and wait until it runs."""
 
     @abstractmethod
@@ -135,28 +122,10 @@ class StoreLauncher(ABC):
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        *,
-        takeover: bool = False,
-        until_idle: bool = False,
-        allow_dropped_state: bool = False,
-        allow_drained: bool = False,
-        take_output: bool = False,
-        begin: BeginAt = NEWEST,
-        cause: str = "",
-    ) -> Launched:
+    def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
         before = self._catalog.status()
-        if before is not None and not takeover:
+        if before is not None and not options.takeover:
             self._refuse_if_live(before)
-        once = [
-            *(["--takeover"] if takeover else []),
-            *(["--allow-dropped-state"] if allow_dropped_state else []),
-            *(["--allow-drained"] if allow_drained else []),
-            *(["--take-output"] if take_output else []),
-            *begin.arguments(),
-        ]
-        options = RunOptions(("--until-idle",) if until_idle else (), tuple(once))
         return self._launch(options, cause, 0 if before is None else before.term)
 
     def stop(self) -> Stopped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from orchestration.config.home import home_of
@@ -17,7 +17,7 @@ from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_watched_store
 
-__all__ = ["Seen", "watch", "watch_looks"]
+__all__ = ["Reading", "Seen", "watch", "watch_looks"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,27 @@ class Seen(Generic[T]):
         return found
 
 
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """Something that is read of each of some jobs' stores.
+
+    Attributes:
+        what: names it; what has the same name at the same time is read once.
+        read: called in a thread of its own; the catalog's store does not wait long.
+        start: the job to begin with.
+        budget_s: for all of them; None: a tick's.
+        is_shared: it is the same for whoever asks.
+    """
+
+    spec: Spec
+    jobs: Sequence[str]
+    what: str
+    read: Callable[[JobSpec, Catalog], T]
+    start: str | None = field(default=None, kw_only=True)
+    budget_s: float | None = field(default=None, kw_only=True)
+    is_shared: bool = field(default=False, kw_only=True)
+
+
 def watch_looks(
     spec: Spec,
     jobs: Sequence[str],
@@ -70,45 +91,17 @@ def watch_looks(
         return look_at(job, catalog, launcher(spec, job), clock)
 
     total_s = spec.observation.tick_budget_s
-    seen = watch(
-        spec,
-        jobs,
-        "look",
-        read,
-        lookout=lookout,
-        clock=clock,
-        start=start,
-        budget_s=_LOOKS_SHARE * total_s,
-        is_shared=True,
-    )
+    looks = Reading(spec, jobs, "look", read, start=start, budget_s=_LOOKS_SHARE * total_s, is_shared=True)
+    seen = watch(looks, lookout=lookout, clock=clock)
     return replace(seen, left_s=seen.left_s + (1 - _LOOKS_SHARE) * total_s)
 
 
-def watch(
-    spec: Spec,
-    jobs: Sequence[str],
-    what: str,
-    read: Callable[[JobSpec, Catalog], T],
-    *,
-    lookout: Lookout,
-    clock: Clock,
-    start: str | None = None,
-    budget_s: float | None = None,
-    is_shared: bool = False,
-) -> Seen[T]:
-    """Read something of each job's store.
-
-    Args:
-        what: names it; what has the same name at the same time is read once.
-        read: called in a thread of its own; the catalog's store does not wait long.
-        start: the job to begin with.
-        budget_s: for all of them; absent: a tick's.
-        is_shared: it is the same for whoever asks.
-    """
-    limits = spec.observation
+def watch(reading: Reading[T], *, lookout: Lookout, clock: Clock) -> Seen[T]:
+    """Read it, side by side, each job within its time."""
+    spec, limits = reading.spec, reading.spec.observation
     patience = patience_of(limits.timeout_s)
-    budget_s = limits.tick_budget_s if budget_s is None else budget_s
-    keys = {f"{what} {spec.file} {name}": name for name in turns(jobs, start)}
+    budget_s = limits.tick_budget_s if reading.budget_s is None else reading.budget_s
+    keys = {f"{reading.what} {spec.file} {name}": name for name in turns(reading.jobs, reading.start)}
 
     def task(key: str, name: str) -> Task[T]:
         job = spec.jobs[name]
@@ -117,9 +110,9 @@ def watch(
         def open_and_read() -> T:
             home = home_of(job, lambda url, options: open_watched_store(url, options, patience))
             opened = open_watched_store(home.store, home.storage_options, patience)
-            return read(job, Catalog(opened, job.name, clock))
+            return reading.read(job, Catalog(opened, job.name, clock))
 
-        return Task(key=key, store=store, shown=shown, read=open_and_read, is_shared=is_shared)
+        return Task(key=key, store=store, shown=shown, read=open_and_read, is_shared=reading.is_shared)
 
     began_s = SYSTEM_CLOCK.monotonic_s()
     gone = {name: NoLook("failed", _unknown(spec, name)) for name in keys.values() if name not in spec.jobs}

@@ -14,7 +14,7 @@ from orchestration.launchers import Launcher, build_launcher
 from orchestration.looking.lookout import HOUSE, Lookout, NoLook
 from orchestration.looking.newest_savepoint import SavepointsSeen, savepoints_seen
 from orchestration.looking.vitals import vitals_of
-from orchestration.looking.watch import watch, watch_looks
+from orchestration.looking.watch import Reading, watch, watch_looks
 from orchestration.metrics.families import families
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
@@ -77,15 +77,8 @@ class JobsCollector(Collector):
             names = [name for name in self._only or spec.jobs if name in spec.jobs]
             looks = watch_looks(spec, names, self._launcher, lookout=self._lookout, clock=self._clock)
             started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
-            found = watch(
-                spec,
-                started,
-                "savepoints",
-                _savepoints,
-                lookout=self._lookout,
-                clock=self._clock,
-                budget_s=looks.left_s,
-            ).found
+            counts = Reading(spec, started, "savepoints", _savepoints, budget_s=looks.left_s)
+            found = watch(counts, lookout=self._lookout, clock=self._clock).found
             vitals = {name: vitals_of(looks.found[name]) for name in names}
             savepoints = {name: seen for name, seen in found.items() if not isinstance(seen, NoLook)}
             return families(vitals, savepoints, self._clock.now_ms(), is_file_read)

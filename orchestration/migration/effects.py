@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from orchestration.config.spec import JobSpec
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers import Launcher, StopTimedOut
 from orchestration.launchers.port import LOG_FOLLOWS
 from orchestration.migration.plan import LIVE, said_by
@@ -308,7 +309,7 @@ class Effects:
 
     def _started(self, cause: str) -> int:
         # Whoever still seems to run was stopped, or has other settings: it is fenced.
-        launched = self._launcher.start(takeover=True, cause=cause)
+        launched = self._launcher.start(StartOptions(takeover=True), cause=cause)
         self._say(f"term {launched.term} runs (process {launched.pid}, log {launched.log})")
         return launched.term
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.driver_settings import driver_settings
 from orchestration.config.entry_point import load_entry_point
 from orchestration.config.held import held_settings, refuse_while_migrating
 from orchestration.config.home import home_of, moved_text
 from orchestration.config.spec import JobSpec, to_context, to_trigger
+from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers.submit_command import driver_conf
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
@@ -109,18 +109,13 @@ def _watched(
 def run_job(
     spec: JobSpec,
     folder: Path,
+    options: StartOptions = AS_IT_IS,
     *,
     on_progress: Callable[[Progress], None],
     on_restore: Callable[[int, int], None],
     on_copy: Callable[[CopyProgress], None],
     begin_log: Callable[[], int | None] = lambda: None,
     spark_in_log: bool = True,
-    takeover: bool = False,
-    until_idle: bool = False,
-    allow_dropped_state: bool = False,
-    allow_drained: bool = False,
-    take_output: bool = False,
-    begin: BeginAt = NEWEST,
 ) -> RunResult:
     """Run one job until it is stopped, its input ends, or it fails. Blocks.
 
@@ -135,7 +130,6 @@ def run_job(
         on_copy: is told about every object that is there while what the job begins with is copied.
         begin_log: is called when the run is not turned away, before Spark starts; gives the descriptor of a log file.
         spark_in_log: what Spark's processes write to stderr goes to that file instead.
-        begin: at which snapshot.
 
     Raises:
         StillstateError: see `state_runtime.base.errors`; the command line turns it into an exit code.
@@ -147,7 +141,7 @@ def run_job(
     if spec.store != file_says.store:
         _LOG.warning("%s", moved_text(spec))
     catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name)
-    if not takeover:
+    if not options.takeover:
         # Asked again by the run itself; here it saves a second driver the start of Spark.
         refuse_if_live(catalog, SYSTEM_CLOCK)
     refuse_if_claimed(catalog.root)
@@ -170,15 +164,15 @@ def run_job(
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:
             return job.run(
                 session,
-                trigger=to_trigger(spec, until_idle=until_idle),
-                takeover=takeover,
-                allow_dropped_state=allow_dropped_state,
-                allow_drained=allow_drained,
-                take_output=take_output,
+                trigger=to_trigger(spec, until_idle=options.until_idle),
+                takeover=options.takeover,
+                allow_dropped_state=options.allow_dropped_state,
+                allow_drained=options.allow_drained,
+                take_output=options.take_output,
                 on_progress=show,
                 stop=stop,
-                start_from=begin.start_from(spec),
-                from_snapshot=begin.from_snapshot,
+                start_from=options.begin.start_from(spec),
+                from_snapshot=options.begin.from_snapshot,
                 on_copy=on_copy,
                 started_by=StartedBy(*started_by, tuple(driver_settings(spec).items())),
             )

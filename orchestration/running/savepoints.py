@@ -150,7 +150,7 @@ class Savepointer:
             Unavailable: the run ended before it answered.
         """
         self._catalog.job_info()
-        chosen = name if name is not None else self._some_name()
+        chosen = name if name is not None else self.new_name()
         status = self._runs()
         if status is None:
             if then == "drain":
@@ -194,6 +194,11 @@ class Savepointer:
             return made
         return self.resume(name) if found.state == "FAILED" else self.wait_for(name)
 
+    def is_term_live(self, term: int) -> bool:
+        """Whether the run of that term lives, as far as its heartbeat says."""
+        status = self._runs()
+        return status is not None and status.term == term
+
     def _asked_for(self, name: str) -> ControlRequest | None:
         """The request for it to the run that lives now, answered or not."""
         status = self._runs()
@@ -202,7 +207,7 @@ class Savepointer:
     def _until_made(self, request: ControlRequest) -> SavepointRecord:
         self._wait_for_answer(request)
         made = self.wait_for(request.name)
-        while request.then != "continue" and (runs := self._runs()) is not None and runs.term == request.term:
+        while request.then != "continue" and self.is_term_live(request.term):
             self._poll(POLL_S)
         return made
 
@@ -242,7 +247,8 @@ class Savepointer:
                 )
             self._poll(POLL_S)
 
-    def _some_name(self) -> str:
+    def new_name(self) -> str:
+        """A name by the time."""
         at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         return f"{at:%Y%m%dt%H%M%S}-{self._ids.short()[-4:]}"
 

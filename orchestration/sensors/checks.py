@@ -16,7 +16,7 @@ from assets.mount import Mount
 from orchestration.config.spec import JobSpec
 from orchestration.jobs.checks import evaluation_of
 from orchestration.looking.lookout import NoLook, troubles
-from orchestration.resources import StillstateResource
+from orchestration.resources import Reading, StillstateResource
 from orchestration.sensors.sensor import sensor_of
 from orchestration.upkeep.checks import CheckName, Judged, judge, limits_of
 from state_runtime.base.clock import Clock
@@ -69,7 +69,7 @@ def build_checks_sensor(mount: Mount, jobs: Mapping[str, Collection[CheckName]])
         events: list[dg.AssetCheckEvaluation] = []
         due = [name for name, c in cursors.items() if clock.now_ms() - c.looked_ms >= LOOK_EVERY_S * 1000]
         due.sort(key=lambda name: cursors[name].looked_ms)
-        seen = stillstate.read(spec, due, "checks", judge).found
+        seen = stillstate.read(Reading(spec, due, "checks", judge)).found
         for name, outcome in seen.items():
             if isinstance(outcome, NoLook) and outcome.why == "not-reached":
                 continue  # it comes first in the next tick

@@ -20,7 +20,7 @@ from orchestration.jobs.materialize import fold_evaluation, fold_tags
 from orchestration.jobs.past_runs import past_folds
 from orchestration.jobs.tags import AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
 from orchestration.looking.lookout import NoLook, troubles
-from orchestration.resources import StillstateResource
+from orchestration.resources import Reading, StillstateResource
 from orchestration.sensors.sensor import sensor_of
 from state_runtime.base.errors import CorruptData, StillstateError, UnsupportedFormat
 from state_runtime.materialize.background import adoptable
@@ -98,7 +98,7 @@ def build_materialization_sensor(
         looks = stillstate.look(spec, jobs, start=tick.start)
         # What a job never had, or cannot be seen, is not looked at a second time.
         started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
-        seen = stillstate.read(spec, started, "folds", _reader(tick.cursors), budget_s=looks.left_s)
+        seen = stillstate.read(Reading(spec, started, "folds", _reader(tick.cursors), budget_s=looks.left_s))
         for trouble in troubles(looks.found):
             # One job's unreadable store must not keep the others' logs growing.
             context.log.error(trouble)

@@ -14,7 +14,7 @@ from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
 from orchestration.looking.newest_savepoint import savepoints_seen
-from orchestration.resources import Seen, StillstateResource
+from orchestration.resources import Reading, Seen, StillstateResource
 from orchestration.run_phases import PHASES, RunPhase
 from orchestration.text import age_text
 from state_runtime.snapshot.catalog import Catalog
@@ -50,7 +50,8 @@ def overview(
     if since_s < (OVERVIEW_S if digest == before.digest else CHANGES_EVERY_S):
         return None, before
     started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
-    savepoints = stillstate.read(spec, started, "savepoint", _newest_savepoint, budget_s=looks.left_s).found
+    ages = Reading(spec, started, "savepoint", _newest_savepoint, budget_s=looks.left_s)
+    savepoints = stillstate.read(ages).found
     recoveries = _recoveries(instance, now_ms)
     rows: list[OverviewRow] = []
     for name, look in looks.found.items():

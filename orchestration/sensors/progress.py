@@ -17,7 +17,7 @@ from orchestration.config.spec import JobSpec
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook, troubles
 from orchestration.looking.points import Points, read_points
-from orchestration.resources import Seen, StillstateResource
+from orchestration.resources import Reading, Seen, StillstateResource
 from orchestration.sensors.overview import overview
 from orchestration.sensors.publishing import ProgressCursor, Published, published_before, read_cursor, why_publish
 from orchestration.sensors.sensor import sensor_of
@@ -61,7 +61,7 @@ def build_progress_sensor(mount: Mount, jobs: Iterable[str]) -> dg.SensorDefinit
         def read(job: JobSpec, catalog: Catalog) -> Points:
             return read_points(catalog, looks.of(job.name))
 
-        points = stillstate.read(spec, list(due), "points", read, budget_s=looks.left_s)
+        points = stillstate.read(Reading(spec, list(due), "points", read, budget_s=looks.left_s))
         for name in due:
             _publish(name, looks.of(name), points, due[name], stillstate.clock().now_ms(), tick)
         table, overview_cursor = overview(

@@ -157,12 +157,13 @@ class _Step:
                 "cannot be "
                 f"found under other keys. {_NEW_UID}"
             )
-        # Format 1 did not write modes down.
-        if old.modes not in ("", new.modes, new.modes.removesuffix(DUE_WHEN_REMOVED)):
+        # Format 1 did not write modes down; latest_by has none where it is by one descending column, then as now.
+        if old.modes not in (new.modes, new.modes.removesuffix(DUE_WHEN_REMOVED)) and (
+            old.modes or new.kind == "latest-by"
+        ):
             raise InvalidPipeline(
-                f"{where}: it runs as {new.modes or 'none'} now, and as {old.modes} in {self._snapshot}; that cannot "
-                "change "
-                f"(Spark's STATE_STORE_INVALID_CONFIG_AFTER_RESTART). Set it back. {_NEW_UID}"
+                f"{where}: it runs as {new.modes or 'none'} now, and as {old.modes or 'none'} in {self._snapshot}; "
+                f"that cannot change (Spark's STATE_STORE_INVALID_CONFIG_AFTER_RESTART). Set it back. {_NEW_UID}"
             )
         for name in sorted(set(old.functions) & set(new.functions)):
             if old.functions[name] != new.functions[name]:

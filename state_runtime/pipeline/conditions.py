@@ -1,7 +1,10 @@
-"""Aggregates over some of the rows only (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
+"""Columns that are made for aggregates: of conditions, and the key of an aggregate that has none.
 
-Every aggregate passes over nulls. So the condition becomes a column: the aggregate's own where it holds, else null; it
-is computed by Spark where the operator's input is cut to what it reads, and exists nowhere else.
+A condition is of aggregates over some of the rows only (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
+
+Every aggregate passes over nulls, `max_by` and `min_by` over those of the column that they choose by. So the condition
+becomes a column: that one where it holds, else null; it is computed by Spark where the operator's input is cut to what
+it reads, and exists nowhere else.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.operators import AggregateStep, OperatorStep, WindowStep
 from state_runtime.pipeline.repeatable import warn_if_unrepeatable
+from state_runtime.processors.builtin.all_rows import ALL_ROWS
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.spark.sql import quoted
 
@@ -24,7 +28,7 @@ __all__ = ["Conditioned", "conditioned"]
 
 @dataclass(frozen=True)
 class Conditioned:
-    """A step whose aggregates read columns that are null where their condition does not hold.
+    """A step whose aggregates read columns that are null where their condition does not hold, and that has a key.
 
     Attributes:
         schema: of the step's input with these columns.
@@ -41,7 +45,7 @@ class Conditioned:
 
 
 def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -> Conditioned:
-    """Make conditions columns; a step without any is left as it is.
+    """Make conditions columns, and a key for a step that has none; any other step is left as it is.
 
     Args:
         schema: of the step's input.
@@ -49,21 +53,29 @@ def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -
     Raises:
         InvalidPipeline: a condition cannot be parsed, names what is not there, or is none.
     """
-    if not isinstance(step, AggregateStep | WindowStep) or not any(a.condition for a in step.aggregates.values()):
+    if not isinstance(step, AggregateStep | WindowStep):
+        return Conditioned(step, schema, {})
+    if step.keys and not any(a.condition for a in step.aggregates.values()):
         return Conditioned(step, schema, {})
     given = spark.createDataFrame([], schema)
     columns: dict[str, str] = {}
     aggregates: dict[str, Aggregate] = {}
+    if not step.keys:
+        columns[ALL_ROWS] = "true"
+        given = given.selectExpr("*", f"{columns[ALL_ROWS]} AS {quoted(ALL_ROWS)}")
     for name, aggregate in step.aggregates.items():
         aggregates[name] = aggregate
         if aggregate.condition:
-            made = f"__stillstate_where_{len(columns)}"
-            value = quoted(aggregate.column) if aggregate.column is not None else "1"
+            made = f"__stillstate_where_{len(columns.keys() - {ALL_ROWS})}"
+            # A row without the column that chooses rows does not count; one without the value would.
+            of = aggregate.column if aggregate.by is None else aggregate.by
+            value = quoted(of) if of is not None else "1"
             columns[made] = f"CASE WHEN ({aggregate.condition}) THEN {value} END"
-            aggregates[name] = replace(aggregate, column=made, condition="", told=aggregate.over)
+            chosen = replace(aggregate, condition="", told=aggregate.over)
+            aggregates[name] = replace(chosen, column=made) if aggregate.by is None else replace(chosen, by=made)
             given = _with(given, made, columns[made], f"operator {step.uid!r}, aggregate {name!r}", aggregate)
     warn_if_unrepeatable(given, f"operator {step.uid!r}")
-    return Conditioned(replace(step, aggregates=aggregates), given.schema, columns)
+    return Conditioned(replace(step, keys=step.keys or (ALL_ROWS,), aggregates=aggregates), given.schema, columns)
 
 
 def _with(given: DataFrame, name: str, sql: str, where: str, aggregate: Aggregate) -> DataFrame:

@@ -99,12 +99,14 @@ class VectorizedStep:
 
 @dataclass(frozen=True)
 class LatestByStep:
-    """Of each key the row with the greatest value of `order`; no `columns` means all."""
+    """Of each key the row with the greatest values of `order` (where `ascending` says so, the smallest), compared from
+    left to right; no `columns` means all."""
 
     uid: str
     keys: tuple[str, ...]
-    order: str
+    order: tuple[str, ...]
     columns: tuple[str, ...]
+    ascending: tuple[bool, ...] = (False,)
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,8 @@ def _vectorized(
         elif not event_time:
             raise _no_event_time(step.uid, 'time_mode "event" needs', source)
     elif isinstance(step, LatestByStep):
-        kind, processor = "latest-by", plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid)
+        processor = plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid, step.ascending)
+        kind, modes = "latest-by", processor.modes
         states = {LATEST: T.StructType([schema[name] for name in processor.kept])}
         output = T.StructType([*keys.fields, *states[LATEST].fields])
         event_time = ""

@@ -9,8 +9,8 @@ from typing import Any
 import dagster as dg
 from job_roots import FakeClock, JobRoot
 
-from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import JobSpec, Spec, load_spec
+from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.definitions import build_definitions
 from orchestration.launchers import FirstCheckpoint, LastWords, Launched, Launcher, LaunchFailed
 from orchestration.looking.lookout import Lookout
@@ -31,20 +31,10 @@ class FakeLauncher:
         self.before_term = False
         self.words: LastWords | None = None
 
-    def start(
-        self,
-        *,
-        takeover: bool = False,
-        until_idle: bool = False,
-        allow_dropped_state: bool = False,
-        allow_drained: bool = False,
-        take_output: bool = False,
-        begin: BeginAt = NEWEST,
-        cause: str = "",
-    ) -> Launched:
+    def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
         assert self.root is not None
-        self.starts.append(takeover)
-        self.begins.append(begin.from_snapshot)
+        self.starts.append(options.takeover)
+        self.begins.append(options.begin.from_snapshot)
         self.causes.append(cause)
         if isinstance(self.outcome, LaunchFailed) and self.before_term:
             raise self.outcome

@@ -10,7 +10,8 @@ What it does is the job's option `behaviour`:
     fails-at-once    the same before it runs
     goes-silent      runs, and is not heard of again
     crashes          ends with an error that nobody foresaw as soon as it runs
-    narrow           quiet; makes the savepoint that it is asked for, and crashes with more shards than the file says
+    narrow           quiet; makes the savepoint that it is asked for and ends, and crashes with more shards than the file says
+    dies-asked       the first run is gone when it is asked for a savepoint; a later one makes it, and goes on
     exit             ends before it has a term
     never-starts     never has one
     ignore-all       obeys nothing but SIGKILL
@@ -44,7 +45,7 @@ BEAT_S = 0.05
 
 
 def save_as_asked(catalog: Catalog, term: int, owner: str) -> bool:
-    """Make the savepoint that somebody waits for; whether one did. Its maker then ends, as with `--stop`."""
+    """Make the savepoint that somebody waits for; whether one did."""
     for request in new_requests(catalog.root, term, ()).values():
         if request is None or request.action != "savepoint":
             continue
@@ -147,7 +148,10 @@ def main() -> int:
         beat("running")
         term = committer.term.term
         asked = behaviour in ("normal", "quiet", "checkpoints") and pending_stop(catalog.root, term) is not None
-        saved = behaviour == "narrow" and save_as_asked(catalog, term, f"{host}:{os.getpid()}")
+        if behaviour == "dies-asked" and term == 1 and new_requests(catalog.root, term, ()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = behaviour in ("narrow", "dies-asked") and save_as_asked(catalog, term, f"{host}:{os.getpid()}")
+        saved = made and behaviour == "narrow"
         if asked or saved or terminated.is_set():
             beat("stopped")
             return 0

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from maintenance_root import JOB, Job
 from model import OPERATOR
 
-from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.driver_settings import driver_settings
 from orchestration.config.held import held_settings
 from orchestration.config.home import home_of
 from orchestration.config.spec import JobSpec, load_spec
+from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers import LastWords, Launched, LaunchFailed, Stopped
 from orchestration.migration.migrate import Migrator, migrator_of
 from state_runtime.base.actor import Actor
@@ -104,17 +104,7 @@ class Drivers:
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        *,
-        takeover: bool = False,
-        until_idle: bool = False,
-        allow_dropped_state: bool = False,
-        allow_drained: bool = False,
-        take_output: bool = False,
-        begin: BeginAt = NEWEST,
-        cause: str = "",
-    ) -> Launched:
+    def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
         home = home_of(self.spec)
         now, _ = held_settings(self.spec, open_store(home.store).child(self.job.name))
         behaviour = self.behaviour.get(now.parallelism, "works")

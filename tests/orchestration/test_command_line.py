@@ -15,6 +15,7 @@ from job_roots import SECRET, JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
 from state_runtime.base.errors import JobAlreadyRunning
 
@@ -188,7 +189,7 @@ def test_start_and_stop_pass_on_what_the_launcher_says(
     code: int,
     shown: str,
 ) -> None:
-    def scripted(self: LocalLauncher, **_: bool) -> Any:
+    def scripted(self: LocalLauncher, *_: StartOptions) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -15,6 +15,7 @@ import yaml
 from job_roots import SECRET
 
 from orchestration.config.spec import load_spec
+from orchestration.config.start_options import StartOptions
 from orchestration.definitions import build_definitions
 from orchestration.launchers import Launched, Stopped
 from orchestration.resources import StillstateResource
@@ -110,9 +111,9 @@ class ScriptedLauncher:
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
-        self.calls: list[dict[str, bool]] = []
+        self.calls: list[tuple[StartOptions, ...]] = []
 
-    def start(self, **options: bool) -> Any:
+    def start(self, *options: StartOptions) -> Any:
         self.calls.append(options)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -142,7 +143,7 @@ def test_the_start_job_reports_where_the_driver_is(write_config: Callable[..., P
         {"ops": {"start_flights_driver": {"config": {"until_idle": True}}}},
     )
     assert result.success
-    assert launcher.calls == [{"takeover": False, "until_idle": True}]
+    assert launcher.calls == [(StartOptions(until_idle=True),)]
     (output,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
     metadata = output.step_output_data.metadata
     assert metadata["term"].value == 3

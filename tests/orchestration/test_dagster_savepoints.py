@@ -2,28 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
+from dagster._core.test_utils import instance_for_test
 from dagster_world import World
 from job_roots import FakeClock, JobRoot
 from maintenance_root import Job as RealJob
 
-from orchestration.config.spec import load_spec, to_policy
+from orchestration.config.spec import JobSpec, Spec, load_spec, to_policy
 from orchestration.definitions import build_definitions
+from orchestration.launchers import Launcher, LocalLauncher
+from orchestration.resources import StillstateResource
 from orchestration.running.savepoints import savepoint_rows
+from orchestration.upkeep.savepoints import PATIENCE_S
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.retention.apply import make_retention_plan
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.control import new_requests
+from state_runtime.snapshot.savepoint import list_savepoints, rewrite_savepoint
 from state_runtime.store import open_store
 
+FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 KEY = dg.AssetKey(["flights", "savepoints"])
 
 
 def run(world: World) -> Any:
     job = world.defs.resolve_job_def("savepoint_flights")
     return job.execute_in_process(instance=world.instance, raise_on_error=False)
+
+
+def failure_of(done: Any) -> Any:
+    """What a run that failed says, and its metadata."""
+    (event,) = [e for e in done.all_events if e.is_step_failure]
+    return event.step_failure_data.user_failure_data
+
+
+class Drivers:
+    """Drivers of one job that hear requests whenever somebody waits, until the test ends them.
+
+    Attributes:
+        on_poll: what happens meanwhile, one thing at each look; afterwards the driver that is left does its work.
+        pauses_s: how long was waited each time.
+    """
+
+    def __init__(self, root: JobRoot, here: World) -> None:
+        self.root = root
+        self.on_poll: list[Callable[[], object]] = []
+        self.pauses_s: list[float] = []
+        self.here: Savepoints | None = None
+        here.polls.append(self.poll)
+        self.start()
+
+    def start(self) -> None:
+        """The next run; what the last one left is looked for first."""
+        term = self.root.start()
+        assert self.root.committer is not None
+        self.here = Savepoints(
+            self.root.catalog.root, self.root.committer.info, term, clock=self.root.clock, ids=SYSTEM_IDS
+        )
+        self.here.look_back()
+        while self.here.do_one():
+            pass
+
+    def die(self) -> None:
+        """Without a last word; nobody hears of it for a while, and its process is gone."""
+        self.here = None
+        self.root.clock.advance_s(10)
+
+    def hear(self) -> None:
+        """Take the name of what was asked for."""
+        assert self.here is not None
+        assert self.root.committer is not None
+        for request in new_requests(self.root.catalog.root, self.root.committer.term.term, ()).values():
+            assert request is not None
+            self.here.hear(request)
+
+    def begin(self) -> None:
+        assert self.here is not None
+        assert self.root.committer is not None
+        self.here.begin(self.root.committer.last)
+
+    def poll(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        self.root.clock.advance_s(seconds)
+        if self.on_poll:
+            self.on_poll.pop(0)()
+        elif self.here is not None:
+            self.root.beat()
+            self.hear()
+            self.begin()
+            self.here.do_one()
+
+    def asked_again(self) -> int:
+        return sum(seconds >= 1 for seconds in self.pauses_s)
 
 
 def events(world: World) -> list[Any]:
@@ -87,6 +166,85 @@ def test_where_nothing_is_new_none_is_made(world: Callable[..., World], flights:
     assert len(events(house)) == 2
 
 
+@pytest.mark.parametrize("reached", ["asked", "heard"])
+def test_a_driver_that_dies_before_its_savepoint_is_made_is_asked_again_once_it_is_back(
+    reached: str, world: Callable[..., World], flights: JobRoot
+) -> None:
+    """What the first run was asked for is void and stays so: one savepoint comes of it."""
+    house = world()
+    drivers = Drivers(flights, house)
+    drivers.on_poll = [*([drivers.hear] if reached == "heard" else []), drivers.die, drivers.start]
+    assert run(house).success
+    rows = savepoint_rows(flights.catalog, flights.clock)
+    (made,) = [r for r in list_savepoints(flights.catalog.root) if r.state == "COMPLETED"]
+    assert (made.term, made.trigger, drivers.asked_again()) == (2, "schedule", 1)
+    assert {r.state for r in rows if r.name != made.name} <= {"ABANDONED"}
+    assert [e.tags["dagster/data_version"] for e in events(house)] == [made.name]
+
+
+def test_a_savepoint_that_the_next_run_goes_on_with_is_not_asked_for_twice(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """The driver died between the first write of its record and its answer."""
+    house = world()
+    drivers = Drivers(flights, house)
+
+    def dies_copying() -> None:
+        drivers.hear()
+        (asked,) = list_savepoints(flights.catalog.root)
+        rewrite_savepoint(flights.catalog.root, asked.to("IN_PROGRESS", flights.clock.now_ms(), snapshot_id=1))
+        drivers.die()
+
+    drivers.on_poll = [dies_copying, drivers.start]
+    assert run(house).success
+    (made,) = list_savepoints(flights.catalog.root)
+    assert (made.state, made.term, made.snapshot_id) == ("COMPLETED", 1, 1)
+
+
+def test_of_a_job_that_stays_down_the_newest_snapshot_is_saved(world: Callable[..., World], flights: JobRoot) -> None:
+    """It is what a recovery would go on from, and there may be none."""
+    house = world()
+    drivers = Drivers(flights, house)
+    drivers.on_poll = [drivers.hear, drivers.die]
+    done = run(house)
+    assert done.success
+    (made,) = [r for r in list_savepoints(flights.catalog.root) if r.state == "COMPLETED"]
+    assert (made.term, made.snapshot_id) == (0, 1)
+
+
+def test_a_job_that_changes_hands_all_the_time_is_given_up_with_the_reason(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """Each run is replaced before it hears: later each time it is asked again, and not for ever."""
+    house = world()
+    drivers = Drivers(flights, house)
+    drivers.on_poll = [drivers.start] * 1000
+    began_ms = flights.clock.now_ms()
+    done = run(house)
+    assert not done.success
+    failure = failure_of(done)
+    assert "ended without answering" in failure.description
+    assert "none helped" in failure.description
+    assert failure.metadata["exit_code"].value == 4
+    pauses = [seconds for seconds in drivers.pauses_s if seconds >= 1]
+    assert all(a <= b for a, b in pairwise(pauses))
+    assert pauses[-1] == 30
+    assert (flights.clock.now_ms() - began_ms) / 1000 <= PATIENCE_S
+
+
+def test_a_savepoint_that_failed_is_not_asked_for_again(world: Callable[..., World], flights: JobRoot) -> None:
+    """A file of the snapshot is missing: that does not pass."""
+    house = world()
+    drivers = Drivers(flights, house)
+    flights.checkpoint()  # its table was never written
+    done = run(house)
+    assert not done.success
+    assert "is FAILED" in failure_of(done).description
+    assert drivers.asked_again() == 0
+    (record,) = list_savepoints(flights.catalog.root)
+    assert record.state == "FAILED"
+
+
 def test_what_dagster_makes_goes_by_the_rules_and_what_a_user_made_does_not(
     world: Callable[..., World], flights: JobRoot, write_config: Callable[..., Path]
 ) -> None:
@@ -117,3 +275,39 @@ def test_a_savepoint_waits_for_no_verification_and_holds_up_no_recovery(write_co
     tags = build_definitions(load_spec(write_config())).resolve_job_def("savepoint_flights").run_tags
     assert tags["stillstate/savepoint"] == "flights"
     assert not {"stillstate/upkeep", "stillstate/job"} & set(tags)
+
+
+@pytest.fixture
+def killed_when_asked(write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLauncher]:
+    """A driver with a supervisor, that is gone as soon as it hears of a savepoint; ended with the test."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    config = write_config(extra="launcher: {start_timeout_s: 30, restarts: 3}\noptions: {behaviour: dies-asked}")
+    launcher = LocalLauncher(config, load_spec(config).job("flights"), command=(sys.executable, FAKE_DRIVER))
+    yield launcher
+    status = launcher._catalog.status()
+    if status is not None:
+        launcher.end_lost(status)
+
+
+def test_a_driver_killed_when_it_is_asked_costs_no_failed_run(killed_when_asked: LocalLauncher) -> None:
+    """A real process, its real supervisor, and a real instance: one run, one savepoint."""
+    launcher = killed_when_asked
+
+    class Resource(StillstateResource):
+        def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
+            return launcher
+
+    launcher.start()
+    defs = build_definitions(load_spec(launcher._config), Resource(config_file=str(launcher._config)))
+    with instance_for_test() as instance:
+        done = defs.resolve_job_def("savepoint_flights").execute_in_process(instance=instance, raise_on_error=False)
+        assert done.success, failure_of(done)
+        assert len(instance.fetch_materializations(KEY, limit=10).records) == 1
+    root = launcher._catalog.root
+    (made,) = [r for r in list_savepoints(root) if r.state == "COMPLETED"]
+    assert made.trigger == "schedule"
+    deadline_s = time.monotonic() + 20
+    while (status := Catalog(launcher._store, "flights").status()) is None or status.term < 2:
+        assert time.monotonic() < deadline_s, "the supervisor has not brought it back"
+        time.sleep(0.05)
+    assert status.state in ("starting", "running")

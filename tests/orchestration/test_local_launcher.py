@@ -15,6 +15,7 @@ import pytest
 from job_roots import SECRET, JobRoot
 
 from orchestration.config.spec import load_spec
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
 from orchestration.launchers.log_files import LOGS_KEPT
 from orchestration.launchers.processes import process_of
@@ -89,7 +90,7 @@ def test_a_second_start_is_turned_away_and_a_takeover_is_not(make: Make) -> None
         launcher.start()
     status = launcher._catalog.status()
     assert status is not None
-    second = launcher.start(takeover=True)
+    second = launcher.start(StartOptions(takeover=True))
     assert second.term == 2
     assert "supervisor" in launcher.end_lost(status)
     assert not psutil.pid_exists(first.pid) or psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE
@@ -306,11 +307,11 @@ def test_waiting_ends_at_the_first_checkpoint_at_a_quiet_source_or_at_the_limit(
     assert (first.snapshot_id, first.at_ms, first.progress) == (2, made.created_at_ms, made.progress)
     launcher.stop()
     launcher = make("quiet", UNSUPERVISED)
-    first = launcher.wait_for_checkpoint(launcher.start(takeover=True), 30)
+    first = launcher.wait_for_checkpoint(launcher.start(StartOptions(takeover=True)), 30)
     assert (first.snapshot_id, "quiet" in first.how) == (None, True)
     launcher.stop()
     launcher = make("normal", UNSUPERVISED)
-    first = launcher.wait_for_checkpoint(launcher.start(takeover=True), 0.3)
+    first = launcher.wait_for_checkpoint(launcher.start(StartOptions(takeover=True)), 0.3)
     assert "the driver lives" in first.how
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -11,6 +12,8 @@ import pytest
 from dagster_world import FakeLauncher, World
 from maintenance_root import Job
 
+from orchestration.config.start_options import AS_IT_IS, StartOptions
+from orchestration.launchers import Launched
 from orchestration.recovery.fallback import Damage, FallbackPolicy, decide_fallback, look_for_damage
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
@@ -138,18 +141,16 @@ def test_a_store_that_is_away_is_no_damage(job: Job, monkeypatch: pytest.MonkeyP
 def recovered(here: World, job: Job, **config: object) -> tuple[dg.ExecuteInProcessResult, FakeLauncher]:
     here.clock.at_ms = job.clock.at_ms + 3_600_000
     launcher = here.launchers["job"] = FakeLauncher()
-    launcher.start = lambda **given: start(launcher, given)  # type: ignore[method-assign, assignment]
+    launcher.start = partial(start, launcher)  # type: ignore[method-assign]
     done = here.defs.resolve_job_def("recover_job").execute_in_process(
         run_config={"ops": {"recover_job_driver": {"config": config}}}, instance=here.instance, raise_on_error=False
     )
     return done, launcher
 
 
-def start(launcher: FakeLauncher, given: dict[str, object]) -> object:
-    from orchestration.launchers import Launched
-
-    launcher.begins.append(given["begin"].from_snapshot)  # type: ignore[attr-defined]
-    launcher.causes.append(str(given["cause"]))
+def start(launcher: FakeLauncher, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
+    launcher.begins.append(options.begin.from_snapshot)
+    launcher.causes.append(cause)
     return Launched(job="job", term=2, state="running", pid=7, host="h", log="/logs/x.log")
 
 

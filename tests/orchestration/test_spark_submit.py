@@ -16,6 +16,7 @@ from fake_submit import __file__ as FAKE_SUBMIT
 from job_roots import SECRET, JobRoot
 
 from orchestration.config.spec import JobSpec, load_spec
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers import LaunchFailed, LocalLauncher, SparkSubmitLauncher, StopTimedOut, build_launcher
 from orchestration.launchers.log_files import redacted
 from orchestration.launchers.spark_submit import find_spark_submit
@@ -240,7 +241,7 @@ def test_what_is_left_of_a_hanging_driver_is_killed_and_the_next_start_takes_ove
     lost = status_of(launcher)
     assert f"killed process {launched.pid}" in launcher.end_lost(lost)
     assert launcher.is_alive(lost) == "dead"
-    assert launcher.start(takeover=True, cause="recovery").term == 2
+    assert launcher.start(StartOptions(takeover=True), cause="recovery").term == 2
 
 
 def test_a_driver_that_ends_early_gives_its_exit_code_and_log_without_secrets(make: Make) -> None:

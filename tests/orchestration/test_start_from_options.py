@@ -19,6 +19,7 @@ from orchestration.cli import app
 from orchestration.commands.begin_options import BeginOptions
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import load_spec
+from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers import Launched, LocalLauncher
 from orchestration.show.runs import LiveLine, PlainLines, copy_line
 from state_runtime.base.errors import InvalidConfiguration
@@ -90,38 +91,48 @@ def test_contradictions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "begin"),
+    ("given", "asked"),
     [
-        (["--from", "/there/trips@7", "--claim"], BeginAt("/there/trips@7", claim=True)),
-        (["--from", "s3://b/trips"], BeginAt("s3://b/trips")),
-        (["--from-snapshot", "12"], BeginAt(from_snapshot=12)),
-        (["--from-snapshot", "@12"], BeginAt(from_snapshot=12)),
-        (["--from-snapshot", "before-2"], BeginAt(from_snapshot="before-2")),
-        ([], NEWEST),
+        (["--from", "/there/trips@7", "--claim"], StartOptions(begin=BeginAt("/there/trips@7", claim=True))),
+        (["--from", "s3://b/trips"], StartOptions(begin=BeginAt("s3://b/trips"))),
+        (["--from-snapshot", "12"], StartOptions(begin=BeginAt(from_snapshot=12))),
+        (["--from-snapshot", "@12"], StartOptions(begin=BeginAt(from_snapshot=12))),
+        (["--from-snapshot", "before-2"], StartOptions(begin=BeginAt(from_snapshot="before-2"))),
+        (["--takeover"], StartOptions(takeover=True)),
+        (["--until-idle"], StartOptions(until_idle=True)),
+        (["--allow-dropped-state"], StartOptions(allow_dropped_state=True)),
+        (["--allow-drained"], StartOptions(allow_drained=True)),
+        (["--take-output"], StartOptions(take_output=True)),
+        ([], AS_IT_IS),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "start"])
-def test_both_commands_pass_it_on(
-    write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, command: str, given: list[str], begin: BeginAt
+def test_both_commands_pass_it_on_and_a_driver_is_told_it_in_the_same_words(
+    write_config: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    given: list[str],
+    asked: StartOptions,
 ) -> None:
-    seen: list[BeginAt] = []
+    seen: list[StartOptions] = []
 
     class Result:
         state, last_snapshot_id, epochs = "finished", 1, 1
 
-    def run_job(*_: Any, begin: BeginAt, **__: Any) -> Any:
-        seen.append(begin)
+    def run_job(spec: Any, folder: Path, options: StartOptions, **_: Any) -> Any:
+        seen.append(options)
         return Result()
 
-    def start(self: LocalLauncher, *, begin: BeginAt, **_: Any) -> Launched:
-        seen.append(begin)
+    def start(self: LocalLauncher, options: StartOptions, **_: Any) -> Launched:
+        seen.append(options)
         return Launched(job="flights", term=1, state="running", pid=1, host="h", log="log")
 
     monkeypatch.setattr("orchestration.running.run.run_job", run_job)
     monkeypatch.setattr(LocalLauncher, "start", start)
-    result = call(command, "flights", *given, "-c", str(write_config()))
-    assert result.exit_code == 0, result.output
-    assert seen == [begin]
+    for words in (given, [*asked.always(), *asked.once()]):
+        result = call(command, "flights", *words, "-c", str(write_config()))
+        assert result.exit_code == 0, result.output
+    assert seen == [asked, asked]
 
 
 def test_a_driver_in_the_background_is_told_the_same(write_config: Callable[..., Path], tmp_path: Path) -> None:
@@ -130,11 +141,11 @@ def test_a_driver_in_the_background_is_told_the_same(write_config: Callable[...,
     program = "import sys; print('called with', sys.argv[1:]); sys.exit(5)"
     launcher = LocalLauncher(spec.file, spec.job("flights"), command=(sys.executable, "-c", program))
     with pytest.raises(Exception, match=r"'--from', '/there/trips@7', '--claim'"):
-        launcher.start(begin=BeginAt("/there/trips@7", claim=True))
+        launcher.start(StartOptions(begin=BeginAt("/there/trips@7", claim=True)))
     with pytest.raises(Exception, match=r"'--from-snapshot', '12'"):
-        launcher.start(begin=BeginAt(from_snapshot=12))
+        launcher.start(StartOptions(begin=BeginAt(from_snapshot=12)))
     with pytest.raises(Exception, match=r"'--take-output'"):
-        launcher.start(take_output=True)
+        launcher.start(StartOptions(take_output=True))
 
 
 def test_a_claimed_root_is_refused_before_spark_starts(write_config: Callable[..., Path], flights: JobRoot) -> None:

@@ -46,6 +46,16 @@ def test_another_condition_is_another_aggregate_to_stored_state(spark: SparkSess
     more = functions(b=aggregates.count().where("n > 1"), a=aggregates.sum("n").where("d > 0"))
     assert more == {"b": "count(* where n > 1)", **one}
     assert functions(a=aggregates.sum("n"))["a"] == "sum(n)"
+    by = functions(a=aggregates.max_by("k", "d").where("n > 1"), b=aggregates.min_by("k", "d"))
+    assert by == {"a": "max_by(k by d where n > 1)", "b": "min_by(k by d)"}
+
+
+def test_a_condition_on_the_greatest_takes_the_rows_out_and_not_their_values(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A value that is null is one to choose; a row that is left out is none."""
+    (stage,) = compiled(spark, tmp_path, a=aggregates.max_by("n", "d").where("k = 'x'")).stages
+    assert stage.reads == ("`k`", "CASE WHEN (k = 'x') THEN `d` END AS `__stillstate_where_0`", "`n`")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,12 @@ ORACLE_LATEST = """
     WHERE place_in_name = 1
 """
 
+ORACLE_HIGHEST = """
+    SELECT name, amount, at, id FROM
+        (SELECT *, row_number() OVER (PARTITION BY name ORDER BY amount DESC, at ASC, id DESC) AS place_in_name FROM input)
+    WHERE place_in_name = 1
+"""
+
 
 def source(root: Path, name: str, **changes: Any) -> tuple[StreamingJob, Stream]:
     job = StreamingJob(name, store=str(root / "store"), settings=settings(root, **changes))
@@ -143,6 +149,14 @@ def latest(root: Path, **changes: Any) -> StreamingJob:
     return job
 
 
+def highest(root: Path, **changes: Any) -> StreamingJob:
+    """Two order columns of opposite directions, with Spark's place of nulls."""
+    job, stream = source(root, "highest", **changes)
+    kept = stream.key_by("name").latest_by(["amount", "at"], "id", uid="highest", ascending=[False, True])
+    kept.write(ParquetSink(str(root / "out")))
+    return job
+
+
 def check_running_and_once(spark: SparkSession, root: Path) -> None:
     spark.read.schema(SCHEMA).parquet(str(root / "in")).createOrReplaceTempView("input")
     expected = spark.sql(ORACLE_RUNNING)
@@ -153,11 +167,15 @@ def check_running_and_once(spark: SparkSession, root: Path) -> None:
     assert rows_of(once.select(expected.columns)) == rows_of(spark.sql(ORACLE_ONCE).select(expected.columns))
 
 
-def check_latest(spark: SparkSession, root: Path) -> None:
+def check_latest(spark: SparkSession, root: Path, oracle: str = ORACLE_LATEST) -> None:
     spark.read.schema(SCHEMA).parquet(str(root / "in")).createOrReplaceTempView("input")
-    expected = spark.sql(ORACLE_LATEST)
+    expected = spark.sql(oracle)
     newest = newest_per_key(spark.read.parquet(str(root / "out")), ["name"])
     assert rows_of(newest.select(expected.columns)) == rows_of(expected)
+
+
+def check_highest(spark: SparkSession, root: Path) -> None:
+    check_latest(spark, root, ORACLE_HIGHEST)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +187,9 @@ def check_latest(spark: SparkSession, root: Path) -> None:
             check_latest,
             {"latest": {"latest": "`at` timestamp, `id` bigint, `tags` array<string>, `place` struct<x:int,y:string>"}},
         ),
+        (highest, check_highest, {"highest": {"latest": "`amount` bigint, `at` timestamp, `id` bigint"}}),
     ],
-    ids=["process and deduplicate", "latest_by"],
+    ids=["process and deduplicate", "latest_by", "latest_by two columns"],
 )  # fmt: skip
 def test_output_over_restarts_equals_a_batch_recomputation(
     spark_elsewhere: SparkSession,
@@ -325,6 +344,9 @@ def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]
         (lambda k: k.latest_by("ts", uid="u"), InvalidPipeline, "operator 'u', latest_by: there is no column 'ts'"),
         (lambda k: k.latest_by("at", "x", uid="u"), InvalidPipeline, "operator 'u', latest_by: there is no column 'x'"),
         (lambda k: k.latest_by("tags", uid="u"), InvalidPipeline, "have no order"),
+        (lambda k: k.latest_by(["at", "tags"], uid="u"), InvalidPipeline, r"\(column 'tags'\) have no order"),
+        (lambda k: k.latest_by([], uid="u"), InvalidPipeline, "needs the names of order columns"),
+        (lambda k: k.latest_by(["at", "id"], uid="u", ascending=[True]), InvalidPipeline, "2 order columns and 1 directions"),
         (lambda k: k.deduplicate(uid="a").key_by("x").deduplicate(uid="u"), InvalidPipeline, "'u': there is no key column 'x'"),
         (lambda k: k.deduplicate(uid="u").key_by("id").latest_by("at", uid="u"), InvalidPipeline, "two operators have the uid"),
     ],

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import os
 import random
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -111,6 +112,17 @@ FUNCTIONS: dict[str, tuple[Aggregate, str]] = {
     "first_i": (aggregates.first("i", ignore_nulls=True), "min_by(i, place) FILTER (WHERE i IS NOT NULL)"),
     "last_s": (aggregates.last("s", ignore_nulls=True), "max_by(s, place) FILTER (WHERE s IS NOT NULL)"),
     "last_m": (aggregates.last("m"), "max_by(m, place)"),
+    "different_s": (aggregates.count_distinct("s"), "count(DISTINCT s)"),
+    "different_d": (aggregates.count_distinct("d"), "count(DISTINCT d)"),
+    "different_m": (aggregates.count_distinct("m"), "count(DISTINCT m)"),
+    "different_b": (aggregates.count_distinct("b"), "count(DISTINCT b)"),
+    # Spark breaks ties as it likes, so the comparison orders by the place, too.
+    "max_by_d": (aggregates.max_by("s", "d"), "max_by(s, struct(d, place)) FILTER (WHERE d IS NOT NULL)"),
+    "max_by_b": (aggregates.max_by("m", "b"), "max_by(m, struct(b, place)) FILTER (WHERE b IS NOT NULL)"),
+    "max_by_s": (aggregates.max_by("at", "s"), "max_by(at, struct(s, place)) FILTER (WHERE s IS NOT NULL)"),
+    "min_by_d": (aggregates.min_by("i", "d"), "min_by(i, struct(d, -place)) FILTER (WHERE d IS NOT NULL)"),
+    "min_by_m": (aggregates.min_by("s", "m"), "min_by(s, struct(m, -place)) FILTER (WHERE m IS NOT NULL)"),
+    "min_by_day": (aggregates.min_by("day", "day"), "min_by(day, struct(day, -place)) FILTER (WHERE day IS NOT NULL)"),
     "collect_i": (
         aggregates.collect("i"),
         "transform(array_sort(collect_list(struct(place, i)) FILTER (WHERE i IS NOT NULL)), x -> x.i)",
@@ -222,6 +234,9 @@ def test_windows_over_epochs_equal_a_spark_batch(in_utc: SparkSession, odd: Any,
     table, _ = odd
     window, sql = WINDOWS[name]
     columns = ", ".join(f"{text} AS {column}" for column, (_, text) in FUNCTIONS.items())
+    if name == "session":
+        # Several DISTINCT in one query over sessions are wrong in Spark 4.3: two booleans are counted as five values.
+        columns = re.sub(r"count\(DISTINCT (\w+)\)", r"CAST(size(collect_set(\1)) AS BIGINT)", columns)
     frame = in_utc.sql(f"SELECT name, {sql} AS window, {columns} FROM odd GROUP BY name, {sql}")
     expected = by_window(plain_rows(frame.toArrow()))
     wanted = {column: function for column, (function, _) in FUNCTIONS.items()}

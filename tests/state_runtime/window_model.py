@@ -40,6 +40,9 @@ AGGREGATES: dict[str, Aggregate] = {
     "s_last": aggregates.last("s", ignore_nulls=True),
     "s_some": aggregates.collect("s", limit=3),
     "s_kinds": aggregates.count_distinct_approx("s"),
+    "x_different": aggregates.count_distinct("x"),
+    "s_by_most": aggregates.max_by("s", "x"),
+    "n_by_least": aggregates.min_by("n", "s"),
     "b_any": aggregates.any("b"),
 }
 
@@ -85,8 +88,16 @@ def reference(rows: Sequence[Row]) -> dict[str, Any]:
         "s_last": s[-1] if s else None,
         "s_some": s[:3],
         "s_kinds": len(set(s)),
+        "x_different": len({order(v) for v in x}),
+        "s_by_most": max(((order(r.x), r.place, r.s) for r in rows if r.x is not None), default=(None,))[-1],
+        "n_by_least": max(((_upside_down(r.s), r.place, r.n) for r in rows if r.s is not None), default=(None,))[-1],
         "b_any": any(b) if b else None,
     }
+
+
+def _upside_down(text: str) -> tuple[int, ...]:
+    """Greater for smaller texts."""
+    return (*(-1 - byte for byte in text.encode()), 0)
 
 
 def same(found: Any, expected: Any) -> bool:

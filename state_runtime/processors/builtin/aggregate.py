@@ -15,7 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.processors.builtin.all_rows import emitted
 from state_runtime.processors.builtin.distinct import Distinct, registers_log2
+from state_runtime.processors.builtin.distinct_exact import DistinctValues
+from state_runtime.processors.builtin.extremes import ByExtreme
 from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial
 from state_runtime.processors.builtin.partials import (
     Chosen,
@@ -27,6 +30,7 @@ from state_runtime.processors.builtin.partials import (
     Scalar,
     order_of,
 )
+from state_runtime.processors.builtin.ranks import has_order
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
@@ -65,7 +69,7 @@ class AggregatePlan:
     @property
     def columns(self) -> list[str]:
         """Input columns that the functions read."""
-        return sorted({f.column for _, f in self.functions if f.column is not None})
+        return sorted({column for _, function in self.functions for column in function.columns})
 
     @property
     def ordered(self) -> bool:
@@ -141,12 +145,8 @@ def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, uid:
     functions: list[tuple[str, PartialFunction]] = []
     for name, aggregate in aggregates.items():
         where = f"operator {uid!r}, aggregate {name!r}"
-        if aggregate.column is not None and schema.get_field_index(aggregate.column) < 0:
-            raise InvalidPipeline(
-                f"{where}: there is no column {aggregate.column!r}; the input has {', '.join(schema.names)}"
-            )
-        data_type = schema.field(aggregate.column).type if aggregate.column is not None else None
-        functions.append((name, _function(name, aggregate, data_type, where, uid)))
+        data_type, by_type = (_type_of(column, schema, where) for column in (aggregate.column, aggregate.by))
+        functions.append((name, _function(name, aggregate, data_type, by_type, where, uid)))
     plan = AggregatePlan(tuple(functions), {name: aggregate.text for name, aggregate in aggregates.items()})
     names = [slot.name for slot in plan.slots]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -155,7 +155,15 @@ def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, uid:
     return plan
 
 
-def _function(name: str, aggregate: Aggregate, data_type: Any, where: str, uid: str) -> PartialFunction:
+def _type_of(column: str | None, schema: pa.Schema, where: str) -> pa.DataType | None:
+    if column is None:
+        return None
+    if schema.get_field_index(column) < 0:
+        raise InvalidPipeline(f"{where}: there is no column {column!r}; the input has {', '.join(schema.names)}")
+    return schema.field(column).type
+
+
+def _function(name: str, aggregate: Aggregate, data_type: Any, by_type: Any, where: str, uid: str) -> PartialFunction:
     function, column = aggregate.function, aggregate.column
     if function == "count":
         return Scalar(
@@ -202,8 +210,23 @@ def _function(name: str, aggregate: Aggregate, data_type: Any, where: str, uid: 
         )
     if function in ("first", "last"):
         return Chosen(name, column, data_type, function == "last", aggregate.ignore_nulls)
+    if function in ("max_by", "min_by"):
+        if aggregate.by is None or not has_order(by_type):
+            raise InvalidPipeline(f"{where}: {function} cannot order by values of type {by_type}")
+        return ByExtreme(
+            name=name,
+            column=column,
+            by=aggregate.by,
+            output=data_type,
+            by_type=by_type,
+            greatest=function == "max_by",
+        )
     if function == "collect":
         return Collected(name, column, data_type, aggregate.limit)
+    if function == "count_distinct":
+        if not has_order(data_type):
+            raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
+        return DistinctValues(name, column, data_type, aggregate.limit, uid)
     if function == "count_distinct_approx":
         if pa.types.is_nested(data_type):
             raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
@@ -241,7 +264,7 @@ class AggregateOperator(WokenWhenDue):
 
     @cached_property
     def output_schema(self) -> pa.Schema:
-        return pa.schema([*self.key_schema, *self.plan.outputs])
+        return pa.schema([*emitted(list(self.key_schema), self.key_columns), *self.plan.outputs])
 
     @cached_property
     def _schema(self) -> StateSchema:
@@ -284,4 +307,5 @@ class AggregateOperator(WokenWhenDue):
             slots = self.plan.merge(before, slots)
         result.changes[STATE] = self._schema.batch(rows.hashes, None, rows.keys, slots)
         result.rows_added = int(rows.groups - np.count_nonzero(found))
-        yield pa.RecordBatch.from_arrays([*rows.keys, *self.plan.finish(slots)], schema=self.output_schema)
+        keys = emitted(rows.keys, self.key_columns)
+        yield pa.RecordBatch.from_arrays([*keys, *self.plan.finish(slots)], schema=self.output_schema)

@@ -50,6 +50,10 @@ class Distinct:
         return (pa.field(self.name, pa.list_(pa.field("element", self._code_type))),)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
     def output(self) -> pa.DataType:
         return pa.int64()
 

@@ -44,6 +44,7 @@ __all__ = [
     "Moments",
     "PartialFunction",
     "Scalar",
+    "as_type",
     "order_of",
     "reduce_column",
 ]
@@ -103,7 +104,7 @@ class PartialFunction(Protocol):
 
     Attributes:
         slots: its columns in the state.
-        column: of the input; None for counting rows.
+        columns: of the input; none for counting rows.
         output: type of the result.
         ordered: whether `reduce` looks at `order`.
     """
@@ -112,7 +113,7 @@ class PartialFunction(Protocol):
     def slots(self) -> tuple[pa.Field, ...]: ...
 
     @property
-    def column(self) -> str | None: ...
+    def columns(self) -> tuple[str, ...]: ...
 
     @property
     def output(self) -> pa.DataType: ...
@@ -150,6 +151,10 @@ class Scalar:
     output: pa.DataType
     divide: bool
     uid: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.column is None else (self.column,)
 
     @property
     def ordered(self) -> bool:
@@ -298,7 +303,7 @@ def _reduce_in_arrow(how: Combine, data_type: pa.DataType, groups: Groups, value
         raise _overflow(uid) from error
 
 
-def _as(column: pa.Array, data_type: pa.DataType) -> pa.Array:
+def as_type(column: pa.Array, data_type: pa.DataType) -> pa.Array:
     """In the state's type: Spark hands timestamps over in the session's time zone, stored ones are in UTC."""
     return column if column.type == data_type else column.cast(data_type)
 
@@ -351,6 +356,10 @@ class Moments:
     def slots(self) -> tuple[pa.Field, ...]:
         doubles = (pa.field(f"{self.name}.{part}", pa.float64()) for part in ("mean", "m2"))
         return (pa.field(f"{self.name}.count", pa.int64()), *doubles)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
 
     @property
     def output(self) -> pa.DataType:
@@ -426,11 +435,15 @@ class Chosen:
         return (pa.field(self.name, self.output), pa.field(f"{self.name}.at", pa.int64()))
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
     def ordered(self) -> bool:
         return True
 
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
-        values = _as(rows.column(self.column), self.output)
+        values = as_type(rows.column(self.column), self.output)
         there = np.ones(len(values), dtype=np.bool_)
         if self.ignore_nulls and values.null_count:
             there = values.is_valid().to_numpy(zero_copy_only=False)
@@ -487,6 +500,10 @@ class Collected:
         )
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
     def output(self) -> pa.DataType:
         return pa.list_(pa.field("element", self.element))
 
@@ -495,7 +512,7 @@ class Collected:
         return True
 
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
-        values = _as(rows.column(self.column), self.element)
+        values = as_type(rows.column(self.column), self.element)
         there = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         if order is None:
             raise InvalidData(f"aggregate {self.name!r} needs the order of the rows")

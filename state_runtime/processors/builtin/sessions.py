@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.processors.builtin.aggregate import AggregatePlan
+from state_runtime.processors.builtin.all_rows import emitted
 from state_runtime.processors.builtin.partials import Groups
 from state_runtime.processors.builtin.window_state import (
     WINDOW,
@@ -71,7 +72,8 @@ class SessionOperator(WokenWhenDue):
 
     @cached_property
     def output_schema(self) -> pa.Schema:
-        return pa.schema([*self.key_schema, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
+        keys = emitted(list(self.key_schema), self.key_columns)
+        return pa.schema([*keys, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
 
     @cached_property
     def _schema(self) -> StateSchema:
@@ -222,5 +224,6 @@ class SessionOperator(WokenWhenDue):
         ends = sessions.slots[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
         window = window_column(sessions.at, ends)
         return pa.RecordBatch.from_arrays(
-            [*sessions.keys, window, *self.plan.finish(sessions.slots[1:])], schema=self.output_schema
+            [*emitted(sessions.keys, self.key_columns), window, *self.plan.finish(sessions.slots[1:])],
+            schema=self.output_schema,
         )

@@ -35,6 +35,7 @@ import pyarrow as pa
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.aggregate import AggregatePlan, plan_aggregates
+from state_runtime.processors.builtin.all_rows import emitted
 from state_runtime.processors.builtin.partial_rows import rows_behind
 from state_runtime.processors.builtin.partials import Groups
 from state_runtime.processors.builtin.ranges import reduce_ranges
@@ -96,7 +97,8 @@ class WindowOperator:
 
     @cached_property
     def output_schema(self) -> pa.Schema:
-        return pa.schema([*self.key_schema, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
+        keys = emitted(list(self.key_schema), self.key_columns)
+        return pa.schema([*keys, pa.field(WINDOW, WINDOW_TYPE), *self.plan.outputs])
 
     @cached_property
     def _schema(self) -> StateSchema:
@@ -403,6 +405,7 @@ class WindowOperator:
     def _emit(self, keys: Sequence[pa.Array], windows: Positions, slots: Sequence[pa.Array]) -> pa.RecordBatch:
         starts = self._start_of_window(windows)
         window = window_column(starts, starts + self.window.size_us)
+        keys = emitted(keys, self.key_columns)
         return pa.RecordBatch.from_arrays([*keys, window, *self.plan.finish(slots)], schema=self.output_schema)
 
 

@@ -17,12 +17,15 @@ __all__ = [
     "avg",
     "collect",
     "count",
+    "count_distinct",
     "count_distinct_approx",
     "every",
     "first",
     "last",
     "max",
+    "max_by",
     "min",
+    "min_by",
     "stddev",
     "stddev_pop",
     "sum",
@@ -31,12 +34,13 @@ __all__ = [
 ]
 
 COLLECT_LIMIT_MAX = 1_000_000
+DISTINCT_LIMIT_MAX = 1_000_000
 # Of the relative standard deviation: 2^4 … 2^14 registers. Spark goes on to sizes that no key should have.
 RSD_MIN, RSD_MAX = 0.0087, 0.39
 
 Function = Literal[
-    "count", "sum", "min", "max", "avg", "any", "every", "first", "last", "collect", "count_distinct_approx",
-    "variance", "variance_pop", "stddev", "stddev_pop",
+    "count", "sum", "min", "max", "avg", "any", "every", "first", "last", "collect",
+    "count_distinct", "count_distinct_approx", "max_by", "min_by", "variance", "variance_pop", "stddev", "stddev_pop",
 ]  # fmt: skip
 
 
@@ -47,9 +51,10 @@ class Aggregate:
     Attributes:
         column: None only for counting rows.
         ignore_nulls: of `first` and `last`.
-        limit: of `collect`: how many elements at most.
+        limit: of `collect` and `count_distinct`: how many elements at most.
         rsd: of `count_distinct_approx`: the relative standard deviation.
         condition: SQL; of rows for which it is not true nothing is seen.
+        by: of `max_by` and `min_by`: the column that chooses the row.
         told: what `text` says of the column, where that is not its name.
     """
 
@@ -59,13 +64,15 @@ class Aggregate:
     limit: int = 0
     rsd: float = 0.0
     condition: str = ""
+    by: str | None = None
     told: str = ""
 
     @property
     def over(self) -> str:
-        """What it is over: `delay`, `delay where delay > 0`."""
+        """What it is over: `delay`, `delay where delay > 0`, `delay by at`."""
+        by = f" by {self.by}" if self.by is not None else ""
         condition = f" where {self.condition}" if self.condition else ""
-        return self.told or f"{self.column or '*'}{condition}"
+        return self.told or f"{self.column or '*'}{by}{condition}"
 
     @property
     def text(self) -> str:
@@ -107,6 +114,27 @@ def max(column: str) -> Aggregate:
     return Aggregate("max", column)
 
 
+def max_by(column: str, by: str) -> Aggregate:
+    """The value of the row with the greatest value of another column: Spark's `max_by`.
+
+    Rows whose `by` is null do not count; the value itself may be null and of any type. Of rows with equal `by` the
+    later one wins: later epoch, and within it the order of the source. Spark's choice is not fixed.
+
+    Args:
+        by: a column of numbers, text, binary, booleans, dates or timestamps.
+
+    Example:
+        aggregates.max_by("status", "changed_at")
+    """
+    return Aggregate("max_by", column, by=by)
+
+
+def min_by(column: str, by: str) -> Aggregate:
+    """The value of the row with the smallest value of another column: `max_by`, turned around. Of equals the later row
+    wins here, too."""
+    return Aggregate("min_by", column, by=by)
+
+
 def avg(column: str) -> Aggregate:
     """Mean as double, of integers and floats."""
     return Aggregate("avg", column)
@@ -140,6 +168,21 @@ def collect(column: str, limit: int = 1_000) -> Aggregate:
     if not 1 <= limit <= COLLECT_LIMIT_MAX:
         raise InvalidPipeline(f"collect({column!r}, limit={limit}): the limit is 1 to {COLLECT_LIMIT_MAX:,}")
     return Aggregate("collect", column, limit=limit)
+
+
+def count_distinct(column: str, limit: int = 10_000) -> Aggregate:
+    """How many different non-null values: SQL's COUNT(DISTINCT column), exactly.
+
+    The state holds each key's values, as a sorted list that an epoch rewrites for every key that it touches. For keys
+    with very many values use `count_distinct_approx`, or `deduplicate` by key and value with a count behind it.
+
+    Args:
+        column: of any type with an order: no structs, arrays or maps.
+        limit: of values a key; more of them end the run with an error. It may be raised at any restart.
+    """
+    if not 1 <= limit <= DISTINCT_LIMIT_MAX:
+        raise InvalidPipeline(f"count_distinct({column!r}, limit={limit}): the limit is 1 to {DISTINCT_LIMIT_MAX:,}")
+    return Aggregate("count_distinct", column, limit=limit)
 
 
 def count_distinct_approx(column: str, rsd: float = 0.05) -> Aggregate:

@@ -36,7 +36,10 @@ ALL: dict[str, Aggregate] = {
     "one": aggregates.first("v"),
     "other": aggregates.last("v", True),
     "list": aggregates.collect("v"),
+    "different": aggregates.count_distinct("v"),
     "distinct": aggregates.count_distinct_approx("v"),
+    "of_most": aggregates.max_by("b", "v"),
+    "of_least": aggregates.min_by("v", "b"),
     "spread": aggregates.stddev("v"),
     "spread_pop": aggregates.variance_pop("v"),
 }

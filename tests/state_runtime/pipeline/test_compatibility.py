@@ -219,6 +219,23 @@ def test_windows_of_earlier_versions_are_read_and_earlier_versions_refuse_newer_
         reconcile(before_of(replace(earlier, modes="append, size 11 us")), [newer], snapshot_id=12)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", "by at ascending"),
+        ("by at ascending", ""),
+        ("by a descending, b descending", "by b descending, a descending"),
+    ],
+)
+def test_which_row_latest_by_keeps_cannot_change(old: str, new: str) -> None:
+    """The row that the new order would have kept is gone. One descending column has no modes, in all versions."""
+    state = value_state("`at` bigint")
+    before, now = (replace(operator_of(state, modes=modes), kind="latest-by") for modes in (old, new))
+    assert reconcile(before_of(now), [now], snapshot_id=12)[0].modes == new
+    with pytest.raises(InvalidPipeline, match=f"it runs as {new or 'none'} now, and as {old or 'none'} in snapshot"):
+        reconcile(before_of(before), [now], snapshot_id=12)
+
+
 def test_modes_that_format_1_did_not_write_and_spellings_of_a_type_are_no_change() -> None:
     state = value_state("`n` int")
     (entry,) = reconcile(

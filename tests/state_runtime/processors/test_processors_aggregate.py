@@ -84,6 +84,8 @@ def reference(function: str, values: list[Any], data_type: pa.DataType) -> Any:
         return values[0 if function == "first" else -1]
     if function == "some":
         return present[:3]
+    if function == "different":
+        return len({order(v if not isinstance(v, list) else tuple(v)) for v in present})
     if function == "kinds":
         # So few values are counted by the registers that they fill, of 512.
         filled = {hash_key([pa.array([v], data_type)]) >> 55 for v in present}
@@ -142,6 +144,7 @@ ALL: dict[str, Aggregate] = {
     "last_value": aggregates.last("v", ignore_nulls=True),
     "some": aggregates.collect("v", limit=3),
     "kinds": aggregates.count_distinct_approx("v"),
+    "different": aggregates.count_distinct("v"),
 }
 NUMBERS = ["rows", "count", "sum", "min", "max", "avg"]
 SPREAD = ["variance", "variance_pop", "stddev", "stddev_pop"]
@@ -151,21 +154,21 @@ floats = st.sampled_from([0.0, -0.5, 1.5, 1e6, -1e6, float("nan")])
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any], list[str]]] = [
     (pa.int8(), st.integers(-128, 127), NUMBERS),
     (pa.int16(), st.integers(-(1 << 15), (1 << 15) - 1), NUMBERS),
-    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1), [*NUMBERS, *SPREAD, *ANY_TYPE, "kinds"]),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1), [*NUMBERS, *SPREAD, *ANY_TYPE, "kinds", "different"]),
     (pa.int64(), st.integers(-(1 << 50), 1 << 50), NUMBERS),
-    (pa.float64(), floats, [*NUMBERS, *ANY_TYPE, "kinds"]),
+    (pa.float64(), floats, [*NUMBERS, *ANY_TYPE, "kinds", "different"]),
     (pa.float64(), st.floats(-1e6, 1e6), SPREAD),
     (pa.float64(), st.sampled_from([1.0, math.inf]), [*NUMBERS, *ANY_TYPE]),
-    (pa.float64(), st.sampled_from([1.0, -math.inf, math.nan]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds"]),
+    (pa.float64(), st.sampled_from([1.0, -math.inf, math.nan]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
     (pa.float32(), floats, NUMBERS),
-    (pa.string(), st.sampled_from(["", "a", "B", "b", "ab", "ä", "\U0001f600", "\uffff"]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds"]),
-    (pa.binary(), st.binary(max_size=2), ["rows", "count", "min", "max", *ANY_TYPE, "kinds"]),
-    (pa.bool_(), st.booleans(), ["any", "every", "min", "max", *ANY_TYPE, "kinds"]),
-    (pa.date32(), st.dates(dt.date(1960, 1, 1), dt.date(2030, 1, 1)), ["rows", "count", "min", "max", *ANY_TYPE, "kinds"]),
-    (pa.timestamp("us"), st.datetimes(NAIVE_1960, NAIVE_2030), ["rows", "count", "min", "max", *ANY_TYPE, "kinds"]),
+    (pa.string(), st.sampled_from(["", "a", "B", "b", "ab", "ä", "\U0001f600", "\uffff"]), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
+    (pa.binary(), st.binary(max_size=2), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
+    (pa.bool_(), st.booleans(), ["any", "every", "min", "max", *ANY_TYPE, "kinds", "different"]),
+    (pa.date32(), st.dates(dt.date(1960, 1, 1), dt.date(2030, 1, 1)), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
+    (pa.timestamp("us"), st.datetimes(NAIVE_1960, NAIVE_2030), ["rows", "count", "min", "max", *ANY_TYPE, "kinds", "different"]),
     (pa.list_(pa.int64()), st.lists(st.integers(0, 3), max_size=2), ANY_TYPE),
-    (pa.decimal128(5, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", *ANY_TYPE]),
-    (pa.decimal128(38, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", *ANY_TYPE]),
+    (pa.decimal128(5, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", "different", *ANY_TYPE]),
+    (pa.decimal128(38, 2), st.decimals(-999, 999, places=2), ["rows", "count", "sum", "min", "max", "kinds", "different", *ANY_TYPE]),
 ]  # fmt: skip
 
 
@@ -291,6 +294,7 @@ def test_an_epoch_without_rows_changes_nothing() -> None:
         (aggregates.any("v"), pa.int64(), "any takes booleans, not int64"),
         (aggregates.stddev("v"), pa.string(), "stddev takes integers and floats, not string"),
         (aggregates.count_distinct_approx("v"), pa.list_(pa.int64()), "takes plain values, not list"),
+        (aggregates.count_distinct("v"), pa.list_(pa.int64()), "count_distinct takes plain values, not list"),
         (aggregates.min("v"), pa.list_(pa.int64()), "min cannot order values of type list"),
         (aggregates.max("v"), pa.null(), "max cannot order values of type null"),
     ],
@@ -308,13 +312,15 @@ def test_what_cannot_be_aggregated_is_refused_when_the_job_is_built(
     [
         lambda: aggregates.collect("v", limit=0),
         lambda: aggregates.collect("v", limit=10**9),
+        lambda: aggregates.count_distinct("v", limit=0),
+        lambda: aggregates.count_distinct("v", limit=10**9),
         lambda: aggregates.count_distinct_approx("v", 0.4),
         lambda: aggregates.count_distinct_approx("v", 0.001),
     ],
 )
 def test_aggregates_without_a_bound_are_refused(make: Any) -> None:
     """A deviation of 0.001 takes Spark 2^21 registers a key."""
-    with pytest.raises(InvalidPipeline, match=r"(collect|count_distinct_approx)\('v'"):
+    with pytest.raises(InvalidPipeline, match=r"(collect|count_distinct|count_distinct_approx)\('v'"):
         make()
 
 
@@ -346,6 +352,34 @@ def test_a_distinct_count_is_as_good_as_it_says(rsd: float) -> None:
         assert emitted[1] == (at_once,)
         assert emitted[2][0] >= 3
         assert abs(at_once - count) <= max(1, 4 * rsd * count)
+
+
+@pytest.mark.parametrize("data_type", [pa.float64(), pa.float32()], ids=str)
+@pytest.mark.parametrize("cut", range(5))
+def test_nan_is_one_value_and_so_is_zero(data_type: pa.DataType, cut: int) -> None:
+    """As in Spark; the state is the same whichever of the equal ones came first, within an epoch and over two."""
+    values = [0.0, -0.0, math.nan, -math.nan, None]
+    states = []
+    for some in (values, values[::-1]):
+        job = Aggregating(data_type, {"n": aggregates.count_distinct("v")})
+        parts: list[Rows] = [[(1, v) for v in part] for part in (some[:cut], some[cut:]) if part]
+        assert [job.epoch(part) for part in parts][-1] == {1: (2,)}
+        states.append(job.table.column("value.n").values.to_numpy().tobytes())
+    assert states[0] == states[1]
+
+
+def test_more_different_values_than_the_limit_end_the_run_and_a_higher_one_goes_on() -> None:
+    """What is stored holds no limit: nothing is lost, and no count is cut off."""
+    job = Aggregating(pa.string(), {"n": aggregates.count_distinct("v", limit=3)})
+    assert job.epoch([(1, v) for v in "abca"] + [(2, None)]) == {1: (3,), 2: (0,)}
+    with pytest.raises(
+        InvalidData, match=r"aggregate 'n': a key has 4 different values, and the limit is 3\. Raise it"
+    ):
+        job.epoch([(1, "d")])
+    higher = Aggregating(pa.string(), {"n": aggregates.count_distinct("v", limit=4)})
+    higher.table, higher.live = job.table, 2
+    assert aggregates.count_distinct("v", limit=3).text == aggregates.count_distinct("v").text == "count_distinct(v)"
+    assert higher.epoch([(1, "d"), (1, "a"), (2, "x")]) == {1: (4,), 2: (1,)}
 
 
 def test_a_first_row_stays_first_whatever_comes_later() -> None:

@@ -40,6 +40,7 @@ from state_runtime import VectorizedProcessor
 from state_runtime.base.errors import InvalidData, InvalidPipeline, UserCodeError
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.builtin.latest import LATEST, LatestBy, plan_latest
+from state_runtime.processors.builtin.ranks import ranks_of_rows
 from state_runtime.processors.columns import fit_column
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
@@ -537,12 +538,13 @@ def test_values_that_would_change_are_refused(column: pa.Array, data_type: pa.Da
 # --- latest_by -----------------------------------------------------------------------------------------------------
 
 
-def latest(data_type: pa.DataType | None = None, hash_of: HashOf = spread) -> Job:
+def latest(
+    data_type: pa.DataType | None = None, hash_of: HashOf = spread, ascending: tuple[bool, ...] = (False,)
+) -> Job:
     kept = pa.schema([("amount", data_type or pa.int64()), ("id", pa.int64())])
     output = [*zip(KEYS.names, KEYS.types, strict=True), *zip(kept.names, kept.types, strict=True)]
-    return Job(
-        LatestBy(("amount", "id")), {LATEST: kept}, output, kind="latest-by", hash_of=hash_of, data_type=data_type
-    )
+    processor = LatestBy(("amount", "id"), ascending)
+    return Job(processor, {LATEST: kept}, output, kind="latest-by", hash_of=hash_of, data_type=data_type)
 
 
 def spark_order(value: Any) -> Any:
@@ -597,6 +599,68 @@ def test_latest_by_keeps_the_greatest_however_the_input_is_split(number: int, da
     ]
 
 
+@pytest.mark.parametrize("ascending", [(True,), (True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("number", [1, 2, 5, 9, 10], ids=lambda n: f"{n}-{TYPES[n][0]}")
+@given(data=st.data())
+@examples(25)
+def test_latest_by_several_columns_in_any_direction(
+    number: int, ascending: tuple[bool, ...], data: st.DataObject
+) -> None:
+    """By the value and, with two directions, by the row's number, which tells equals apart."""
+    data_type, draw = TYPES[number]
+    few = st.sampled_from(data.draw(st.lists(keys, min_size=1, max_size=3)))
+    rows: list[Row] = data.draw(st.lists(st.tuples(few, st.none() | draw), min_size=1, max_size=25))
+    job = latest(data_type, data.draw(hash_functions), ascending)
+    best: dict[Key, tuple[Any, int]] = {}
+    count = 0
+
+    def takes_over(new: tuple[Any, int], old: tuple[Any, int]) -> bool:
+        for up, after, before in zip(ascending, new, old, strict=False):
+            ranks = [spark_order(value) for value in ((before, after) if up else (after, before))]
+            if ranks[0] != ranks[1]:
+                return bool(ranks[0] > ranks[1])
+        return True
+
+    for epoch in split(rows, data.draw(cuts)):
+        before = dict(best)
+        for key, value in epoch:
+            if key not in best or takes_over((value, count), best[key]):
+                best[key] = (value, count)
+            count += 1
+        found = {canonical_key(r["name"], r["score"]): r["id"] for r in job.epoch(epoch)}
+        assert found == {key: n for key, (_, n) in best.items() if before.get(key, (None, -1))[1] != n}
+    assert {key: n for key, (_, n) in job.state(LATEST).items()} == {key: n for key, (_, n) in best.items()}
+
+
+@given(st.data())
+@examples(100)
+def test_ranks_of_rows_are_in_the_order_of_rows(data: st.DataObject) -> None:
+    """Of any columns, with nulls below everything: from left to right, each in its direction."""
+    chosen = data.draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=3))
+    ascending = data.draw(st.tuples(*(st.booleans() for _ in chosen)))
+    row = st.tuples(*(st.none() | draw for _, draw in chosen))
+    rows = data.draw(st.lists(row, min_size=1, max_size=12))
+    columns = [pa.array([row[i] for row in rows], data_type) for i, (data_type, _) in enumerate(chosen)]
+    ranks = ranks_of_rows(columns, ascending).tolist()
+
+    def compared(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
+        for up, a, b in zip(ascending, map(spark_order, one), map(spark_order, other), strict=True):
+            if a != b:
+                return 1 if (a > b) != up else -1
+        return 0
+
+    for i, one in enumerate(rows):
+        for j, other in enumerate(rows):
+            assert compared(one, other) == (ranks[i] > ranks[j]) - (ranks[i] < ranks[j])
+
+
+def test_the_order_is_written_down_but_for_one_descending_column() -> None:
+    """Of which earlier versions wrote nothing down: their manifests are as they were, byte for byte."""
+    assert LatestBy(("a", "b")).modes == ""
+    assert LatestBy(("a", "b"), (True,)).modes == "by a ascending"
+    assert LatestBy(("a", "b", "c"), (False, True)).modes == "by a descending, b ascending"
+
+
 @pytest.mark.parametrize("data_type", [pa.float64(), pa.float32()], ids=str)
 @pytest.mark.parametrize(
     "equal", [[0.0, -0.0], [-0.0, 0.0], [math.nan, -math.nan], [-math.nan, math.nan], [None, None]]
@@ -626,8 +690,9 @@ INPUT = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("a", pa.string()), ("
 
 def test_latest_by_keeps_all_columns_where_none_are_named() -> None:
     """The keys are kept as keys."""
-    assert plan_latest(["k"], "ts", [], INPUT, "op").kept == ("ts", "a", "l")
-    assert plan_latest(["k"], "ts", ["l"], INPUT, "op").kept == ("ts", "l")
+    assert plan_latest(["k"], ["ts"], [], INPUT, "op").kept == ("ts", "a", "l")
+    assert plan_latest(["k"], ["ts"], ["l"], INPUT, "op").kept == ("ts", "l")
+    assert plan_latest(["k"], ["a", "ts"], [], INPUT, "op", [True, False]).kept == ("a", "ts", "l")
 
 
 @pytest.mark.parametrize(
@@ -639,6 +704,10 @@ def test_latest_by_keeps_all_columns_where_none_are_named() -> None:
         ("ts", ["k"], "'k' is a key column"),
         ("ts", ["a", "a"], "name a column twice"),
         ("ts", ["ts"], "name a column twice"),
+        ("ts a ts", [], "name a column twice"),
+        ("a ts", ["a"], "name a column twice"),
+        ("ts k", [], "'k' is a key column"),
+        ("a l", [], r"\(column 'l'\) have no order"),
         ("l", [], "have no order"),
     ],
 )
@@ -647,7 +716,7 @@ def test_what_latest_by_cannot_order_is_refused_when_the_job_is_built(
 ) -> None:
     """With the operator in the message."""
     with pytest.raises(InvalidPipeline, match=f"operator 'op', latest_by: .*{message}"):
-        plan_latest(["k"], order, columns, INPUT, "op")
+        plan_latest(["k"], order.split(), columns, INPUT, "op")
 
 
 # --- deduplicate ---------------------------------------------------------------------------------------------------

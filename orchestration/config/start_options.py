@@ -1,0 +1,48 @@
+"""What a run is started with, as the command line, Dagster and launchers hand it on to the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from orchestration.config.begin_at import NEWEST, BeginAt
+
+__all__ = ["AS_IT_IS", "StartOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """Nothing is a run that goes on as the job was, if nobody else has it.
+
+    Attributes:
+        takeover: take the job from a driver that still runs; it is fenced.
+        until_idle: process the input that is there, then finish.
+        allow_dropped_state: although the pipeline has some operators or states of the newest snapshot no longer.
+        allow_drained: although the newest snapshot was drained.
+        take_output: write to output folders that belong to another root of the job.
+        begin: at which snapshot.
+    """
+
+    takeover: bool = False
+    until_idle: bool = False
+    allow_dropped_state: bool = False
+    allow_drained: bool = False
+    take_output: bool = False
+    begin: BeginAt = NEWEST
+
+    def always(self) -> list[str]:
+        """On a driver's command line, also of a start in place that follows this one."""
+        return ["--until-idle"] if self.until_idle else []
+
+    def once(self) -> list[str]:
+        """The same, of this start only: another one that went back again would undo what came since."""
+        return [
+            *(["--takeover"] if self.takeover else []),
+            *(["--allow-dropped-state"] if self.allow_dropped_state else []),
+            *(["--allow-drained"] if self.allow_drained else []),
+            *(["--take-output"] if self.take_output else []),
+            *self.begin.arguments(),
+        ]
+
+
+AS_IT_IS: Final = StartOptions()

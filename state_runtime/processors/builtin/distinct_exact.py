@@ -1,0 +1,101 @@
+"""Exact distinct counts (`COUNT(DISTINCT x)`): of each group the set of its values, many sets at once; pure.
+
+A set is a sorted list in the state, not a table with a row per value: so it is looked up with the other aggregates of
+its key, and panes of a window and parts of a session are merged as any aggregate's are. What it costs is that an epoch
+writes the whole list of each key that it touches. So there is a limit, and for more values than that there is a table:
+`deduplicate` by key and value, and a count behind it, writes each value once (docs/guide.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_runtime.base.errors import InvalidData
+from state_runtime.processors.builtin.partials import Groups, as_type
+from state_runtime.processors.builtin.ranks import ranks_of
+from state_runtime.state.table import Positions
+
+__all__ = ["DistinctValues"]
+
+
+@dataclass(frozen=True)
+class DistinctValues:
+    """How many different values there are; null is none. As Spark has it, NaN equals NaN, and -0.0 equals 0.0.
+
+    Attributes:
+        limit: a group with more values than this ends the run.
+    """
+
+    name: str
+    column: str
+    element: pa.DataType
+    limit: int
+    uid: str
+
+    @property
+    def slots(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, pa.list_(pa.field("element", self.element))),)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def output(self) -> pa.DataType:
+        return pa.int64()
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
+        values, group = as_type(rows.column(self.column), self.element), groups.group_of_row
+        if values.null_count:
+            there = values.is_valid()
+            values, group = values.filter(there), group[there.to_numpy(zero_copy_only=False)]
+        return self._sets(values, group, groups.count)
+
+    def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        both = pa.concat_arrays([old[0], new[0]])
+        return self._regroup(both, np.tile(np.arange(len(new[0])), 2), len(new[0]))
+
+    def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        return list(slots) if groups.all_single else self._regroup(slots[0], groups.group_of_row, groups.count)
+
+    def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
+        return pc.fill_null(pc.list_value_length(slots[0]), 0).cast(pa.int64())
+
+    def _regroup(self, sets: pa.Array, group_of_set: Positions, count: int) -> list[pa.Array]:
+        parents = pc.list_parent_indices(sets).to_numpy(zero_copy_only=False)
+        return self._sets(pc.list_flatten(sets), group_of_set[parents], count)
+
+    def _sets(self, values: pa.Array, group: Positions, count: int) -> list[pa.Array]:
+        values = _one_of_equals(values)
+        ranks, _ = ranks_of(values)
+        order = np.lexsort((ranks, group))
+        ranks, group = ranks[order], group[order]
+        first = np.ones(len(order), dtype=np.bool_)
+        first[1:] = (ranks[1:] != ranks[:-1]) | (group[1:] != group[:-1])
+        sizes = np.bincount(group[first], minlength=count)
+        if int(sizes.max(initial=0)) > self.limit:
+            raise InvalidData(
+                f"operator {self.uid!r}, aggregate {self.name!r}: a key has {int(sizes.max()):,} different values, and "
+                f"the limit is {self.limit:,}. Raise it (count_distinct(…, limit=…); stored state stays as it is), "
+                "take count_distinct_approx, or count behind a deduplicate by key and value"
+            )
+        offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))), type=pa.int32())
+        return [pa.ListArray.from_arrays(offsets, values.take(pa.array(order[first])), type=self.slots[0].type)]
+
+
+def _one_of_equals(values: pa.Array) -> pa.Array:
+    """Floats with one zero and one NaN, so that a set is the same whichever of two equal values came first."""
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = values.to_numpy(zero_copy_only=False)
+    plain = np.where(np.isnan(numbers), np.nan, numbers + 0.0).astype(numbers.dtype)
+    return pa.array(plain, type=values.type)
