@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
+from sliced import now_whole_now_sliced
 
 from state_runtime import aggregates
 from state_runtime.base.errors import InvalidPipeline
@@ -94,7 +95,7 @@ def test_the_value_of_the_greatest_and_smallest_row_over_many_epochs(number: int
         hashes = np.array([k * 7919 for k, _, _ in rows], dtype=np.uint64)
         grouped = group_rows(batch(rows, pa.int64(), by_type), hashes, np.arange(len(rows)), ["k"], KEYS)
         version = OpenVersion.of_batches("v", {STATE: table}, {STATE: schema})
-        result = operator.process(grouped, version, EpochClock(0, epoch=epoch), 0)
+        result = operator.process(now_whole_now_sliced(grouped), version, EpochClock(0, epoch=epoch), 0)
         emitted = {r["k"]: (r["most"], r["least"]) for output in result.outputs for r in output.to_pylist()}
         table = fold([result.changes[STATE], table], schema, drop_deleted=True)
         assert emitted == {
