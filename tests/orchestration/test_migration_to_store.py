@@ -15,6 +15,7 @@ from orchestration.config.driver_settings import section_digest
 from orchestration.config.held import held_settings
 from orchestration.config.home import at_source, at_target, home_of
 from orchestration.config.spec import load_spec
+from orchestration.config.start_options import StartOptions
 from orchestration.launchers import Stopped, StopTimedOut
 from orchestration.migration.plan import Request
 from orchestration.migration.said import error_of
@@ -292,9 +293,9 @@ def test_a_move_that_dies_before_any_of_its_writes_is_gone_on_with(
         made.drivers.behaviour[3] = behaviour
         began, start = 0, made.drivers.start
 
-        def start_whole(**more: Any) -> Any:
+        def start_whole(options: StartOptions, *, cause: str) -> Any:
             writes.left = -1  # a driver is a process of its own
-            return start(**more)
+            return start(options, cause=cause)
 
         made.drivers.start = start_whole  # type: ignore[method-assign]
 
