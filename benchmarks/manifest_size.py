@@ -13,7 +13,7 @@ from benchmarks.checkpoint_workloads import ManifestSize
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.changelog.segment import PartEntry, encode_part, sha256
+from state_runtime.changelog.parts import PartEntry, encode_part, sha256
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.local_versions import LocalVersions

@@ -19,7 +19,7 @@ from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.beginning import Beginning, StartFrom
-from state_runtime.driver.run import BY_HAND, JobRun, RunResult, StartedBy
+from state_runtime.driver.run import BY_HAND, Allowed, JobRun, RunResult, StartedBy
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.pipeline.compile import Step, TransformStep, WriteStep
 from state_runtime.pipeline.operators import (
@@ -138,6 +138,7 @@ class StreamingJob:
         allow_dropped_state: bool = False,
         allow_drained: bool = False,
         take_output: bool = False,
+        drop_inflight: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
         start_from: StartFrom | None = None,
@@ -158,6 +159,8 @@ class StreamingJob:
             allow_drained: go on from a snapshot whose job was told that its input had ended; see docs/operations.md.
             take_output: the output folders are this job root's from now on, although another root with the same job
                 uid, or one that cannot be looked at, has written there. Only if no run of that one ever starts again.
+            drop_inflight: give up the rows that are in flight in the snapshot that is gone on from, because the
+                pipeline cannot process them any more. They are lost; how many there were is logged and counted.
             on_progress: called after every epoch, and after a checkpoint that is made between two. Numbers are of that
                 epoch alone.
             stop: set it to stop after the current epoch and a checkpoint.
@@ -187,7 +190,14 @@ class StreamingJob:
             ids=self._ids,
             on_copy=on_copy,
         )
-        return run.go(trigger, takeover, allow_dropped_state, allow_drained, beginning, take_output, started_by)
+        allowed = Allowed(
+            takeover=takeover,
+            dropped_state=allow_dropped_state,
+            drained=allow_drained,
+            take_output=take_output,
+            drop_inflight=drop_inflight,
+        )
+        return run.go(trigger, allowed, beginning, started_by)
 
 
 class _Chain:

@@ -36,6 +36,14 @@ TakeOutputOption = Annotated[
         help="Write to output folders that belong to another root of this job, which no run will ever use again.",
     ),
 ]
+DropInflightOption = Annotated[
+    bool,
+    typer.Option(
+        "--drop-inflight",
+        help="Give up the rows that are in flight in the snapshot: the changed pipeline cannot process them. They are "
+        "lost. (To process them first: `stillstate savepoint JOB NAME --stop --drain-inflight` with the old code.)",
+    ),
+]
 IdleOption = Annotated[
     bool, typer.Option("--until-idle", help="Process the input that is there, then finish (availableNow).")
 ]
@@ -76,6 +84,7 @@ class BeginOptions:
     allow_dropped_state: DroppedOption = False
     allow_drained: DrainedOption = False
     take_output: TakeOutputOption = False
+    drop_inflight: DropInflightOption = False
     place: FromOption = ""
     claim: ClaimOption = False
     from_snapshot: FromSnapshotOption = None
@@ -97,6 +106,7 @@ class BeginOptions:
             allow_dropped_state=self.allow_dropped_state,
             allow_drained=self.allow_drained,
             take_output=self.take_output,
+            drop_inflight=self.drop_inflight,
             begin=BeginAt(self.place, self.claim, wanted),
         )
 

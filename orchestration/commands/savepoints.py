@@ -63,6 +63,14 @@ def savepoint(
             "--drain", help="End the job's input first: all windows and event-time timers fire. Then stop it."
         ),
     ] = False,
+    drain_inflight: Annotated[
+        bool,
+        typer.Option(
+            "--drain-inflight",
+            help="Let the job process the rows that are in flight first, so that the savepoint has none: for code that "
+            "reads other columns, and for other tools. Implied by --format canonical.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with savepoint NAME, whose process died or that failed.")
     ] = False,
@@ -104,7 +112,7 @@ def savepoint(
     if stop and drain:
         raise InvalidConfiguration("--drain stops the job too; give one of --stop and --drain")
     chosen = format is not Format.native or independent
-    if resume and (name is None or stop or drain or not wait or tag or note or chosen):
+    if resume and (name is None or stop or drain or drain_inflight or not wait or tag or note or chosen):
         raise InvalidConfiguration("--resume takes the NAME of a savepoint, and nothing else")
     then: SavepointThen = "drain" if drain else "stop" if stop else "continue"
     spec = load_spec(config)
@@ -121,6 +129,7 @@ def savepoint(
                 note=note,
                 format=format.value,
                 independent=independent,
+                drain_inflight=drain_inflight,
                 wait=wait,
             )
         )

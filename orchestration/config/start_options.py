@@ -19,6 +19,7 @@ class StartOptions:
         until_idle: process the input that is there, then finish.
         allow_dropped_state: although the pipeline has some operators or states of the newest snapshot no longer.
         allow_drained: although the newest snapshot was drained.
+        drop_inflight: give up the rows that are in flight.
         take_output: write to output folders that belong to another root of the job.
         begin: at which snapshot.
     """
@@ -28,6 +29,7 @@ class StartOptions:
     allow_dropped_state: bool = False
     allow_drained: bool = False
     take_output: bool = False
+    drop_inflight: bool = False
     begin: BeginAt = NEWEST
 
     def always(self) -> list[str]:
@@ -41,6 +43,7 @@ class StartOptions:
             *(["--allow-dropped-state"] if self.allow_dropped_state else []),
             *(["--allow-drained"] if self.allow_drained else []),
             *(["--take-output"] if self.take_output else []),
+            *(["--drop-inflight"] if self.drop_inflight else []),
             *self.begin.arguments(),
         ]
 

@@ -169,6 +169,7 @@ def run_job(
                 allow_dropped_state=options.allow_dropped_state,
                 allow_drained=options.allow_drained,
                 take_output=options.take_output,
+                drop_inflight=options.drop_inflight,
                 on_progress=show,
                 stop=stop,
                 start_from=options.begin.start_from(spec),

@@ -131,6 +131,7 @@ class Savepointer:
         note: str = "",
         format: SavepointFormat = "native",
         independent: bool = False,
+        drain_inflight: bool = False,
         wait: bool = True,
     ) -> SavepointRecord | ControlRequest:
         """A savepoint of the running job, or of the newest snapshot of one that does not run.
@@ -138,7 +139,7 @@ class Savepointer:
         Args:
             name: by default the time, and some characters.
             then: what a running job does after it.
-            format, independent: see `SavepointRecord`.
+            format, independent, drain_inflight: see `SavepointRecord`.
             wait: until it is complete. Without it the request is returned, and what becomes of it is not known. A job
                 that does not run is always waited for.
 
@@ -157,6 +158,8 @@ class Savepointer:
                 raise InvalidConfiguration(
                     f"job {self._catalog.job!r} does not run: only a driver can drain it. Start it first"
                 )
+            if drain_inflight or format == "canonical":
+                self._refuse_rows_in_flight()
             return savepoint_of_stopped(
                 self._work,
                 chosen,
@@ -168,9 +171,17 @@ class Savepointer:
             )
         request = request_savepoint(
             self._catalog.root, status.term, chosen, clock=self._clock, ids=self._ids, then=then, trigger=trigger,
-            tags=tags, note=note, format=format, independent=independent,
+            tags=tags, note=note, format=format, independent=independent, drain_inflight=drain_inflight,
         )  # fmt: skip
         return self._until_made(request) if wait else request
+
+    def _refuse_rows_in_flight(self) -> None:
+        newest = self._catalog.latest()
+        if newest is not None and newest.open_batch is not None:
+            raise InvalidConfiguration(
+                f"snapshot {newest.snapshot_id} of job {self._catalog.job!r} has rows in flight, and the job does not "
+                "run: only a driver can process them. Start it, or make a native savepoint, which keeps them"
+            )
 
     def make_or_join(self, name: str, **asked: Any) -> SavepointRecord:
         """`make`, and wait; or wait for the one of this name that an earlier call has asked for, or begun, whose caller

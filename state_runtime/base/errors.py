@@ -19,7 +19,8 @@
     │   ├── StoreUnavailable
     │   │   └── StoreRefused
     │   ├── StoreNotCapable
-    │   └── OutcomeUnknown
+    │   ├── OutcomeUnknown
+    │   └── TasksDisagree
     ├── CorruptData                exit 5   repair, or restore from an older snapshot
     │   ├── CorruptManifest
     │   ├── CorruptSegment
@@ -58,6 +59,7 @@ __all__ = [
     "StoreNotCapable",
     "StoreRefused",
     "StoreUnavailable",
+    "TasksDisagree",
     "Unavailable",
     "UnsupportedFormat",
     "UserCodeError",
@@ -160,6 +162,11 @@ class StoreNotCapable(Unavailable):
 
 class OutcomeUnknown(Unavailable):
     """A write may or may not have landed. Nothing is cleaned up after it: the next run reads back."""
+
+
+class TasksDisagree(Unavailable):
+    """Spark ran a task of an epoch twice, because the executor with its output was lost, and the second time it came to
+    another row by the deadline. What was made of the first output does not fit the second: the epoch is run again."""
 
 
 class CorruptData(StillstateError):

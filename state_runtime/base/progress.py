@@ -6,7 +6,38 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["InflightProgress", "Progress"]
+
+
+@dataclass(frozen=True)
+class InflightProgress:
+    """Rows that epochs read and did not process: what waits now, and what became of it.
+
+    Attributes:
+        rows, bytes: that wait after the epoch, about; bytes in memory.
+        oldest_ms: how long the oldest of them have waited.
+        new_rows: of those that wait the ones that this epoch read.
+        processed_rows: rows that operators processed in this epoch, be they new or from earlier ones.
+        slices: in which tasks processed them.
+        alignment_ms: from the first task that was done with an operator to the last, summed over the operators: the
+            time that a barrier would wait.
+        read_bytes: of rows from earlier epochs, read from the primary store.
+        dropped_rows: that the run gave up because it was told to (`drop_inflight`).
+        slowest: operator and shard of the task that took longest, as in "orders/3"; empty if none ran.
+        slowest_ms: how long that was.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    oldest_ms: int = 0
+    new_rows: int = 0
+    processed_rows: int = 0
+    slices: int = 0
+    alignment_ms: float = 0.0
+    read_bytes: int = 0
+    dropped_rows: int = 0
+    slowest: str = ""
+    slowest_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +81,8 @@ class Progress:
         upload_wait_ms: time that tasks waited because too many bytes were in flight.
         materializations: that this run has adopted, its own and those of others.
         materialization_failures: of its own, in a row; an alarm is due at 3.
+        spilled_bytes: of rows that waited on hosts' disks because a task had more than it may hold.
+        inflight: None unless rows are in flight after the epoch, or were before it.
     """
 
     snapshot_id: int = 0
@@ -84,6 +117,8 @@ class Progress:
     upload_wait_ms: float = 0.0
     materializations: int = 0
     materialization_failures: int = 0
+    spilled_bytes: int = 0
+    inflight: InflightProgress | None = None
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

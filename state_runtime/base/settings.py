@@ -18,6 +18,7 @@ __all__ = [
     "Backend",
     "Bounds",
     "ChangelogMode",
+    "CheckpointMode",
     "Compression",
     "JobSettings",
     "PartialAggregation",
@@ -32,6 +33,7 @@ ChangelogMode = Literal["on", "off"]
 Compression = Literal["lz4", "zstd", "none"]
 PlacementMode = Literal["sticky", "off"]
 PartialAggregation = Literal["auto", "on", "off"]
+CheckpointMode = Literal["aligned", "unaligned", "aligned-with-timeout"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
         "output_rows_per_batch": Bounds(1, 10_000_000),
         "checkpoint_interval_s": Bounds(0, 86_400),
         "checkpoint_batches": Bounds(1, 100_000),
+        "aligned_timeout_s": Bounds(0.1, 86_400),
+        "unaligned_epoch_s": Bounds(0.1, 86_400),
+        "max_inflight_bytes": Bounds(MIB, 1 << 50),
+        "task_bytes_max": Bounds(MIB, 64 * GIB),
         "pending_bytes_max": Bounds(0, GIB),
         "tolerable_failures": Bounds(0, 1000),
         "upload_timeout_s": Bounds(0.01, 600),
@@ -106,6 +112,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "compression": get_args(Compression),
         "placement": get_args(PlacementMode),
         "partial_aggregation": get_args(PartialAggregation),
+        "checkpoint_mode": get_args(CheckpointMode),
     }
 )
 
@@ -198,6 +205,15 @@ class JobSettings:
             published at checkpoints only.
         checkpoint_batches: at least so many epochs from one checkpoint to the next. A checkpoint is made when either of
             the two that are set says so.
+        checkpoint_mode: when an epoch ends. "aligned": when all rows that it read are processed. "unaligned": after
+            `unaligned_epoch_s`; what is not processed by then waits, in the snapshot too, and is gone on with in the
+            next epoch, before anything else is read. "aligned-with-timeout": as aligned, until an epoch has taken
+            `aligned_timeout_s`; then it ends as an unaligned one.
+        aligned_timeout_s, unaligned_epoch_s: see there. With a checkpoint interval epochs last until the next
+            checkpoint is due, if that is longer.
+        max_inflight_bytes: rows that wait in one snapshot at most, all operators and shards together, by their size in
+            memory. An epoch that would leave more goes on.
+        task_bytes_max: input that a task holds in memory, about; what is more waits on the host's disk.
         pending_bytes_max: changes of epochs without a checkpoint that the driver holds in memory before it writes them.
         tolerable_failures: so many times in a row an epoch or checkpoint may fail because a store is away, and is run
             again in the same process, before the run ends; 0: it ends at once.
@@ -242,6 +258,11 @@ class JobSettings:
     compression: Compression = "lz4"
     checkpoint_interval_s: float = 0.0
     checkpoint_batches: int = 1
+    checkpoint_mode: CheckpointMode = "aligned-with-timeout"
+    aligned_timeout_s: float = 10.0
+    unaligned_epoch_s: float = 1.0
+    max_inflight_bytes: int = GIB
+    task_bytes_max: int = 128 * MIB
     pending_bytes_max: int = 16 * MIB
     tolerable_failures: int = 3
     upload_timeout_s: float = 1.0

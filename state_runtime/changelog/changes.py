@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from state_runtime.changelog.segment import PartEntry
+from state_runtime.changelog.parts import PartEntry
 
-__all__ = ["TaskChanges", "UploadTotals"]
+__all__ = ["TaskChanges", "UploadTotals", "only_parts"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,13 @@ class TaskChanges:
     @property
     def bytes(self) -> int:
         return sum(p.length for p in self.parts)
+
+
+def only_parts(changes: Sequence[TaskChanges], digests: Collection[str]) -> list[TaskChanges]:
+    """The changes without the parts of other digests."""
+    kept = []
+    for task in changes:
+        pairs = [(part, body) for part, body in zip(task.parts, task.inline, strict=True) if part.digest in digests]
+        if pairs:
+            kept.append(TaskChanges(tuple(part for part, _ in pairs), tuple(body for _, body in pairs), task.uploads))
+    return kept

@@ -11,16 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from state_runtime.base.limits import MIB
+from state_runtime.base.settings import Compression
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.changelog.segment import (
-    Compression,
-    PartEntry,
-    decode_lines,
-    decode_part,
-    encode_lines,
-    encode_part,
-    sha256,
-)
+from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, encode_lines, encode_part, sha256
 from state_runtime.state.table import StateSchema, fold
 
 __all__ = ["fold_changes"]

@@ -6,13 +6,16 @@ A shard of any parallelism is one hash range, so a restore after a rescale is th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_runtime.base.errors import CorruptSegment, MissingFile
 from state_runtime.base.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
-from state_runtime.changelog.segment import PartEntry, SegmentIndex, decode_index, decode_lines, decode_part, sha256
+from state_runtime.changelog.inflight import InflightPass, RowsPart
+from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
+from state_runtime.changelog.segment import SegmentIndex, decode_index
 from state_runtime.snapshot.manifest import FileEntry, Manifest, SegmentEntry, TableEntry
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store
@@ -22,6 +25,7 @@ __all__ = [
     "fetch_part",
     "index_range",
     "read_index",
+    "read_passes",
     "read_source_log",
     "read_table",
     "stream_source_log",
@@ -38,6 +42,33 @@ def read_index(root: Store, segment: SegmentEntry, job_uids: Collection[str]) ->
         MissingFile, CorruptSegment: the segment cannot be trusted. StoreUnavailable: try again.
     """
     return check_index(segment, _range(root, segment.path, *index_range(segment)), job_uids)
+
+
+def read_passes(root: Store, manifest: Manifest) -> tuple[InflightPass, ...]:
+    """The rows in flight of a snapshot, as its listing has them: one range read; none if none are. Each part says in
+    which segment it lies.
+
+    Raises:
+        MissingFile, CorruptSegment: the listing cannot be trusted. StoreUnavailable: try again.
+    """
+    batch = manifest.open_batch
+    if batch is None or not batch.listing:
+        return ()
+    listing = next(s for s in batch.segments if s.path == batch.listing)
+    passes = read_index(root, listing, manifest.job_uids).passes
+    held = {s.path for s in batch.segments}
+    located = [replace(p, parts=tuple(_located(part, batch.listing) for part in p.parts)) for p in passes]
+    unknown = [part.segment for p in located for part in p.parts if part.segment not in held]
+    if unknown or {p.operator for p in located} != {o.uid for o in batch.operators}:
+        raise CorruptSegment(
+            f"{batch.listing} lists other rows in flight than snapshot {manifest.snapshot_id} names. Restore the file "
+            "from a copy of the job root, or start from an older snapshot"
+        )
+    return tuple(located)
+
+
+def _located(part: RowsPart, listing: str) -> RowsPart:
+    return part if part.segment else replace(part, segment=listing)
 
 
 def index_range(segment: SegmentEntry) -> tuple[int, int]:

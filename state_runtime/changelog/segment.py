@@ -17,71 +17,30 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import struct
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import pyarrow as pa
 
 from state_runtime.base.errors import CorruptSegment
 from state_runtime.base.fields import fields_of
 from state_runtime.base.limits import (
-    KIB,
     PART_BYTES_MAX,
     SEGMENT_INDEX_BYTES_MAX,
     SEGMENT_PARTS_MAX,
     SOURCE_LOG_BYTES_MAX,
 )
-from state_runtime.base.settings import Compression
+from state_runtime.changelog.inflight import InflightPass, RowsPart, check_passes
+from state_runtime.changelog.parts import PartEntry, name_of_part, sha256
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
-from state_runtime.state.table import check_names
 from state_runtime.store.paths import check_relative_path
 
-__all__ = [
-    "FOOTER_BYTES",
-    "Compression",
-    "PartEntry",
-    "SegmentIndex",
-    "build_segment",
-    "decode_index",
-    "decode_lines",
-    "decode_part",
-    "encode_lines",
-    "encode_part",
-    "sha256",
-]
+__all__ = ["FOOTER_BYTES", "SegmentIndex", "build_segment", "decode_index", "placed_parts"]
 
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _MAGIC = b"STSEG001"
 FOOTER_BYTES = 8 + 32 + len(_MAGIC)
-# Buffers are padded, and a slice may carry some of its neighbours: what a part grows to is checked roughly.
-_SLACK_BYTES = 64 * KIB
-
-
-@dataclass(frozen=True)
-class PartEntry:
-    """Where one part is and what it holds.
-
-    Attributes:
-        kind: "state" (an Arrow IPC stream) or "source" (lines of a source's log of seen files).
-        operator: uid; for "source" the index of the source.
-        state: name of the state; empty for "source".
-        path: object that holds the part, below the job root; empty: the segment itself.
-        hash_low, hash_high: closed range of key hashes of the shard that wrote it.
-        raw_bytes: size when decoded; a reader checks it against its bound, and the part against it, before it decodes.
-    """
-
-    kind: Literal["state", "source"]
-    operator: str
-    state: str
-    path: str
-    offset: int
-    length: int
-    digest: str
-    rows: int
-    raw_bytes: int
-    hash_low: int
-    hash_high: int
 
 
 @dataclass(frozen=True)
@@ -90,111 +49,16 @@ class SegmentIndex:
 
     `parts` are in order of age. A segment may hold several epochs: where two parts of one operator, state and
     overlapping range are in it, the later hides the earlier.
+
+    Attributes:
+        passes: all rows that were in flight when the segment was written, in the order in which operators do them, with
+            those that lie in earlier segments. Segments without are as they were before there were any.
     """
 
     job_uid: str
     snapshot_id: int
     parts: tuple[PartEntry, ...]
-
-
-def sha256(data: bytes | pa.Buffer | memoryview) -> str:
-    """Hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def encode_part(batch: pa.RecordBatch, compression: Compression = "lz4") -> pa.Buffer:
-    """A state batch as an Arrow IPC stream; readers see from the stream how its buffers are compressed."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
-
-
-def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.RecordBatch:
-    """Check a part's digest and decode it.
-
-    Raises:
-        CorruptSegment: altered, or not what the index says.
-    """
-    _check_digest(data, part, where)
-    try:
-        decoded = _decoded_bytes(data)
-        if decoded > 4 * part.raw_bytes + _SLACK_BYTES:
-            raise ValueError(f"it grows to {decoded:,} bytes where {part.raw_bytes:,} were written")
-        batches = list(pa.ipc.open_stream(data))
-        for batch in batches:
-            check_names(batch.schema)
-            # Offsets and texts that Arrow believes until somebody follows them out of the buffer.
-            batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise CorruptSegment(f"{where}: {_name(part)} cannot be decoded: {error}. {_NEXT}") from error
-    if len(batches) != 1 or batches[0].num_rows != part.rows:
-        raise CorruptSegment(f"{where}: {_name(part)} holds other rows than its index says. {_NEXT}")
-    return batches[0]
-
-
-def _decoded_bytes(data: bytes | pa.Buffer) -> int:
-    """What the buffers of an Arrow IPC stream say that they decompress to: known before memory is taken for it.
-
-    Arrow believes the size in front of each compressed buffer, and pyarrow does not tell it, so the buffers are looked
-    up in the message's flatbuffer (Arrow's format specification: Message.fbs).
-
-    Raises:
-        ValueError, struct.error, pa.ArrowException: not such a stream.
-    """
-    total = 0
-    for message in pa.ipc.MessageReader.open_stream(data):
-        if message.type != "record batch":
-            continue
-        meta, body = memoryview(message.metadata), memoryview(message.body)
-        (root,) = struct.unpack_from("<I", meta)
-        header = _field(meta, root, 2)
-        header += struct.unpack_from("<I", meta, header)[0] if header else 0
-        compressed = _field(meta, header, 3) != 0
-        vector = _field(meta, header, 2)
-        if not header or not vector:
-            raise ValueError("a record batch without buffers")
-        vector += struct.unpack_from("<I", meta, vector)[0]
-        (count,) = struct.unpack_from("<I", meta, vector)
-        for number in range(count):
-            offset, length = struct.unpack_from("<qq", meta, vector + 4 + 16 * number)
-            size = length
-            if compressed and length:
-                (size,) = struct.unpack_from("<q", body, offset)
-                size = length if size == -1 else size  # -1: did not get smaller, is stored as it was
-            if min(offset, length, size) < 0:
-                raise ValueError("a buffer of a negative size")
-            total += size
-    return total
-
-
-def _field(meta: memoryview, table: int, number: int) -> int:
-    """Position of a field of a flatbuffer table; 0 if the table does not have it."""
-    (back,) = struct.unpack_from("<i", meta, table)
-    (vtable_bytes,) = struct.unpack_from("<H", meta, table - back)
-    slot = 4 + 2 * number
-    offset = struct.unpack_from("<H", meta, table - back + slot)[0] if slot < vtable_bytes else 0
-    return table + offset if offset else 0
-
-
-def encode_lines(lines: Sequence[str]) -> bytes:
-    """Lines of a source's log, compressed."""
-    body: bytes = pa.compress("\n".join(lines).encode(), codec="zstd", asbytes=True)
-    return body
-
-
-def decode_lines(data: bytes, part: PartEntry, where: str) -> list[str]:
-    """The inverse of `encode_lines`, checked."""
-    _check_digest(data, part, where)
-    try:
-        text = pa.decompress(data, decompressed_size=part.raw_bytes, codec="zstd", asbytes=True).decode()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorruptSegment(f"{where}: {_name(part)} cannot be decoded: {error}. {_NEXT}") from error
-    lines = text.split("\n") if text else []
-    if len(lines) != part.rows:
-        raise CorruptSegment(f"{where}: {_name(part)} holds other lines than its index says. {_NEXT}")
-    return lines
+    passes: tuple[InflightPass, ...] = ()
 
 
 def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, int]:
@@ -204,26 +68,45 @@ def build_segment(index: SegmentIndex, inline: Sequence[bytes]) -> tuple[bytes, 
         index: entries with an empty `path` are inline, in the order of `inline`; their offsets are filled in here. The
             digest that the task took of a part stays, so that a part which was altered on its way here is found by
             whoever reads it; it is not hashed again.
+            Parts of passes that lie in the segment itself are found among them by their digest.
         inline: the bytes of the inline parts.
 
     Returns:
         The object, and the length of its tail (index and footer), so that a reader needs one range read for it.
     """
-    offset = len(_MAGIC)
     bodies = iter(inline)
-    parts: list[PartEntry] = []
-    for part in index.parts:
-        if not part.path:
-            body = next(bodies)
-            digest = part.digest if part.digest and part.length == len(body) else sha256(body)
-            part = dataclasses.replace(part, offset=offset, length=len(body), digest=digest)
-            offset += len(body)
-        parts.append(part)
-    packed = dataclasses.replace(index, parts=tuple(parts))
-    plain = json.dumps(packed, default=fields_of, separators=(",", ":")).encode()
+    parts = placed_parts(part if part.path else _measured(part, next(bodies)) for part in index.parts)
+    placed = {part.digest: part for part in parts if part.kind == "rows"}
+    packed = dataclasses.replace(index, parts=parts, passes=tuple(_placed(p, placed) for p in index.passes))
+    fields = fields_of(packed)
+    if not packed.passes:
+        del fields["passes"]
+    plain = json.dumps(fields, default=fields_of, separators=(",", ":")).encode()
     stored: bytes = len(plain).to_bytes(8, "big") + pa.compress(plain, codec="zstd", asbytes=True)
     footer = len(stored).to_bytes(8, "big") + hashlib.sha256(stored).digest() + _MAGIC
     return b"".join([_MAGIC, *inline, stored, footer]), len(stored) + FOOTER_BYTES
+
+
+def placed_parts(parts: Iterable[PartEntry]) -> tuple[PartEntry, ...]:
+    """Parts of known length in the order in which a segment names them, with the offsets that the inline ones have in
+    it."""
+    offset = len(_MAGIC)
+    placed: list[PartEntry] = []
+    for part in parts:
+        placed.append(part if part.path else dataclasses.replace(part, offset=offset))
+        offset += 0 if part.path else part.length
+    return tuple(placed)
+
+
+def _measured(part: PartEntry, body: bytes) -> PartEntry:
+    digest = part.digest if part.digest and part.length == len(body) else sha256(body)
+    return dataclasses.replace(part, length=len(body), digest=digest)
+
+
+def _placed(passed: InflightPass, placed: Mapping[str, PartEntry]) -> InflightPass:
+    """With the places of those parts that are in the segment that is being built."""
+    parts = (p if p.segment else RowsPart("", placed[p.part.digest]) for p in passed.parts)
+    return dataclasses.replace(passed, parts=tuple(parts))
 
 
 def decode_index(tail: bytes, where: str) -> SegmentIndex:
@@ -248,30 +131,32 @@ def decode_index(tail: bytes, where: str) -> SegmentIndex:
         raise CorruptSegment(f"{where} has a damaged index: {shown_problem(error)}. {_NEXT}") from error
     except (pa.ArrowException, OSError) as error:
         raise CorruptSegment(f"{where} has a damaged index: {error}. {_NEXT}") from error
-    if len(index.parts) > SEGMENT_PARTS_MAX:
+    rows_parts = [p.part for passed in index.passes for p in passed.parts]
+    if len(index.parts) + len(rows_parts) > SEGMENT_PARTS_MAX:
         raise CorruptSegment(f"{where} lists {len(index.parts):,} parts, more than {SEGMENT_PARTS_MAX:,}. {_NEXT}")
-    for part in index.parts:
-        if part.path:
-            check_relative_path(part.path)
-        raw_bytes_max = PART_BYTES_MAX if part.kind == "state" else SOURCE_LOG_BYTES_MAX
-        if (
-            not 0 <= part.length <= PART_BYTES_MAX
-            or not 0 <= part.raw_bytes <= raw_bytes_max
-            or not 0 <= part.offset < 1 << 62
-            or not 0 <= part.hash_low <= part.hash_high
-            or part.rows < 0
-        ):
-            raise CorruptSegment(f"{where}: {_name(part)} is out of bounds. {_NEXT}")
+    for part in (*index.parts, *rows_parts):
+        _check_part(part, where)
+    for passed in index.passes:
+        for held in passed.parts:
+            if held.segment:
+                check_relative_path(held.segment)
+    check_passes(index.passes, where)
     return index
 
 
-def _check_digest(data: bytes | pa.Buffer, part: PartEntry, where: str) -> None:
-    if len(data) != part.length or sha256(data) != part.digest:
-        raise CorruptSegment(f"{where}: {_name(part)} has another digest than its index says. {_NEXT}")
-
-
-def _name(part: PartEntry) -> str:
-    return f"the part of {part.kind} {part.operator}/{part.state}"
+def _check_part(part: PartEntry, where: str) -> None:
+    if part.path:
+        check_relative_path(part.path)
+    raw_bytes_max = SOURCE_LOG_BYTES_MAX if part.kind == "source" else PART_BYTES_MAX
+    if (
+        not 0 <= part.length <= PART_BYTES_MAX
+        or not 0 <= part.raw_bytes <= raw_bytes_max
+        or not 0 <= part.offset < 1 << 62
+        or not 0 <= part.hash_low <= part.hash_high
+        or part.rows < 0
+        or (part.kind == "rows" and not _DIGEST.match(part.digest))  # it names a file on hosts
+    ):
+        raise CorruptSegment(f"{where}: {name_of_part(part)} is out of bounds. {_NEXT}")
 
 
 _NEXT = "Restore the file from a copy of the job root, or start from an older snapshot"

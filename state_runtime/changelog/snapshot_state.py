@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from state_runtime.base.errors import CorruptSegment
-from state_runtime.changelog.segment import PartEntry, SegmentIndex
+from state_runtime.changelog.parts import PartEntry
+from state_runtime.changelog.segment import SegmentIndex
 from state_runtime.changelog.versions import check_dropped
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, TableEntry
 from state_runtime.state.table import HASH_MAX

@@ -8,17 +8,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from state_runtime.base.ids import Ids
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import Compression, JobSettings
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.changelog.segment import (
-    Compression,
-    PartEntry,
-    SegmentIndex,
-    build_segment,
-    encode_lines,
-    encode_part,
-    sha256,
-)
+from state_runtime.changelog.inflight import InflightPass
+from state_runtime.changelog.parts import PartEntry, encode_lines, encode_part, sha256
+from state_runtime.changelog.segment import SegmentIndex, build_segment, placed_parts
 from state_runtime.changelog.source_log import cut_lines
 from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.snapshot.manifest import SegmentEntry
@@ -27,6 +21,8 @@ from state_runtime.store import Store
 
 __all__ = [
     "PendingChanges",
+    "PendingSegment",
+    "begin_segment",
     "begin_task_changes",
     "source_log_changes",
     "write_segment",
@@ -152,6 +148,80 @@ def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:
     return TaskChanges(tuple(parts), tuple(bodies))
 
 
+@dataclass(frozen=True)
+class PendingSegment:
+    """A segment on its way. Life cycle: made by `begin_segment` → `result` once.
+
+    Attributes:
+        parts: with their places in it.
+    """
+
+    parts: tuple[PartEntry, ...]
+    _entry: SegmentEntry
+    _path: Callable[[], str]
+
+    def result(self) -> SegmentEntry:
+        """Wait until it is written; the manifest's entry.
+
+        Raises:
+            StoreUnavailable: the object could not be written.
+        """
+        return replace(self._entry, path=self._path())
+
+
+def begin_segment(
+    root: Store,
+    changes: Sequence[TaskChanges],
+    *,
+    job_uid: str,
+    term: int,
+    snapshot_id: int,
+    ids: Ids,
+    uploader: Uploader | None = None,
+    passes: Sequence[InflightPass] = (),
+) -> PendingSegment | None:
+    """Begin to write the one packed object of an epoch.
+
+    Args:
+        uploader: whose attempts are hedged; without one there is a single attempt.
+        passes: all rows in flight, to be listed in it; those that lie in it are among `changes`.
+
+    Returns:
+        None if nothing changed and nothing is listed (then there is no object).
+
+    Raises:
+        StoreUnavailable: the object could not be written. It is unreachable until a manifest names it.
+    """
+    parts = tuple(part for task in changes for part in task.parts)
+    if not parts and not passes:
+        return None
+    inline = [body for task in changes for part, body in zip(task.parts, task.inline, strict=True) if not part.path]
+    body, index_bytes = build_segment(SegmentIndex(job_uid, snapshot_id, parts, tuple(passes)), inline)
+
+    def name() -> str:
+        return segment_path(term, f"{snapshot_id:020d}-{ids.uid()}.seg")
+
+    if uploader is None:
+        path = name()
+        root.put(path, body)
+
+        def written() -> str:
+            return path
+
+    else:
+        written = uploader.begin(root, name, body).result
+    entry = SegmentEntry(
+        path="",
+        bytes=len(body),
+        digest=sha256(body),
+        index_bytes=index_bytes,
+        snapshot_id=snapshot_id,
+        rows=sum(p.rows for p in parts),
+        direct_bytes=sum(part.length for part in parts if part.path),
+    )
+    return PendingSegment(placed_parts(parts), entry, written)
+
+
 def write_segment(
     root: Store,
     changes: Sequence[TaskChanges],
@@ -162,38 +232,12 @@ def write_segment(
     ids: Ids,
     uploader: Uploader | None = None,
 ) -> SegmentEntry | None:
-    """Write the one packed object of an epoch.
-
-    Args:
-        uploader: whose attempts are hedged; without one there is a single attempt.
-
-    Returns:
-        The manifest's entry; None if nothing changed (then there is no object).
+    """Write the one packed object of an epoch; see `begin_segment`.
 
     Raises:
-        StoreUnavailable: the object could not be written. It is unreachable until a manifest names it.
+        StoreUnavailable: the object could not be written.
     """
-    parts = tuple(part for task in changes for part in task.parts)
-    if not parts:
-        return None
-    inline = [body for task in changes for part, body in zip(task.parts, task.inline, strict=True) if not part.path]
-    body, index_bytes = build_segment(SegmentIndex(job_uid, snapshot_id, parts), inline)
-
-    def name() -> str:
-        return segment_path(term, f"{snapshot_id:020d}-{ids.uid()}.seg")
-
-    if uploader is None:
-        path = name()
-        root.put(path, body)
-    else:
-        path = uploader.begin(root, name, body).result()
-    direct_bytes = sum(part.length for part in parts if part.path)
-    return SegmentEntry(
-        path=path,
-        bytes=len(body),
-        digest=sha256(body),
-        index_bytes=index_bytes,
-        snapshot_id=snapshot_id,
-        rows=sum(p.rows for p in parts),
-        direct_bytes=direct_bytes,
+    begun = begin_segment(
+        root, changes, job_uid=job_uid, term=term, snapshot_id=snapshot_id, ids=ids, uploader=uploader
     )
+    return begun.result() if begun is not None else None

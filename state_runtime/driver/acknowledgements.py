@@ -10,7 +10,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.errors import InvalidPipeline, TasksDisagree
 from state_runtime.pipeline.compile import Stage
 from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
 
@@ -75,7 +75,8 @@ class Acknowledgements:
             epoch: of the action (`TaskJob.epoch`): a late task of an earlier one may have come back meanwhile.
 
         Raises:
-            InvalidPipeline: some shards were not processed to the end.
+            InvalidPipeline: some shards were not processed to the end. TasksDisagree: a shard's two attempts stopped at
+                different rows, and whoever read the output of the first may not know the second.
         """
         chosen: dict[tuple[int, int], Acknowledgement] = {}
         empty = Counter[int]()
@@ -85,7 +86,9 @@ class Acknowledgements:
             if acknowledgement.shard == EMPTY_TASK:
                 empty[acknowledgement.stage] += 1
             else:
-                chosen[(acknowledgement.stage, acknowledgement.shard)] = acknowledgement
+                key = (acknowledgement.stage, acknowledgement.shard)
+                _check_same_rows(chosen.get(key), acknowledgement, stages)
+                chosen[key] = acknowledgement
         for number, stage in enumerate(stages):
             if stage.operator is None:
                 continue
@@ -98,3 +101,12 @@ class Acknowledgements:
                 )
         self.accumulator.value.clear()
         return [chosen[key] for key in sorted(chosen)]
+
+
+def _check_same_rows(earlier: Acknowledgement | None, later: Acknowledgement, stages: Sequence[Stage]) -> None:
+    if earlier is not None and earlier.left != later.left:
+        operator = stages[later.stage].operator
+        raise TasksDisagree(
+            f"operator {operator.uid if operator else ''!r}, shard {later.shard}: Spark ran its task twice, because an "
+            "executor was lost, and it came to another row the second time. The epoch is run again"
+        )

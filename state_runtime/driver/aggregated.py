@@ -52,6 +52,8 @@ class Aggregated:
             if uid in self.able:
                 of_operator.setdefault(uid, []).append(acknowledgement)
         for uid, tasks in of_operator.items():
+            if not all(t.is_done for t in tasks):
+                continue  # it changed fewer rows than it has keys
             rows, partial = (sum(getattr(t, name) for t in tasks) for name in ("input_rows", "partial_rows"))
             if partial > rows * FEWER_MAX:
                 self._pause[uid] = PAUSE_EPOCHS

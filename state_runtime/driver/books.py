@@ -1,12 +1,16 @@
-"""The three books in which a run's driver keeps what it knows beside the newest manifest."""
+"""The books in which a run's driver keeps what it knows beside the newest manifest."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
+from state_runtime.changelog.parts import PartEntry
+from state_runtime.changelog.reader import read_passes
+from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.file_book import FileBook
 from state_runtime.driver.interval import Interval, first_head
@@ -16,6 +20,8 @@ from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 
 __all__ = ["Books", "Standing"]
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -24,6 +30,7 @@ class Standing:
     interval: Interval
     shards: ShardBook
     files: FileBook | None
+    batch: BatchBook | None
     epochs: int
 
 
@@ -39,10 +46,20 @@ class Books:
     may read one.
     """
 
-    def __init__(self, interval: Interval, shards: ShardBook, files: FileBook | None) -> None:
+    def __init__(
+        self,
+        interval: Interval,
+        shards: ShardBook,
+        files: FileBook | None,
+        batch: BatchBook | None = None,
+        dropped_rows: int = 0,
+    ) -> None:
         self._interval = interval
         self._shards = shards
         self._files = files
+        self._batch = batch
+        self._committed_rows = batch.needed if batch is not None else frozenset[str]()
+        self._dropped_rows = dropped_rows
         self._epochs = 0
 
     @staticmethod
@@ -71,7 +88,10 @@ class Books:
                 every = frozenset(range(parallelism))
                 stored = {o.uid for o in last.operators} & set(uids)
                 shards = shards.visiting(dict.fromkeys(stored, every))
-        return Books(Interval(first_head(last, published), context.clock.monotonic_s()), shards, files)
+        interval = Interval(first_head(last, published), context.clock.monotonic_s())
+        if context.drop_inflight:
+            return Books(interval, shards, files, None, _given_up(last))
+        return Books(interval, shards, files, _open_batch(context, last))
 
     # --- what is in them -----------------------------------------------------------------------------------------
 
@@ -91,37 +111,54 @@ class Books:
         return self._files
 
     @property
+    def batch(self) -> BatchBook | None:
+        """How far the newest batch is; None if it is done."""
+        return self._batch
+
+    @property
+    def needed_rows(self) -> frozenset[str]:
+        """Digests of the parts of in-flight rows that the head or the newest checkpoint names."""
+        return self._committed_rows | (self._batch.needed if self._batch is not None else frozenset())
+
+    @property
     def epochs(self) -> int:
         """How many epochs the run has done."""
         return self._epochs
 
     def standing(self) -> Standing:
         """All of them, as they are now."""
-        return Standing(self._interval, self._shards, self._files, self._epochs)
+        return Standing(self._interval, self._shards, self._files, self._batch, self._epochs)
+
+    def take_dropped_rows(self) -> int:
+        """Rows in flight that the run gave up at its start; once."""
+        dropped, self._dropped_rows = self._dropped_rows, 0
+        return dropped
 
     # --- what happens --------------------------------------------------------------------------------------------
 
     def back_to(self, before: Standing) -> None:
         """What came after that moment has failed and never happened; no manifest was written meanwhile."""
         self._interval, self._shards, self._files = before.interval, before.shards, before.files
-        self._epochs = before.epochs
+        self._batch, self._epochs = before.batch, before.epochs
 
     def epoch_done(
         self,
         head: Manifest,
         shards: ShardBook,
         files: FileBook | None,
+        batch: BatchBook | None,
         changes: Sequence[TaskChanges],
         outputs: Sequence[StagedOutput],
+        rows: Sequence[TaskChanges] = (),
     ) -> None:
         """An epoch's action succeeded, and what its tasks did is the new head.
 
         Args:
-            shards, files: the books after it.
-            changes, outputs: what the epoch adds to what is pending.
+            shards, files, batch: the books after it.
+            changes, outputs, rows: what the epoch adds to what is pending.
         """
-        self._shards, self._files = shards, files
-        self._interval = self._interval.with_epoch(head, changes, outputs)
+        self._shards, self._files, self._batch = shards, files, batch
+        self._interval = self._interval.with_epoch(head, changes, outputs, rows)
         self._epochs += 1
 
     def epoch_pending(self, numbers: Progress) -> None:
@@ -132,6 +169,17 @@ class Books:
         """The changes in memory were written to the primary store; None: there were none."""
         self._interval = self._interval.flushed(segment)
         self._shards = self._shards.flushed()
+
+    def rows_flushed(self, segment: SegmentEntry, parts: Sequence[PartEntry], *, listed: bool) -> None:
+        """Rows in flight were written to the primary store.
+
+        Args:
+            parts: those in the segment, with their places.
+            listed: whether it lists all rows in flight.
+        """
+        if self._batch is not None:
+            batch = self._batch.placed(segment, parts)
+            self._batch = batch.listed(segment) if listed else batch
 
     def listing_written(self, files: FileBook) -> None:
         """The listing of files was written to the primary store."""
@@ -144,6 +192,28 @@ class Books:
             now_s: monotonic.
         """
         self._shards = self._shards.checkpointed()
+        self._committed_rows = self._batch.needed if self._batch is not None else frozenset()
         self._interval = Interval(first_head(committed), now_s)
         if self._files is not None:
             self._files = self._files.checkpointed()
+
+
+def _open_batch(context: DriverContext, last: Manifest) -> BatchBook | None:
+    """The batch that a snapshot leaves open, with the rows that are listed as in flight."""
+    batch = last.open_batch
+    if batch is None:
+        return None
+    return BatchBook.resumed(batch, read_passes(context.root, last), context.parallelism)
+
+
+def _given_up(last: Manifest) -> int:
+    """Say which rows in flight the run gives up; how many."""
+    waiting = last.open_batch.operators if last.open_batch is not None else ()
+    for operator in waiting:
+        _LOG.warning(
+            "operator %s: about %d rows that were in flight in snapshot %d are given up, as was asked; they are lost",
+            operator.uid,
+            operator.rows,
+            last.snapshot_id,
+        )
+    return sum(operator.rows for operator in waiting)

@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -19,12 +20,14 @@ from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline, StillstateError
 from state_runtime.base.progress import Progress
+from state_runtime.changelog.changes import only_parts
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.upload import Uploader
-from state_runtime.changelog.writer import write_segment
+from state_runtime.changelog.writer import begin_segment
 from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.file_book import carried_source_logs
+from state_runtime.driver.governor import EpochBudget
 from state_runtime.driver.head import Processed
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times
@@ -58,7 +61,19 @@ class Checkpointer:
         collection: removes what nothing needs, once a day.
     """
 
-    def __init__(self, context: DriverContext, committer: Committer, books: Books, uploader: Uploader) -> None:
+    def __init__(
+        self,
+        context: DriverContext,
+        committer: Committer,
+        books: Books,
+        uploader: Uploader,
+        is_catching_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            is_catching_up: whether the job works off what waited for its start, so that other work waits.
+        """
+        self._is_catching_up = is_catching_up
         self._context = context
         self._committer = committer
         self._books = books
@@ -138,30 +153,45 @@ class Checkpointer:
         """Whether a checkpoint follows the newest epoch, or now."""
         return is_checkpoint_due(self._books.interval, self._context.settings, self._context.clock.monotonic_s())
 
-    def flush(self) -> int:
-        """Write the changes in memory as one segment, folded; the bytes that it took.
+    def flush(self, *, lists_rows: bool = False) -> int:
+        """Write the changes in memory as one segment, folded, and rows in flight as another one; the bytes that they
+        took.
+
+        Args:
+            lists_rows: the second one lists all rows in flight, as a manifest needs it.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: the run ends; nobody can reach what was written.
         """
         books, context = self._books, self._context
         snapshot_id = self._committer.last.snapshot_id + 1
-        segment = write_segment(
+        begin = partial(
+            begin_segment,
             context.root,
-            fold_changes(books.interval.changes, context.settings.compression),
             job_uid=self._committer.info.uid,
             term=self._committer.term.term,
             snapshot_id=snapshot_id,
             ids=context.ids,
             uploader=self._uploader,
         )
+        interval, batch = books.interval, books.batch
+        # Rows that were done with before anything was written need not be.
+        rows = only_parts(interval.rows, batch.needed if batch is not None else frozenset())
+        is_listed = batch is None or not batch.passes or bool(batch.listed_in)
+        passes = batch.passes if batch is not None and lists_rows and not is_listed else ()
+        begun = begin(fold_changes(interval.changes, context.settings.compression))
+        rows_begun = begin(rows, passes=passes)
+        segment = begun.result() if begun is not None else None
+        rows_segment = rows_begun.result() if rows_begun is not None else None
         books.flushed(segment)
+        if rows_begun is not None and rows_segment is not None:
+            books.rows_flushed(rows_segment, rows_begun.parts, listed=bool(passes))
         if books.files is not None:
             term = self._committer.term.term
             books.listing_written(
                 books.files.written(context.root, term=term, snapshot_id=snapshot_id, ids=context.ids)
             )
-        return segment.total_bytes if segment is not None else 0
+        return sum(s.total_bytes for s in (segment, rows_segment) if s is not None)
 
     def commit_alone(self, spark: SparkSession) -> Progress:
         """A checkpoint that no epoch has just ended in; its numbers are those of an epoch that did nothing else."""
@@ -171,6 +201,8 @@ class Checkpointer:
             acknowledged=[],
             time=head.time or TimeEntry(0),
             clock=EpochClock(0, epoch=head.epoch),
+            batch=None,
+            budget=EpochBudget(None, {}, frozenset()),
             started_s=now_s,
             planned_s=now_s,
             processed_s=now_s,
@@ -197,7 +229,7 @@ class Checkpointer:
             The same, complete.
         """
         context, books, last = self._context, self._books, self._committer.last
-        segment_bytes = self.flush()
+        segment_bytes = self.flush(lists_rows=True)
         segment_s = context.clock.monotonic_s()
         faults.reach("segment-written")
 
@@ -211,6 +243,7 @@ class Checkpointer:
             segments=segments,
             outputs=interval.outputs,
             versions={uid: versions.encode() for uid, versions in books.shards.versions.items()},
+            open_batch=books.batch.entry() if books.batch is not None else None,
             previous=self._previous,
         )
         numbers = replace(
@@ -228,7 +261,7 @@ class Checkpointer:
         so_far = self._timed(numbers, done, phases)
         faults.reach("before-manifest")
         record = self.materializer.record_of(draft)
-        manifest = self._committer.prepare(replace(draft, progress=together(interval.numbers, so_far)), record)
+        manifest = self._committer.prepare(_with_numbers(draft, together(interval.numbers, so_far)), record)
         # Only from here on: a create that fails may have happened, a look that fails has not changed anything.
         self.is_committing = True
         committed = self._committer.create(manifest)
@@ -251,7 +284,7 @@ class Checkpointer:
         published_s = context.clock.monotonic_s()
         faults.reach("published")
         if books.files is None:
-            self.materializer.start_if_due(committed)
+            self.materializer.start_if_due(committed, can_wait=self._is_catching_up())
         self.retention.committed(committed)
         self.collection.committed()
         phases |= {"manifest": (manifest_s - segment_s) * 1000, "publish": (published_s - manifest_s) * 1000}
@@ -324,6 +357,15 @@ class Checkpointer:
                 "has. Start the job once with that sink, so that its output is published, then remove it"
             )
         return sink
+
+
+def _with_numbers(draft: Manifest, numbers: Progress) -> Manifest:
+    """A draft with its numbers. Those of rows in flight are in manifests that have some: earlier versions read all
+    others."""
+    if draft.open_batch is not None:
+        return replace(draft, progress=numbers)
+    previous = replace(draft.previous, inflight=None, spilled_bytes=0) if draft.previous is not None else None
+    return replace(draft, progress=replace(numbers, inflight=None, spilled_bytes=0), previous=previous)
 
 
 def _fold_process(context: DriverContext, committer: Committer) -> FoldProcess | None:

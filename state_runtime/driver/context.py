@@ -27,6 +27,7 @@ class DriverContext:
         local_dir: folder of local copies, where the environment of an executor names no other.
         sinks: as tasks see them, by name.
         entries: the operators' states as manifests describe them from this run on.
+        drop_inflight: the user gives up the rows that are in flight where the run begins.
         take_output: the user says that the output folders are this root's (pipeline/output_owner.py).
     """
 
@@ -44,6 +45,7 @@ class DriverContext:
     clock: Clock
     ids: Ids
     take_output: bool = False
+    drop_inflight: bool = False
 
     def __repr__(self) -> str:
         return f"DriverContext({self.job_name!r})"

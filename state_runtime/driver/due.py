@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.shard_book import ShardBook
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.manifest import TimeEntry
@@ -24,13 +25,33 @@ def is_anything_due(operators: Sequence[Operator], shards: ShardBook, before: Ti
     return any(_due_shards(o, shards, time) for o in operators if o.time_domain == "processing")
 
 
-def woken(operators: Sequence[Operator], shards: ShardBook, time: TimeEntry) -> dict[str, list[int]]:
+def woken(
+    operators: Sequence[Operator],
+    shards: ShardBook,
+    time: TimeEntry,
+    batch: BatchBook | None,
+    does_due: Collection[str],
+    parallelism: int,
+) -> dict[str, list[int]]:
     """Per operator uid the shards that an epoch visits although no row may come.
 
     Args:
         time: the epoch's clock.
+        batch: that it goes on with, or begins.
+        does_due: uids of the operators that do what is due in it.
     """
-    return {o.uid: sorted({*_due_shards(o, shards, time), *shards.unvisited.get(o.uid, ())}) for o in operators}
+    found: dict[str, list[int]] = {}
+    for operator in operators:
+        uid = operator.uid
+        visited = set(shards.unvisited.get(uid, ()))
+        waits = operator.time_domain == "event" and uid not in does_due
+        # Shards that were done with their rows have done what was due; what came of that is due with the next batch.
+        if not waits and not (batch is not None and batch.begun_with == uid):
+            visited.update(_due_shards(operator, shards, time))
+        if batch is not None:
+            visited.update(batch.rows_of_shards(uid, parallelism))
+        found[uid] = sorted(visited)
+    return found
 
 
 def fires_at(operators: Sequence[Operator], shards: ShardBook, watermark_ms: int) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime.base import faults
 from state_runtime.base.errors import ChangesPending, Fenced, can_pass
+from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.heap import collection_paused
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
@@ -37,14 +38,25 @@ from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.aggregated import Aggregated
+from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.books import Books
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.due import fires_at, is_anything_due, woken
 from state_runtime.driver.empty_outputs import with_empty_outputs
 from state_runtime.driver.epoch_plan import plan_epoch
-from state_runtime.driver.head import Processed, advanced, holds_batch, next_head, of_operators, steps_of
-from state_runtime.driver.numbers import of_epoch, with_times
+from state_runtime.driver.governor import EpochBudget, Governor
+from state_runtime.driver.head import (
+    Processed,
+    advanced,
+    batch_after,
+    gone_on,
+    holds_batch,
+    next_head,
+    of_operators,
+    steps_of,
+)
+from state_runtime.driver.numbers import of_epoch, of_rows_in_flight, with_times
 from state_runtime.driver.published import newest_published
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.stage_tasks import StageTasks
@@ -107,12 +119,15 @@ class EpochDriver:
         self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
         self._stopping = threading.Event()
         self._books = Books.open(context, committer.last, newest_published(context, committer.last))
-        self._checkpointer = Checkpointer(context, committer, self._books, self._uploader)
+        self._governor = Governor(context.settings, context.pipeline.operators, context.parallelism)
+        self._checkpointer = Checkpointer(
+            context, committer, self._books, self._uploader, lambda: self._governor.is_catching_up
+        )
         self._tasks = StageTasks(
             context, committer, self._books, spark.sparkContext, self._acknowledgements.accumulator
         )
         self._savepoints = savepoints
-        self.lock = threading.Lock()
+        self.lock = FairLock()
         self.failure: BaseException | None = None
         self.progress: Progress | None = None
         self._failures = 0
@@ -121,6 +136,8 @@ class EpochDriver:
         self._placement = self._tasks.placement(spark)
         able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
         self._aggregated = Aggregated(context.settings.partial_aggregation, able)
+        self._batch_began_s, self._batch_epochs = context.clock.monotonic_s(), 0
+        self._empty: DataFrame | None = None
 
     @property
     def epochs(self) -> int:
@@ -152,8 +169,10 @@ class EpochDriver:
         return self._stopping.is_set() or (self._savepoints is not None and self._savepoints.is_drain_asked)
 
     def stop(self) -> None:
-        """Let no further epoch of a batch begin. Call it with the lock held."""
+        """Let no further epoch of a batch begin, and wait for the one that is under way."""
         self._stopping.set()
+        with self.lock:
+            return
 
     def close(self, fold_timeout_s: float) -> None:
         """After `stop`: wait so long for a fold, then end it, and give up what the run holds of Spark."""
@@ -161,19 +180,47 @@ class EpochDriver:
         self._placement.close()
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
-        """One epoch; the function that Spark calls.
+        """As many epochs as the batch takes, after those that the one before it still takes; the function that Spark
+        calls.
 
         Raises:
             StillstateError: typed, also for errors of tasks; Spark's query ends with it.
         """
+        self._finish_batch(frame)
+        with self._turn() as is_wanted:
+            # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
+            head = self._books.interval.head
+            if is_wanted and not holds_batch(head, batch_id, lambda: self._checkpoint.position(batch_id)):
+                self._run_epoch(frame, batch_id, self._checkpoint.clock(batch_id).batch_time_ms)
+        self._finish_batch(frame)
+
+    def _finish_batch(self, frame: DataFrame) -> None:
+        """Go on with the open batch, until it is done or the run is to stop. Between two epochs others have their turn.
+
+        Args:
+            frame: of the source's columns.
+        """
+        is_open = True
+        while is_open:
+            with self._turn() as is_wanted:
+                is_open = is_wanted and self._books.batch is not None
+                if is_open:
+                    self._run_epoch(self._without_rows(frame), None, self._context.clock.now_ms())
+
+    def _without_rows(self, frame: DataFrame) -> DataFrame:
+        if self._empty is None:
+            self._empty = frame.sparkSession.createDataFrame([], frame.schema)
+        return self._empty
+
+    @contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """The lock, and whether an epoch may begin."""
         with self.lock:
             if self._stopping.is_set() or self.failure is not None:
-                # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
+                yield False
                 return
             with self._failing():
-                head = self._books.interval.head
-                if not holds_batch(head, batch_id, lambda: self._checkpoint.position(batch_id)):
-                    self._run_epoch(frame, batch_id, self._checkpoint.clock(batch_id).batch_time_ms)
+                yield True
 
     def is_due(self) -> bool:
         """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
@@ -190,7 +237,7 @@ class EpochDriver:
         return not self._is_at_work and self._epochs_when_nothing_was_due == self.epochs
 
     def run_without_batch(self, empty: DataFrame) -> None:
-        """One epoch that Spark does not start; nothing happens if nothing is due any more.
+        """One epoch that Spark does not start; nothing happens if nothing is due any more, and no batch is open.
 
         As Spark's own batches without data: for event time one whenever the watermark moved, for processing time when a
         timer is due. If no shard has anything to do, the epoch is a new clock, and no Spark job runs.
@@ -227,7 +274,7 @@ class EpochDriver:
         Raises:
             StillstateError: see `run_batch`; of the checkpoint, never of a savepoint.
         """
-        if self._savepoints is None or not self._savepoints.is_asked:
+        if not self._is_savepoint_asked():
             return
         with self.lock:
             if not self._stopping.is_set() and self.failure is None:
@@ -247,6 +294,8 @@ class EpochDriver:
             if self.failure is not None:
                 return
             with self._failing():
+                while self._books.batch is not None:
+                    self._run_epoch(empty, None, self._context.clock.now_ms(), unlimited=True)
                 # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
                 # ends.
                 epochs_max = self._context.settings.drain_epochs_max
@@ -304,25 +353,39 @@ class EpochDriver:
 
     def _is_due(self, now_ms: int) -> bool:
         head = self._books.interval.head
+        if self._books.batch is not None:
+            return True
         if head.time is None or head.source is None:
             return False
         time = advanced(self._context, head, now_ms)
         return is_anything_due(self._context.pipeline.operators, self._books.shards, head.time, time)
 
-    def _run_epoch(self, frame: DataFrame, batch_id: int | None, batch_time_ms: int, *, drains: bool = False) -> None:
-        """One epoch, of a batch or (None) without one; and what is due after it: a checkpoint, a flush, or nothing.
+    def _run_epoch(
+        self,
+        frame: DataFrame,
+        batch_id: int | None,
+        batch_time_ms: int,
+        *,
+        drains: bool = False,
+        unlimited: bool = False,
+    ) -> None:
+        """One epoch, of a batch or (None) without one, which goes on with a batch that is open; and what is due after
+        it: a checkpoint, a flush, or nothing.
 
         Args:
             drains: it is one after the end of all input.
+            unlimited: it takes as long as it takes, whatever the mode says.
         """
 
         def epoch() -> tuple[Progress, bool]:
             with collection_paused():
-                done = self._process(frame, batch_id is not None, batch_time_ms, drains=drains)
+                done = self._process(
+                    frame, batch_id is not None, batch_time_ms, drains=drains, unlimited=unlimited or drains
+                )
                 faults.reach("action-done")
                 numbers = replace(self._take(done, batch_id, drains=drains), segment_bytes=done.flushed_bytes)
                 # Asked after the action: a savepoint that was asked for during it need not wait for the next epoch.
-                is_asked = self._savepoints is not None and self._savepoints.is_asked
+                is_asked = self._is_savepoint_asked()
                 if self._checkpointer.is_due() or is_asked:
                     return self._checkpointer.commit(numbers, done, frame.sparkSession), is_asked
             return self._leave_pending(numbers, done), False
@@ -331,6 +394,11 @@ class EpochDriver:
         self._report(numbers)
         if is_asked:
             self._begin_savepoints()
+
+    def _is_savepoint_asked(self) -> bool:
+        """Whether a checkpoint of the head would be a savepoint's."""
+        is_open = self._books.batch is not None
+        return self._savepoints is not None and self._savepoints.is_asked(batch_is_open=is_open)
 
     def _tolerating(self, what: str, step: Callable[[], Done]) -> Done:
         """Take a step; again, while what makes it fail can pass, and at most `tolerable_failures` times in a row.
@@ -366,32 +434,50 @@ class EpochDriver:
                 if self._wait(wait_s):
                     raise
 
-    def _process(self, frame: DataFrame, has_batch: bool, batch_time_ms: int, *, drains: bool) -> Processed:
+    def _process(
+        self, frame: DataFrame, has_batch: bool, batch_time_ms: int, *, drains: bool, unlimited: bool
+    ) -> Processed:
         """Plan and run the epoch's Spark action; none where there is neither a batch nor anything due.
 
         If a task needs from the primary what only the driver holds, that is written and the action run once more.
         """
         context, head = self._context, self._books.interval.head
         started_s = context.clock.monotonic_s()
-        time = advanced(context, head, batch_time_ms)
+        late_ms = head.time.watermark_ms if head.time is not None else 0
+        batch = self._books.batch
+        if batch is not None:
+            time, late_ms = gone_on(head, batch_time_ms), batch.late_watermark_ms
+        else:
+            time = advanced(context, head, batch_time_ms)
+            batch = BatchBook.begun(late_ms) if has_batch else None
+        budget = self._budget(None if unlimited else batch, reads=has_batch)
         # The end of all input is not noted as the watermark: a run that goes on from here nevertheless has the one of
         # its input.
         acting = replace(time, watermark_ms=END_OF_TIME_MS) if drains else time
-        wake = woken(context.pipeline.operators, self._books.shards, acting)
+        wake = woken(
+            context.pipeline.operators, self._books.shards, acting, batch, budget.does_due, context.parallelism
+        )
         stored = {o.uid for o in head.operators}
         beginning = frozenset(
             s.operator.uid for s in context.pipeline.stages if s.operator and s.initial and s.operator.uid not in stored
         )
-        job = self._tasks.job(acting)
+        job = self._tasks.job(acting, late_ms)
         clock = replace(job.clock, watermark_ms=time.watermark_ms)
         if not (has_batch or beginning or any(wake.values())):
             now_s = context.clock.monotonic_s()
             return Processed(
-                acknowledged=[], time=time, clock=clock, started_s=started_s, planned_s=now_s, processed_s=now_s
+                acknowledged=[],
+                time=time,
+                clock=clock,
+                batch=batch,
+                budget=budget,
+                started_s=started_s,
+                planned_s=now_s,
+                processed_s=now_s,
             )
         flushed_ms, flushed_bytes = 0.0, 0
         try:
-            acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning)
+            acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning, budget)
         except Exception as error:
             if not isinstance(typed_error(error), ChangesPending):
                 raise
@@ -399,11 +485,18 @@ class EpochDriver:
             self._checkpointer.remove(self._acknowledgements.so_far())
             _LOG.info("epoch %d needs changes that were not written yet: %s", job.clock.epoch, typed_error(error))
             flushed_bytes, flushed_ms = self._flush()
-            acknowledged, event_times, planned_s = self._act(frame, self._tasks.job(acting), wake, beginning)
+            if self._books.batch is not None:
+                batch = self._books.batch  # its rows have places on the store now
+            # With the time that there was before: what it took to write is not the tasks'.
+            budget = self._budget(None if unlimited else batch, reads=has_batch)
+            again = self._tasks.job(acting, late_ms)
+            acknowledged, event_times, planned_s = self._act(frame, again, wake, beginning, budget)
         return Processed(
             acknowledged=acknowledged,
             time=observed(time, event_times),
             clock=clock,
+            batch=batch,
+            budget=budget,
             started_s=started_s,
             planned_s=planned_s,
             processed_s=context.clock.monotonic_s(),
@@ -411,11 +504,23 @@ class EpochDriver:
             flushed_bytes=flushed_bytes,
         )
 
+    def _budget(self, batch: BatchBook | None, *, reads: bool) -> EpochBudget:
+        """What the epoch that begins now may take; without a batch whatever it takes."""
+        clock, interval = self._context.clock, self._books.interval
+        interval_s = self._context.settings.checkpoint_interval_s
+        left_s = interval_s - (clock.monotonic_s() - interval.began_s) if interval_s else 0.0
+        return self._governor.plan(batch, reads=reads, now_ms=clock.now_ms(), until_checkpoint_s=max(0.0, left_s))
+
     def _act(
-        self, frame: DataFrame, job: TaskJob, wake: Mapping[str, Sequence[int]], beginning: frozenset[str]
+        self,
+        frame: DataFrame,
+        job: TaskJob,
+        wake: Mapping[str, Sequence[int]],
+        beginning: frozenset[str],
+        budget: EpochBudget,
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
         """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
-        with self._tasks.of_action(job) as task:
+        with self._tasks.of_action(job, budget, self._books.batch) as task:
             plan = plan_epoch(
                 frame,
                 self._context.pipeline,
@@ -443,17 +548,21 @@ class EpochDriver:
             for source, lines in self._checkpoint.new_log_lines(before.head.source, position).items():
                 changes.append(source_log_changes(source, lines))
         shards = books.shards.after(steps_of(done, stages))
+        batch = batch_after(done, context, shards)
         staged = staged_outputs([s for a in done.acknowledged for s in a.staged], context.sinks, done.clock.epoch)
         books.epoch_done(
             next_head(before.head, done, context, shards, position=position, drained=drains),
             shards,
             books.files.after(a.files for a in done.acknowledged) if books.files is not None else None,
+            batch,
             changes,
             with_empty_outputs(staged, context, self._committer.term.term),
+            [a.kept for a in done.acknowledged],
         )
         ran = list(of_operators(done.acknowledged, stages))
         moved = self._placement.ran((o.uid, a.shard, a.executor) for o, a in ran)
         self._aggregated.seen((o.uid, a) for o, a in ran)
+        self._note_batch(done, batch, ((o.uid, a) for o, a in ran))
         for operator, acknowledgement in ran:
             _log_restore(operator, acknowledgement)
         counted = before.numbers or self._committer.last.progress
@@ -464,7 +573,27 @@ class EpochDriver:
             clock=done.clock,
             state_rows_before=counted.state_rows if counted is not None else 0,
         )
-        return replace(numbers, moved_shards=moved)
+        inflight = of_rows_in_flight(
+            [(o.uid, a) for o, a in ran],
+            done.batch,
+            batch,
+            epoch=done.clock.epoch,
+            now_ms=done.time.batch_time_ms,
+            dropped_rows=books.take_dropped_rows(),
+        )
+        return replace(numbers, moved_shards=moved, inflight=inflight)
+
+    def _note_batch(self, done: Processed, batch: BatchBook | None, ran: Iterable[tuple[str, Acknowledgement]]) -> None:
+        """Let the governor learn from an epoch, and from its batch if that is done."""
+        self._governor.seen(ran)
+        if done.batch is None:
+            return
+        if self._batch_epochs == 0:
+            self._batch_began_s = done.started_s
+        self._batch_epochs += 1
+        if batch is None:
+            self._governor.batch_done(done.processed_s - self._batch_began_s, self._batch_epochs)
+            self._batch_epochs = 0
 
     def _leave_pending(self, numbers: Progress, done: Processed) -> Progress:
         """The end of an epoch without a checkpoint; its numbers.

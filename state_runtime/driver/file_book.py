@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from state_runtime.base.errors import CorruptData
 from state_runtime.base.ids import Ids
-from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.parts import sha256
 from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.restore.uploaded_files import direct, read_listing
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, ShardFilesEntry

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from state_runtime.base.errors import CorruptData
+from state_runtime.driver.batch_book import BatchBook, ShardRows
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.governor import EpochBudget
 from state_runtime.driver.shard_book import ShardBook, ShardStep
 from state_runtime.pipeline.compile import Stage
+from state_runtime.pipeline.inflight_fit import functions_of
 from state_runtime.pipeline.source_position import same_offsets
 from state_runtime.pipeline.watermark import advance
 from state_runtime.processors.operator import EpochClock, Operator
-from state_runtime.snapshot.manifest import Manifest, SourcePosition, TimeEntry
+from state_runtime.snapshot.manifest import Manifest, RowsLayout, SourcePosition, TimeEntry
 from state_runtime.task.acknowledgement import Acknowledgement
 
-__all__ = ["Processed", "advanced", "holds_batch", "next_head", "of_operators", "steps_of"]
+__all__ = ["Processed", "advanced", "batch_after", "gone_on", "holds_batch", "next_head", "of_operators", "steps_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ class Processed:
         acknowledged: one per stage and shard; empty if no action was needed.
         time: the epoch's clock, with the event times that were seen.
         clock: what its tasks were told of it.
+        batch: the batch that it was about, as it was before; None if no batch was open, nor read.
+        budget: what its tasks were allowed.
         planned_s, processed_s: when (monotonic) the plan was ready, and when the action was done.
         flushed_ms, flushed_bytes: of a segment that had to be written before the action could succeed; between the two
             plans.
@@ -37,6 +42,8 @@ class Processed:
     acknowledged: list[Acknowledgement]
     time: TimeEntry
     clock: EpochClock
+    batch: BatchBook | None
+    budget: EpochBudget
     started_s: float
     planned_s: float
     processed_s: float
@@ -55,6 +62,12 @@ class Processed:
 def advanced(context: DriverContext, head: Manifest, batch_time_ms: int) -> TimeEntry:
     """The clock of the epoch that follows a head."""
     return advance(head.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
+
+
+def gone_on(head: Manifest, now_ms: int) -> TimeEntry:
+    """The clock of an epoch that goes on with an open batch: its processing time is now, its watermark the batch's."""
+    time = head.time or TimeEntry(0)
+    return replace(time, batch_time_ms=max(now_ms, time.batch_time_ms))
 
 
 def holds_batch(head: Manifest, batch_id: int, position: Callable[[], SourcePosition]) -> bool:
@@ -93,6 +106,29 @@ def steps_of(done: Processed, stages: Sequence[Stage]) -> Iterator[ShardStep]:
     """What the shard book must know of an epoch."""
     for operator, a in of_operators(done.acknowledged, stages):
         yield ShardStep(operator.uid, a.shard, a.version, a.next_due_ms, a.is_pending)
+
+
+def batch_after(done: Processed, context: DriverContext, shards: ShardBook) -> BatchBook | None:
+    """The batch after an epoch; None if it is done, or if there was none.
+
+    Args:
+        shards: the book after it.
+    """
+    if done.batch is None:
+        return None
+    rows = [
+        ShardRows(o.uid, a.shard, a.left, a.kept.parts, RowsLayout(a.kept_columns, functions_of(o.entry())))
+        for o, a in of_operators(done.acknowledged, context.pipeline.stages)
+    ]
+    return done.batch.after(
+        done.clock.epoch,
+        done.time.batch_time_ms,
+        rows,
+        context.pipeline.operators,
+        parallelism=context.parallelism,
+        did_due=done.budget.does_due,
+        is_due=lambda uid: bool(shards.due(uid, done.time.watermark_ms)),
+    )
 
 
 def next_head(

@@ -43,6 +43,7 @@ class Interval:
         began_s: monotonic time of the newest manifest.
         epochs: since then.
         changes: in memory, in order of age.
+        rows: parts of in-flight rows that no segment has, in memory or uploaded by tasks.
         segments: what was flushed of them, in order of age; older than `changes`.
         outputs: staged and not published, in order of epochs.
         uploaded: objects that tasks uploaded; in `segments` or in `changes`.
@@ -53,6 +54,7 @@ class Interval:
     began_s: float
     epochs: int = 0
     changes: tuple[TaskChanges, ...] = field(default=(), repr=False)
+    rows: tuple[TaskChanges, ...] = field(default=(), repr=False)
     segments: tuple[SegmentEntry, ...] = ()
     outputs: tuple[StagedOutput, ...] = ()
     uploaded: tuple[str, ...] = ()
@@ -60,22 +62,30 @@ class Interval:
 
     def holds_more_than(self, bytes_max: int) -> bool:
         """Whether the changes in memory take more, or are too many."""
-        held = sum(len(body) for task in self.changes for body in task.inline)
-        return held > bytes_max or sum(len(task.parts) for task in self.changes) > PENDING_PARTS_MAX
+        held = (*self.changes, *self.rows)
+        size = sum(len(body) for task in held for body in task.inline)
+        return size > bytes_max or sum(len(task.parts) for task in held) > PENDING_PARTS_MAX
 
     @property
     def staged_files(self) -> int:
         return sum(len(output.files) for output in self.outputs)
 
-    def with_epoch(self, head: Manifest, changes: Sequence[TaskChanges], outputs: Sequence[StagedOutput]) -> Interval:
+    def with_epoch(
+        self,
+        head: Manifest,
+        changes: Sequence[TaskChanges],
+        outputs: Sequence[StagedOutput],
+        rows: Sequence[TaskChanges] = (),
+    ) -> Interval:
         """After one more epoch. Sinks that it gave nothing are left out."""
         return replace(
             self,
             head=head,
             epochs=self.epochs + 1,
             changes=(*self.changes, *(c for c in changes if c.parts)),
+            rows=(*self.rows, *(r for r in rows if r.parts)),
             outputs=(*self.outputs, *(o for o in outputs if o.files)),
-            uploaded=(*self.uploaded, *objects_of(changes)),
+            uploaded=(*self.uploaded, *objects_of((*changes, *rows))),
         )
 
     def since(self, before: Interval) -> Interval:
@@ -84,14 +94,16 @@ class Interval:
             self,
             epochs=self.epochs - before.epochs,
             changes=(),
+            rows=(),
             segments=self.segments[len(before.segments) :],
             outputs=self.outputs[len(before.outputs) :],
             uploaded=self.uploaded[len(before.uploaded) :],
         )
 
     def flushed(self, segment: SegmentEntry | None) -> Interval:
-        """After the changes in memory were written; None: there were none."""
-        return replace(self, changes=(), segments=(*self.segments, segment) if segment is not None else self.segments)
+        """After the changes in memory were written, and the rows; None: there were no changes."""
+        segments = (*self.segments, segment) if segment is not None else self.segments
+        return replace(self, changes=(), rows=(), segments=segments)
 
     def counted(self, numbers: Progress) -> Interval:
         """With the numbers of one more epoch."""

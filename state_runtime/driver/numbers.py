@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.changelog.changes import UploadTotals
+from state_runtime.driver.batch_book import BatchBook
 from state_runtime.processors.operator import EpochClock
 from state_runtime.task.acknowledgement import Acknowledgement
 
-__all__ = ["checkpoint_ms", "of_epoch", "together", "with_times"]
+__all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "together", "with_times"]
 
 # Numbers of epochs that are added up for the checkpoint in which they end. Of all others the newest epoch's count.
 _SUMMED = (
@@ -34,6 +35,7 @@ _SUMMED = (
     "uploads",
     "upload_attempts",
     "upload_wait_ms",
+    "spilled_bytes",
 )
 _LONGEST = ("restore_ms", "checkpoint_ms")
 
@@ -72,6 +74,46 @@ def of_epoch(
         uploads=uploads.uploads,
         upload_attempts=uploads.attempts,
         upload_wait_ms=uploads.wait_ms,
+        spilled_bytes=sum(a.spilled_bytes for a in acknowledged),
+    )
+
+
+def of_rows_in_flight(
+    acknowledged: Sequence[tuple[str, Acknowledgement]],
+    before: BatchBook | None,
+    after: BatchBook | None,
+    *,
+    epoch: int,
+    now_ms: int,
+    dropped_rows: int,
+) -> InflightProgress | None:
+    """What waits after an epoch, and what its tasks did about it; None if nothing waits, nor did before.
+
+    Args:
+        acknowledged: of each task the operator's uid and what it did.
+        before, after: the batch; None if none is open.
+        dropped_rows: given up since the epoch before.
+    """
+    passes = after.passes if after is not None else ()
+    if not passes and not (before is not None and before.passes) and not dropped_rows:
+        return None
+    took = [(a.processed_at_ms - a.began_at_ms, uid, a.shard) for uid, a in acknowledged if a.began_at_ms]
+    slowest_ms, uid, shard = max(took, default=(0, "", 0))
+    ended: dict[str, list[int]] = {}
+    for operator, a in acknowledged:
+        ended.setdefault(operator, []).append(a.processed_at_ms)
+    return InflightProgress(
+        rows=sum(p.rows for p in passes),
+        bytes=sum(p.bytes for p in passes),
+        oldest_ms=max((now_ms - p.read_at_ms for p in passes), default=0),
+        new_rows=sum(p.rows for p in passes if p.epoch == epoch),
+        processed_rows=sum(a.processed_rows for _, a in acknowledged),
+        slices=sum(a.slices for _, a in acknowledged),
+        alignment_ms=float(sum(max(times) - min(times) for times in ended.values())),
+        read_bytes=sum(a.inflight_read_bytes for _, a in acknowledged),
+        dropped_rows=dropped_rows,
+        slowest=f"{uid}/{shard}" if uid else "",
+        slowest_ms=float(slowest_ms),
     )
 
 
@@ -85,8 +127,25 @@ def together(earlier: Progress | None, later: Progress) -> Progress:
     }
     summed = {name: getattr(earlier, name) + getattr(later, name) for name in _SUMMED}
     longest = {name: max(getattr(earlier, name), getattr(later, name)) for name in _LONGEST}
-    both = replace(later, **summed, **longest)
+    both = replace(later, **summed, **longest, inflight=_both(earlier.inflight, later.inflight))
     return with_times(both, both.duration_ms, phases)
+
+
+def _both(earlier: InflightProgress | None, later: InflightProgress | None) -> InflightProgress | None:
+    """What waits at the end of both, and the sums of what was done."""
+    if earlier is None or later is None:
+        return later or (replace(earlier, rows=0, bytes=0, oldest_ms=0, new_rows=0) if earlier is not None else None)
+    slower = max((earlier, later), key=lambda each: each.slowest_ms)
+    return replace(
+        later,
+        processed_rows=earlier.processed_rows + later.processed_rows,
+        slices=earlier.slices + later.slices,
+        alignment_ms=earlier.alignment_ms + later.alignment_ms,
+        read_bytes=earlier.read_bytes + later.read_bytes,
+        dropped_rows=earlier.dropped_rows + later.dropped_rows,
+        slowest=slower.slowest,
+        slowest_ms=slower.slowest_ms,
+    )
 
 
 def with_times(progress: Progress, duration_ms: float, phases_ms: Mapping[str, float]) -> Progress:

@@ -31,6 +31,7 @@ from state_runtime.driver.source_quiet import SourceQuiet, is_idle
 from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline
+from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
 from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source
@@ -48,7 +49,7 @@ from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
-__all__ = ["BY_HAND", "JobRun", "RunResult", "StartedBy"]
+__all__ = ["BY_HAND", "Allowed", "JobRun", "RunResult", "StartedBy"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 30.0
@@ -65,6 +66,17 @@ class StartedBy:
 
 
 BY_HAND = StartedBy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """What a run may do although it costs something; see the arguments of `StreamingJob.run`."""
+
+    takeover: bool = False
+    dropped_state: bool = False
+    drained: bool = False
+    take_output: bool = False
+    drop_inflight: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,29 +115,28 @@ class JobRun:
     def go(
         self,
         trigger: Mapping[str, Any] | None,
-        takeover: bool,
-        allow_dropped_state: bool,
-        allow_drained: bool,
+        allowed: Allowed,
         beginning: Beginning,
-        take_output: bool = False,
         started_by: StartedBy = BY_HAND,
     ) -> RunResult:
         """See `StreamingJob.run`."""
         plan = self._plan
         source = self._opened_source()
         pipeline = plan.compiled(self._spark, source)
-        if not takeover:
+        if not allowed.takeover:
             refuse_if_live(self._catalog, self._clock)
         described = [operator.entry() for operator in pipeline.operators]
         fit = partial(
             reconcile,
             operators=described,
             dropped_by_processor=pipeline.dropped,
-            allow_dropped_state=allow_dropped_state,
+            allow_dropped_state=allowed.dropped_state,
         )
+        reads = pipeline.operator_reads
 
         def decide(content: Manifest | None, info: JobInfo | None) -> None:
-            refuse_drained(content, f"job {plan.name!r}", allow_drained=allow_drained)
+            refuse_drained(content, f"job {plan.name!r}", allow_drained=allowed.drained)
+            refuse_misfits(content, reads, drop=allowed.drop_inflight, job=plan.name)
             self._parallelism(content, info)
             _check_outputs(content, pipeline)
             fit(content, snapshot_id=content.snapshot_id + 1 if content is not None else 1)
@@ -171,7 +182,7 @@ class JobRun:
         message = error_kind = ""
         try:
             driver = self._driver(
-                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints, take_output
+                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints, allowed
             )
             heartbeat.watch(driver)
             with scratch.clear_when_full(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
@@ -278,7 +289,7 @@ class JobRun:
         parallelism: int,
         local_dir: str,
         savepoints: Savepoints,
-        take_output: bool,
+        allowed: Allowed,
     ) -> EpochDriver:
         plan = self._plan
         root = (plan.root_url, plan.storage_options)
@@ -297,7 +308,8 @@ class JobRun:
             watermark_policy=self._watermark_policy(),
             clock=self._clock,
             ids=self._ids,
-            take_output=take_output,
+            take_output=allowed.take_output,
+            drop_inflight=allowed.drop_inflight,
         )
         return EpochDriver(
             context, committer, checkpoint, self._spark, self._on_progress, savepoints, wait=self._stop.wait
@@ -346,8 +358,7 @@ class JobRun:
                 driver.savepoint_if_asked()
                 if self._stop.is_set() or heartbeat.fenced is not None or driver.is_ending:
                     stopped = True
-                    with driver.lock:
-                        driver.stop()
+                    driver.stop()
                     query.stop()
                     break
                 if driver.is_due() and is_idle(query):
@@ -360,8 +371,7 @@ class JobRun:
             if heartbeat.fenced is None:
                 if savepoints.is_drain_asked and not self._stop.is_set():
                     stopped = True
-                    with driver.lock:
-                        driver.stop()
+                    driver.stop()
                     driver.drain(empty)
                 driver.finish()
                 self._wait_for_savepoints(driver, heartbeat, savepoints)
@@ -373,8 +383,7 @@ class JobRun:
         finally:
             following.set()
             _end_query(query)
-            with driver.lock:
-                driver.stop()
+            driver.stop()
             driver.close(_STOP_TIMEOUT_S)
         if driver.failure is not None:
             raise driver.failure

@@ -137,16 +137,22 @@ class Savepoints:
             note=request.note,
             format=request.format,
             independent=request.independent,
+            drain_inflight=request.drain_inflight,
             term=self._term,
         )
 
     # --- the epochs' thread --------------------------------------------------------------------------------------
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether a checkpoint is wanted for a savepoint."""
+    def is_asked(self, *, batch_is_open: bool = False) -> bool:
+        """Whether a checkpoint is wanted for a savepoint.
+
+        Args:
+            batch_is_open: rows may be in flight, which not every savepoint takes.
+        """
         with self._changed:
-            return any(a.request.then != "drain" for a in self._asked)
+            return any(
+                a.request.then != "drain" and not (batch_is_open and a.request.takes_no_rows) for a in self._asked
+            )
 
     @property
     def is_drain_asked(self) -> bool:
@@ -155,13 +161,14 @@ class Savepoints:
             return any(a.request.then == "drain" for a in self._asked)
 
     def begin(self, manifest: Manifest) -> bool:
-        """Make what was asked for from the newest snapshot; one after the end of all input only if the snapshot is.
+        """Make what was asked for from the newest snapshot; one after the end of all input only if the snapshot is, and
+        one without rows in flight only if it has none.
 
         Returns:
             Whether one of them is the last thing that the run does.
         """
         with self._changed:
-            chosen = [a for a in self._asked if a.request.then != "drain" or manifest.drained]
+            chosen = [a for a in self._asked if _fits(a.request, manifest)]
             self._asked = [a for a in self._asked if a not in chosen]
         for asked in chosen:
             self._pin(asked.request.name, manifest.snapshot_id)
@@ -305,3 +312,10 @@ class Savepoints:
         now_ms = self._work.clock.now_ms()
         self._work.prove()
         answer(self._work.root, request, ControlAnswer(request.request_id, given, now_ms, message, snapshot_id))
+
+
+def _fits(request: ControlRequest, manifest: Manifest) -> bool:
+    """Whether a snapshot is one that was asked for."""
+    if request.then == "drain" and not manifest.drained:
+        return False
+    return manifest.open_batch is None or not request.takes_no_rows

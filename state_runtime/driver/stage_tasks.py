@@ -11,8 +11,10 @@ from typing import Any
 from pyspark import Broadcast, SparkContext
 from pyspark.sql import SparkSession
 
+from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.governor import EpochBudget
 from state_runtime.pipeline.compile import Stage
 from state_runtime.placement.seats import Placement
 from state_runtime.processors.operator import EpochClock
@@ -21,6 +23,7 @@ from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersion
 from state_runtime.snapshot.manifest import ShardFilesEntry, TimeEntry
 from state_runtime.task.listed_files import ListedFiles
 from state_runtime.task.shard_access import TaskJob, root_id, state_folder
+from state_runtime.task.slicing import NO_LIMITS
 from state_runtime.task.stage import StageTask
 
 __all__ = ["StageTasks"]
@@ -46,14 +49,14 @@ class StageTasks:
         self._spark = spark
         self._accumulator = accumulator
 
-    def job(self, time: TimeEntry) -> TaskJob:
+    def job(self, time: TimeEntry, late_ms: int = 0) -> TaskJob:
         """What all tasks of one attempt at the next epoch are told.
 
         Args:
             time: the epoch's clock, as tasks act by it.
+            late_ms: the watermark that rows are late by.
         """
         context, last, head = self._context, self._committer.last, self._books.interval.head
-        late_ms = head.time.watermark_ms if head.time is not None else 0
         return TaskJob(
             name=context.job_name,
             uid=self._committer.info.uid,
@@ -75,11 +78,17 @@ class StageTasks:
         )
 
     @contextmanager
-    def of_action(self, job: TaskJob) -> Iterator[Callable[[Stage, int], StageTask]]:
-        """The function of each stage, by its number; good until the action has ended."""
+    def of_action(
+        self, job: TaskJob, budget: EpochBudget, batch: BatchBook | None
+    ) -> Iterator[Callable[[Stage, int], StageTask]]:
+        """The function of each stage, by its number; good until the action has ended.
+
+        Args:
+            batch: that the epoch goes on with, if it does.
+        """
         listed = self._share_listing()
         try:
-            yield partial(self._stage_task, job, listed)
+            yield partial(self._stage_task, job, listed, budget, batch)
         finally:
             if listed is not None:
                 _give_up(listed)
@@ -106,7 +115,13 @@ class StageTasks:
         )
 
     def _stage_task(
-        self, job: TaskJob, listed: Broadcast[Mapping[str, ListedFiles]] | None, stage: Stage, number: int
+        self,
+        job: TaskJob,
+        listed: Broadcast[Mapping[str, ListedFiles]] | None,
+        budget: EpochBudget,
+        batch: BatchBook | None,
+        stage: Stage,
+        number: int,
     ) -> StageTask:
         context, shards = self._context, self._books.shards
         uid = stage.operator.uid if stage.operator is not None else ""
@@ -123,6 +138,9 @@ class StageTasks:
             committed=shards.committed.get(uid, UNKNOWN_VERSIONS),
             pending=shards.pending.get(uid, frozenset()),
             listed=listed,
+            passes=batch.of_operator(uid) if batch is not None else (),
+            needed_rows=self._books.needed_rows,
+            budget=budget.stages.get(uid, NO_LIMITS),
         )
 
     def _share_listing(self) -> Broadcast[Mapping[str, ListedFiles]] | None:

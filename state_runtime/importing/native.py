@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.base.ids import SYSTEM_IDS, Ids
-from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.source_log import joined_texts, source_log_path
 from state_runtime.importing.bootstrap import WriteCells, write_frame
 from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_unmoved, read_checkpoint

@@ -267,8 +267,8 @@ class Marker:
             manifest = self._catalog.manifest(snapshot_id)
         except (MissingSnapshot, CorruptData, UnsupportedFormat):
             return {}
-        whole = replace(manifest, segments=(), shards=None)
-        pieces = [whole, *(replace(whole, layers=(), segments=(s,)) for s in manifest.segments)]
+        whole = replace(manifest, segments=(), shards=None, open_batch=None)
+        pieces = [whole, *(replace(whole, layers=(), segments=(s,)) for s in manifest.stored_segments)]
         if manifest.shards is not None:
             pieces.append(replace(whole, layers=(), shards=manifest.shards))
         found: dict[str, int] = {}

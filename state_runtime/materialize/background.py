@@ -35,6 +35,8 @@ __all__ = ["BackgroundMaterializer", "adoptable", "other_at_work"]
 
 _LOG = logging.getLogger(__name__)
 
+_URGENT = ("manifest", "segments")
+"""Reasons to fold that do not wait: manifests and restarts would grow beyond their bounds."""
 _POLL_S = 5.0  # how often the store is asked for records of others
 _BACK_OFF_S = (1.0, 300.0)  # after the first failure, and at most; doubled in between
 _FAILURES_ELSEWHERE_MAX = 2
@@ -98,13 +100,18 @@ class BackgroundMaterializer:
             if self._thread is None and self._result is None:
                 self._result = record
 
-    def start_if_due(self, manifest: Manifest) -> None:
-        """Begin to look for records, and to fold `manifest`, if it is time for either and nothing runs."""
+    def start_if_due(self, manifest: Manifest, *, can_wait: bool = False) -> None:
+        """Begin to look for records, and to fold `manifest`, if it is time for either and nothing runs.
+
+        Args:
+            can_wait: the job has more urgent work: fold only if the number of segments asks for it.
+        """
         with self._lock:
             if self._thread is not None or self._result is not None:
                 return
             now_s = self._clock.monotonic_s()
             why = self._why(manifest, now_s) if now_s >= self._retry_s else None
+            why = None if can_wait and why not in _URGENT else why
             polls = self._polled_s is None or now_s - self._polled_s >= _POLL_S
             if why is None and not polls:
                 return

@@ -15,8 +15,8 @@ from state_runtime.base import faults
 from state_runtime.base.errors import InvalidData
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import PART_BYTES_MAX
+from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import read_table
-from state_runtime.changelog.segment import sha256
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.materialize.encoding import encode_table

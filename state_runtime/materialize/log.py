@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from state_runtime.base.errors import MissingFile
 from state_runtime.base.limits import KIB, MIB
+from state_runtime.changelog.parts import decode_part
 from state_runtime.changelog.reader import read_index
-from state_runtime.changelog.segment import decode_part
 from state_runtime.changelog.snapshot_state import SnapshotState, StoredPart
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.state.table import StateSchema

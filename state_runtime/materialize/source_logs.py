@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import chain
 
 from state_runtime.base.limits import SOURCE_LOG_PART_BYTES_MAX
+from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import stream_source_log
-from state_runtime.changelog.segment import sha256
 from state_runtime.changelog.source_log import joined_texts, source_log_path
 from state_runtime.snapshot.manifest import FileEntry, Manifest
 from state_runtime.store import Store

@@ -15,6 +15,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.columns_read import SourceReads, columns_read
 from state_runtime.pipeline.conditions import conditioned
+from state_runtime.pipeline.inflight_fit import OperatorReads, functions_of
 from state_runtime.pipeline.operators import (
     AggregateStep,
     LatestByStep,
@@ -80,6 +81,7 @@ class Stage:
         emit: whether a later step reads it.
         initial: rows that the operator's state begins with, in its first epoch.
         reads: SQL for the input columns that it reads; all, if empty.
+        input: what these are.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
     """
 
@@ -90,6 +92,7 @@ class Stage:
     initial: DataFrame | None = None
     reads: tuple[str, ...] = ()
     partial: PartialRows | None = None
+    input: T.StructType = field(default_factory=T.StructType)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,15 @@ class CompiledPipeline:
     @property
     def operators(self) -> tuple[Operator, ...]:
         return tuple(stage.operator for stage in self.stages if stage.operator is not None)
+
+    @property
+    def operator_reads(self) -> dict[str, OperatorReads]:
+        """By uid what each operator takes."""
+        return {
+            s.operator.uid: OperatorReads(arrow_schema(s.input), functions_of(s.operator.entry()))
+            for s in self.stages
+            if s.operator is not None
+        }
 
 
 def compile_pipeline(
@@ -170,10 +182,14 @@ def compile_pipeline(
                 dropped[step.uid] = given_up
             schema = output_schema(step, operator, schema)
             initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
-            reads = chosen.select(columns_read(operator))
+            names = columns_read(operator)
+            reads = chosen.select(names)
+            read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
             asked.by(reads)
             partial = partial_rows(operator, chosen.schema)
-            parts.append(Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial))
+            parts.append(
+                Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial, input=read)
+            )
         _check_names(schema, f"step {type(step).__name__}")
     last = parts[-1]
     if isinstance(last, Stage):

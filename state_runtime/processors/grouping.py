@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,8 @@ class GroupedRows:
         hashes: one per group, sorted.
         keys: the key columns, one row per group.
         sequence: of each row its place in the epoch's input; orders rows of different keys as the source had them.
+        epoch: that read the rows, where it is not the one that processes them; else 0.
+        first_place: how many rows of its one key came in pieces before this one.
     """
 
     rows: pa.RecordBatch
@@ -32,6 +34,8 @@ class GroupedRows:
     hashes: Hashes
     keys: list[pa.Array]
     sequence: Positions
+    epoch: int = 0
+    first_place: int = 0
 
     @property
     def groups(self) -> int:
@@ -82,7 +86,8 @@ def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
     starts, stops = kept[rows.starts], kept[rows.stops]
     there = starts < stops
     picked = pa.array(there)
-    return GroupedRows(
+    return replace(
+        rows,
         rows=rows.rows.filter(pa.array(keep)),
         starts=starts[there],
         stops=stops[there],

@@ -53,11 +53,16 @@ class RowSlice:
             rows.
         begins_pass: from here on keys of earlier slices may come again. The slices of a pass have different keys, in
             order of their hashes.
+        rest: of one key that has more rows than are held at once those that follow `rows`, in order, to be read once;
+            the slice after it begins a pass. None for all others.
+        goes_on: the key of this slice comes again in the next one: this is not all of its rows.
     """
 
     rows: GroupedRows
     is_last: bool = True
     begins_pass: bool = True
+    rest: Iterator[GroupedRows] | None = None
+    goes_on: bool = False
 
 
 @dataclass

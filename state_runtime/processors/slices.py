@@ -10,6 +10,7 @@ written. See docs/design/0030-slices.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +44,8 @@ def cut(rows: GroupedRows, first: int, end: int) -> GroupedRows:
     if first == 0 and end == rows.groups:
         return rows
     low, high = (int(rows.starts[first]), int(rows.stops[end - 1])) if first < end else (0, 0)
-    return GroupedRows(
+    return replace(
+        rows,
         rows=rows.rows.slice(low, high - low),
         starts=rows.starts[first:end] - low,
         stops=rows.stops[first:end] - low,
@@ -110,16 +112,24 @@ class SliceBody(Protocol):
 
 
 def process_slices(
-    slices: Iterable[RowSlice], reader: StateReader, schemas: Mapping[str, StateSchema], body: SliceBody
+    slices: Iterable[RowSlice],
+    reader: StateReader,
+    schemas: Mapping[str, StateSchema],
+    body: SliceBody,
+    *,
+    emits_anew: bool = False,
 ) -> ShardResult:
     """Process a shard's slices one after the other, and what is due with the last one.
+
+    Args:
+        emits_anew: what the body gives of a key is no use if more of the key's rows follow.
 
     Returns:
         The result, which is filled when its output is drained. If the slices end before the last one, nothing that is
         due was done.
     """
     result = ShardResult(iter(()))
-    result.outputs = _outputs(slices, reader, schemas, body, result)
+    result.outputs = _outputs(slices, reader, schemas, body, result, emits_anew)
     return result
 
 
@@ -129,16 +139,22 @@ def _outputs(
     schemas: Mapping[str, StateSchema],
     body: SliceBody,
     result: ShardResult,
+    emits_anew: bool,
 ) -> Iterator[pa.RecordBatch]:
     changes = Changes(schemas)
-    for number, piece in enumerate(slices):
+    for number, piece in enumerate(_without_rest(slices)):
         if piece.is_last and number == 0:
             yield from body(piece.rows, reader, result, due=True)
             return
         if piece.begins_pass and number:
             reader = reader.overlaid(changes.seal())
         part = ShardResult(iter(()))
-        yield from body(piece.rows, reader, part, due=False)
+        emitted = body(piece.rows, reader, part, due=False)
+        if emits_anew and piece.goes_on:
+            for _ in emitted:  # draining it fills the result
+                continue
+        else:
+            yield from emitted
         _take(part, changes, result)
         if piece.is_last:
             reader = reader.overlaid(changes.seal())
@@ -147,6 +163,20 @@ def _outputs(
             _take(part, changes, result)
     changes.seal()
     result.changes = changes.folded()
+
+
+def _without_rest(slices: Iterable[RowSlice]) -> Iterator[RowSlice]:
+    """The rest of a key that has more rows than are held at once as further passes, each over some of its rows."""
+    for whole in slices:
+        if not whole.rest:
+            yield whole
+            continue
+        before = whole.rows
+        for piece in whole.rest:
+            same = before.groups == piece.groups == 1 and all(a.equals(b) for a, b in zip(before.keys, piece.keys))
+            yield RowSlice(before, is_last=False, begins_pass=True, goes_on=same)
+            before = piece
+        yield RowSlice(before, is_last=whole.is_last, begins_pass=True)
 
 
 def _take(part: ShardResult, changes: Changes, result: ShardResult) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from state_runtime.changelog.parts import PartEntry
 from state_runtime.changelog.reader import read_index
-from state_runtime.changelog.segment import PartEntry
 from state_runtime.restore.uploaded_files import direct, read_listing
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
 from state_runtime.snapshot.paths import manifest_path
@@ -66,7 +66,7 @@ def references(root: Store, manifest: Manifest, memo: Memo | None = None) -> Ite
         StoreUnavailable: try again.
     """
     memo = {} if memo is None else memo
-    for segment in manifest.segments:
+    for segment in manifest.stored_segments:
         yield StoredRef("segment", segment.path, segment.bytes, segment.digest)
         if segment.direct_bytes:
             if segment.path not in memo:

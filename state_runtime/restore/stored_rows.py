@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_runtime.base.errors import CorruptSegment, StillstateError
+from state_runtime.changelog.parts import decode_part
 from state_runtime.changelog.reader import check_index, index_range
-from state_runtime.changelog.segment import SegmentIndex, decode_part
+from state_runtime.changelog.segment import SegmentIndex
 from state_runtime.changelog.snapshot_state import StoredPart, StoredTable
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange

@@ -1,7 +1,7 @@
 """A manifest made durable: create-if-absent of the next id, and then the look whether it counts.
 
 0. `prepare` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
-   commit id, the run's term as it was written, and the segment that the new manifest names. A run that slept while an
+   commit id, the run's term as it was written, and the segments that the new manifest is the first to name. A run that slept while an
    older backup was put in the root's place, or while the job was deleted and began anew, ends here, and the run that
    goes on there notices nothing. A look that the store does not answer has changed nothing: it may be repeated.
 1. `create` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
@@ -22,9 +22,8 @@ from dataclasses import replace
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced
 from state_runtime.snapshot.boundary import Boundary, boundary_for_run, read_boundary
-from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.manifest import Manifest, SegmentEntry
+from state_runtime.snapshot.manifest import Manifest, SegmentEntry, format_of
 from state_runtime.snapshot.ownership import Landmark, Ownership
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import Term, newest_term
@@ -33,7 +32,7 @@ from state_runtime.store import Created, Store
 __all__ = ["Committer", "check_not_given_up", "next_manifest"]
 
 
-_LOOKS = 3
+_LOOKS = 4
 
 
 class Committer:
@@ -122,14 +121,16 @@ class Committer:
             Fenced: the root is not the one that this run knows.
             StoreUnavailable: it is not known; nothing was committed.
         """
-        known = {s.path for s in self.last.segments}
+        known = {s.path for s in self.last.stored_segments}
         new = [s for s in manifest.segments if s.path not in known]
+        listing = manifest.open_batch.listing if manifest.open_batch is not None else ""
+        rows = [s for s in manifest.stored_segments if s.path == listing and s.path not in known]
         with ThreadPoolExecutor(_LOOKS, thread_name_prefix="commit") as pool:
             looks = [
                 pool.submit(self.ownership.check_term),
                 pool.submit(self._check_last),
                 *([pool.submit(self._check_record, record)] if record else []),
-                *(pool.submit(self._check_segment, segment) for segment in new[-1:]),
+                *(pool.submit(self._check_segment, segment) for segment in (*new[-1:], *rows)),
             ]
         for look in looks:
             look.result()
@@ -162,7 +163,7 @@ def next_manifest(draft: Manifest, last: Manifest, info: JobInfo, term: Term, ac
     """`draft` as what follows `last`: identity fields (id, term, commit id, time) are filled in."""
     return replace(
         draft,
-        format_version=FORMAT_VERSION,
+        format_version=format_of(draft),
         job_uid=info.uid,
         snapshot_id=last.snapshot_id + 1,
         term=term.term,

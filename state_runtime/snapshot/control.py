@@ -57,7 +57,7 @@ class ControlRequest:
     """A request to one term; requests to an older term are void.
 
     Attributes:
-        name, then, trigger, tags, note, format, independent: of a savepoint; see `SavepointRecord`.
+        name, then, trigger, tags, note, format, independent, drain_inflight: of a savepoint; see `SavepointRecord`.
     """
 
     action: Action
@@ -71,6 +71,12 @@ class ControlRequest:
     note: str = ""
     format: SavepointFormat = "native"
     independent: bool = False
+    drain_inflight: bool = False
+
+    @property
+    def takes_no_rows(self) -> bool:
+        """Whether the savepoint is to have no rows in flight: so it was asked, or its format has no place for them."""
+        return self.drain_inflight or self.format == "canonical"
 
     @property
     def ends_the_run(self) -> bool:
@@ -116,6 +122,7 @@ def request_savepoint(
     note: str = "",
     format: SavepointFormat = "native",
     independent: bool = False,
+    drain_inflight: bool = False,
 ) -> ControlRequest:
     """Ask the run `term` of the job at `root` for a savepoint; `read_answer` has its answer, within an epoch.
 
@@ -136,6 +143,7 @@ def request_savepoint(
         note=note,
         format=format,
         independent=independent,
+        drain_inflight=drain_inflight,
     )
     _ask(root, request)
     return request

@@ -21,7 +21,7 @@ from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
 from state_runtime.base.fields import fields_of
 from state_runtime.snapshot.strict import ValidationError, parse_json, shown_problem
 
-__all__ = ["FORMAT_VERSION", "decode_document", "document_kind", "encode_document", "header_format"]
+__all__ = ["FORMAT_VERSION", "FORMAT_WITH_ROWS", "decode_document", "document_kind", "encode_document", "header_format"]
 
 FORMAT_VERSION = 4
 """Version of everything below a job root; raised with any change that an older reader would misread.
@@ -30,6 +30,10 @@ FORMAT_VERSION = 4
 checkpoints, base tables that are younger than their layer, files of shards. 4: snapshots that were taken over from
 other jobs, or gone back to; boundaries that say what is kept. Newer ones read all older.
 """
+
+FORMAT_WITH_ROWS = 5
+"""The newest that is read: of manifests whose newest batch is not done, with the rows that are in flight. Whoever does
+not know them would pass over the rows. All other documents have the format before, byte for byte."""
 
 D = TypeVar("D")
 NOTHING_YOUNGER: Mapping[str, Any] = MappingProxyType({})
@@ -52,7 +56,8 @@ def encode_document(
     """
     values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}
     for outer, inner in left_out:
-        fields = fields_of(values[outer]) if values[outer] is not None else None
+        given = values[outer]
+        fields = given if given is None or isinstance(given, dict) else fields_of(given)
         if fields is not None and not fields[inner]:
             values[outer] = {name: value for name, value in fields.items() if name != inner}
     line = json.dumps(values, default=fields_of, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -88,9 +93,9 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
         version = header["format"]
         if type(version) is not int or version < 1:
             raise ValueError("format is not a version number")
-        if version > FORMAT_VERSION:
+        if version > FORMAT_WITH_ROWS:
             raise UnsupportedFormat(
-                f"{where} has format {version}; this version of Stillstate reads up to {FORMAT_VERSION}. "
+                f"{where} has format {version}; this version of Stillstate reads up to {FORMAT_WITH_ROWS}. "
                 "Upgrade Stillstate; nothing was changed"
             )
         size = header["bytes"]

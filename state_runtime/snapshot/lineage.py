@@ -13,9 +13,8 @@ import json
 from dataclasses import replace
 
 from state_runtime.base.errors import JobRootMismatch
-from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
-from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput
+from state_runtime.snapshot.manifest import Manifest, OriginEntry, SourcePosition, StagedOutput, format_of
 from state_runtime.snapshot.paths import manifest_path
 
 __all__ = ["check_belongs", "gone_back", "pending_outputs", "standing_in", "taken_over"]
@@ -77,7 +76,7 @@ def taken_over(
     origin = OriginEntry(started.job, started.job_uid, started.snapshot_id, started.commit_id, started.mode)
     return replace(
         manifest,
-        format_version=FORMAT_VERSION,
+        format_version=format_of(manifest),
         job_uid=info.uid,
         commit_id=hashlib.sha256(f"{info.uid} {manifest.commit_id}".encode()).hexdigest()[:32],
         kind="fencing",

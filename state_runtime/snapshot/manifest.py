@@ -10,20 +10,29 @@ import base64
 from dataclasses import dataclass, field
 from typing import Literal
 
-from state_runtime.base.errors import CorruptManifest, InvalidConfiguration
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, check
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MAX_PARALLELISM, SOURCE_FILES_BYTES_MAX, SOURCE_FILES_MAX
 from state_runtime.base.progress import Progress
-from state_runtime.snapshot.document import decode_document, encode_document, header_format
+from state_runtime.snapshot.document import (
+    FORMAT_VERSION,
+    FORMAT_WITH_ROWS,
+    decode_document,
+    encode_document,
+    header_format,
+)
 from state_runtime.snapshot.paths import check_uid
 from state_runtime.store.paths import check_relative_path
 
 __all__ = [
     "DUE_WHEN_REMOVED",
     "FileEntry",
+    "InflightNumbers",
     "LayerEntry",
     "Manifest",
+    "OpenBatch",
     "OperatorEntry",
     "OriginEntry",
+    "RowsLayout",
     "SchemaVersion",
     "SegmentEntry",
     "ShardFilesEntry",
@@ -36,6 +45,7 @@ __all__ = [
     "StateKind",
     "TableEntry",
     "TimeEntry",
+    "format_of",
 ]
 
 
@@ -311,6 +321,61 @@ class StagedOutput:
 
 
 @dataclass(frozen=True)
+class RowsLayout:
+    """What the columns of in-flight rows are.
+
+    Attributes:
+        columns: names and types (`changelog.rows.encode_columns`).
+        functions: of a built-in operator what its outputs were, in order (JSON): columns that the runtime makes for
+            them have numbers and no names.
+    """
+
+    columns: str
+    functions: str = ""
+
+
+@dataclass(frozen=True)
+class InflightNumbers:
+    """The in-flight rows of one operator, in numbers.
+
+    Attributes:
+        rows, bytes: about; bytes in memory.
+        epoch, read_at_ms: the oldest epoch that read one of them, and its batch time.
+        layouts: each that some of them have.
+    """
+
+    uid: str
+    rows: int
+    bytes: int
+    epoch: int
+    read_at_ms: int
+    layouts: tuple[RowsLayout, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """The newest batch is not done: the source stands behind it, and epochs go on with it before the next one is read.
+
+    Attributes:
+        late_watermark_ms: what its rows are late by: the watermark of the batch before.
+        settled: uids of the operators that are done with it: their rows, and what was due.
+        begun: uid of the operator that has begun with what is due, because its input is complete; empty if none has.
+        listing: path of the segment whose index says which rows are in flight (`SegmentIndex.passes`); empty if none
+            are.
+        segments: in which they lie, the listing's among them. They are held for the rows; which of them count for the
+            state, `Manifest.segments` says.
+        operators: the operators that have some.
+    """
+
+    late_watermark_ms: int
+    settled: tuple[str, ...] = ()
+    begun: str = ""
+    listing: str = ""
+    segments: tuple[SegmentEntry, ...] = ()
+    operators: tuple[InflightNumbers, ...] = ()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One complete snapshot. Written last, by create-if-absent; immutable afterwards.
 
@@ -330,6 +395,7 @@ class Manifest:
         drained: the job was told that no more input comes, so every window and event-time timer has fired: what would
             come after it would find its window closed. Nothing goes on from here unless it is asked for. The watermark
             in `time` is that of the input.
+        open_batch: None, unless the newest batch is not done.
     """
 
     format_version: int
@@ -354,6 +420,7 @@ class Manifest:
     origins: tuple[OriginEntry, ...] = ()
     abandoned: tuple[tuple[int, int], ...] = ()
     drained: bool = False
+    open_batch: OpenBatch | None = None
 
     @property
     def job_uids(self) -> frozenset[str]:
@@ -366,11 +433,19 @@ class Manifest:
 
     @property
     def snapshot_format(self) -> SnapshotFormat:
-        """`canonical`: one layer of sorted Parquet tables and nothing else. `incremental`: no changelog, but several
+        """`canonical`: one layer of sorted Parquet tables and nothing else, no rows in flight either. `incremental`: no changelog, but several
         layers or files of a backend. `changelog`: anything with changelog segments."""
         if self.segments:
             return "changelog"
-        return "canonical" if self.shards is None and len(self.layers) <= 1 else "incremental"
+        is_plain = self.shards is None and self.open_batch is None
+        return "canonical" if is_plain and len(self.layers) <= 1 else "incremental"
+
+    @property
+    def stored_segments(self) -> tuple[SegmentEntry, ...]:
+        """All segments that the snapshot needs, each once: for its state, or for rows in flight."""
+        held = self.open_batch.segments if self.open_batch is not None else ()
+        named = {s.path for s in self.segments}
+        return (*self.segments, *(s for s in held if s.path not in named))
 
     @property
     def state_segments(self) -> tuple[SegmentEntry, ...]:
@@ -393,11 +468,23 @@ class Manifest:
     @property
     def total_bytes(self) -> int:
         """Bytes that a full restore reads."""
-        return self.log_bytes + self.table_bytes + (self.shards.total_bytes if self.shards is not None else 0)
+        stored = sum(s.total_bytes for s in self.stored_segments)
+        return stored + self.table_bytes + (self.shards.total_bytes if self.shards is not None else 0)
 
     def encode(self) -> bytes:
         """The file's bytes; the bound is checked before anything is written."""
-        body = encode_document("manifest", self, self.format_version, left_out=(("source", "files"),))
+        knows = self.open_batch is None or self.format_version >= FORMAT_WITH_ROWS
+        check(knows, "a manifest with an open batch has a format that knows of it")
+        body = encode_document(
+            "manifest",
+            self,
+            self.format_version,
+            left_out=(
+                ("source", "files"),
+                *((outer, inner) for outer in ("progress", "previous") for inner in ("inflight", "spilled_bytes")),
+            ),
+            younger={"open_batch": None},
+        )
         if len(body) > MANIFEST_BYTES_MAX:
             raise CorruptManifest(
                 f"the manifest of snapshot {self.snapshot_id} would have {len(body):,} bytes, more than "
@@ -416,9 +503,13 @@ class Manifest:
         format_version = header_format(data)
         if manifest.format_version != format_version:
             raise CorruptManifest(f"{where} names format {manifest.format_version} inside format {format_version}")
+        if manifest.open_batch is not None and format_version < FORMAT_WITH_ROWS:
+            raise CorruptManifest(f"{where} is damaged: format {format_version} has no open batches")
         _check_numbers(manifest, where)
-        for segment in manifest.segments:
+        for segment in manifest.stored_segments:
             check_relative_path(segment.path)
+        if manifest.open_batch is not None:
+            _check_open_batch(manifest.open_batch, where)
         for layer in manifest.layers:
             for path in [*(t.path for t in layer.tables), *(f.path for f in layer.source_logs)]:
                 check_relative_path(path)
@@ -439,6 +530,29 @@ class Manifest:
         return manifest
 
 
+def format_of(manifest: Manifest) -> int:
+    """The format that a manifest is written in: the oldest that can say what it says."""
+    return FORMAT_VERSION if manifest.open_batch is None else FORMAT_WITH_ROWS
+
+
+def _check_open_batch(batch: OpenBatch, where: str) -> None:
+    """
+    Raises:
+        CorruptManifest: rows are in flight, and it does not say where; or numbers cannot be.
+    """
+    held = {segment.path for segment in batch.segments}
+    uids = [o.uid for o in batch.operators]
+    numbers = [n for o in batch.operators for n in (o.rows, o.bytes, o.epoch, o.read_at_ms)]
+    if (
+        bool(batch.listing) != bool(batch.operators)
+        or (batch.listing and batch.listing not in held)
+        or len(held) != len(batch.segments)
+        or len(set(uids)) != len(uids)
+        or any(not 0 <= n < 1 << 63 for n in numbers)
+    ):
+        raise CorruptManifest(f"{where} is damaged: what it says of in-flight rows cannot be")
+
+
 def _check_numbers(manifest: Manifest, where: str) -> None:
     """Sizes, ids and ranges that can be; readers do arithmetic with them.
 
@@ -447,7 +561,9 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     """
     tables = [table for layer in manifest.layers for table in layer.tables]
     sizes = [manifest.snapshot_id, manifest.term, manifest.parallelism, manifest.epoch]
-    sizes += [n for s in manifest.segments for n in (s.bytes, s.index_bytes, s.rows, s.direct_bytes, s.snapshot_id)]
+    sizes += [
+        n for s in manifest.stored_segments for n in (s.bytes, s.index_bytes, s.rows, s.direct_bytes, s.snapshot_id)
+    ]
     sizes += [n for t in tables for n in (t.bytes, t.rows, t.last_snapshot_id)]
     sizes += [n for x in manifest.layers for n in (x.first_snapshot_id, x.last_snapshot_id)]
     sizes += [f.bytes for x in manifest.layers for f in x.source_logs]

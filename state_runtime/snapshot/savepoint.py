@@ -78,7 +78,7 @@ SavepointThen = Literal["continue", "stop", "drain"]
 SavepointFormat = Literal["native", "canonical"]
 """`native`: as the job writes it. `canonical`: see docs/formats.md."""
 
-YOUNGER: Mapping[str, Any] = MappingProxyType({"format": "native", "independent": False})
+YOUNGER: Mapping[str, Any] = MappingProxyType({"format": "native", "independent": False, "drain_inflight": False})
 """Fields of records and requests that are younger than the format: left out while they say what was always so."""
 
 ALLOWED: dict[SavepointState, tuple[SavepointState, ...]] = {
@@ -121,6 +121,7 @@ class SavepointRecord:
         number: the owner's; also in the record's file name.
         format: what the folder is to hold.
         independent: no file shares its bytes with another by hard link.
+        drain_inflight: the job was to process the rows in flight first, so that the savepoint has none.
     """
 
     name: str
@@ -149,6 +150,7 @@ class SavepointRecord:
     number: int = 1
     format: SavepointFormat = "native"
     independent: bool = False
+    drain_inflight: bool = False
 
     @property
     def is_open(self) -> bool:

@@ -62,6 +62,7 @@ __all__ = [
     "same_keys",
     "slice_hash_range",
     "time_of_entry",
+    "widened",
     "widens",
 ]
 
@@ -711,7 +712,7 @@ def adapt(
         if field.name not in values:
             columns.append(_added(field, alive, (defaults or {}).get(field.name)))
         elif widens(values[field.name].type, field.type):
-            columns.append(_widened(values[field.name], field.type))
+            columns.append(widened(values[field.name], field.type))
         else:
             raise CorruptSegment(
                 f"value column {field.name!r} is stored as {values[field.name].type} and cannot be read as {field.type}"
@@ -729,11 +730,12 @@ def _added(field: pa.Field, alive: pa.Array, default: pa.Scalar | None) -> pa.Ar
     return pc.if_else(alive, default, pa.scalar(None, field.type))
 
 
-def _widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+def widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """A column as a type that its own `widens` to."""
     if column.type == wanted:
         return column
     if not pa.types.is_struct(wanted):
         return column.cast(wanted)
     stored = {f.name: column.field(i) for i, f in enumerate(column.type)}
-    fields = [_widened(stored[f.name], f.type) if f.name in stored else pa.nulls(len(column), f.type) for f in wanted]
+    fields = [widened(stored[f.name], f.type) if f.name in stored else pa.nulls(len(column), f.type) for f in wanted]
     return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=column.is_null())

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from state_runtime.changelog.changes import TaskChanges, UploadTotals
+from state_runtime.changelog.inflight import RowsLeft
 from state_runtime.pipeline.staged import StagedFiles
 from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.shard_files import ShardFiles
@@ -59,6 +60,14 @@ class Acknowledgement:
         restored: where the state came from (`RestoreNumbers.kind`); `restore_ms` says how long that took, and
             `restored_bytes` what was read from the primary store.
         local_failed: a local copy could not be read, written or tidied.
+        processed_rows: rows that were processed, of this epoch and of earlier ones.
+        left: per epoch that read them what is left of the shard's rows: this epoch's number, and of each earlier one
+            that the task was given rows of.
+        kept: the parts of this epoch's rows that are left; `kept_columns` says which columns they have.
+        slices: in which the rows were processed, and how long that took.
+        inflight_read_bytes: of rows of earlier epochs, read from the primary store.
+        spilled_bytes: of rows that waited on the host's disk because they were too many to be held.
+        began_at_ms: wall clock when the task began.
         processed_at_ms: wall clock when the last row was processed and its output staged: what follows is the snapshot.
         executor: that ran the attempt (`executor_id`).
     """
@@ -80,6 +89,15 @@ class Acknowledgement:
     restore_ms: float = 0.0
     restored_bytes: int = 0
     local_failed: bool = False
+    processed_rows: int = 0
+    left: Mapping[int, tuple[RowsLeft, ...]] = field(default_factory=dict)
+    kept: TaskChanges = field(default_factory=TaskChanges)
+    kept_columns: str = ""
+    slices: int = 0
+    process_s: float = 0.0
+    inflight_read_bytes: int = 0
+    spilled_bytes: int = 0
+    began_at_ms: int = 0
     processed_at_ms: int = 0
     executor: str = ""
 
@@ -87,3 +105,8 @@ class Acknowledgement:
     def is_pending(self) -> bool:
         """Whether only the driver's memory has changes of the shard, or the way to those that the task uploaded."""
         return self.files.shard is not None or bool(self.changes.parts)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no row of the shard is left."""
+        return not any(self.left.values())

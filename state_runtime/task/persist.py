@@ -20,7 +20,7 @@ from state_runtime.task.acknowledgement import PersistedFiles
 from state_runtime.task.persist_files import persist_files
 from state_runtime.task.shard_access import ShardAccess, TaskJob
 
-__all__ = ["Persisted", "Step", "persist"]
+__all__ = ["Persisted", "Step", "persist", "uploader"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
         return _persist_files(job, operator, access, step)
     pending = begin_task_changes(
         lambda: access.root,
-        _uploader(UploadPolicy.of(job.settings)),
+        uploader(UploadPolicy.of(job.settings)),
         term=job.term,
         operator=operator.uid,
         hash_range=access.hash_range,
@@ -103,12 +103,12 @@ def _persist_files(job: TaskJob, operator: Operator, access: ShardAccess, step: 
         version,
         changed=bool(step.changes),
         listed=step.listed,
-        uploader=_uploader(UploadPolicy.of(job.settings)),
+        uploader=uploader(UploadPolicy.of(job.settings)),
     )
     return Persisted(version, failed, TaskChanges((), (), files.totals), files)
 
 
 @lru_cache(maxsize=4)
-def _uploader(policy: UploadPolicy) -> Uploader:
+def uploader(policy: UploadPolicy) -> Uploader:
     """The one of this worker process, so that all of its tasks share the bound on bytes in flight."""
     return Uploader(policy, SYSTEM_CLOCK)

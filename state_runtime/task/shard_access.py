@@ -35,7 +35,7 @@ from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion
 from state_runtime.store import Patience, Store, open_watched_store, shared_store
 
-__all__ = ["RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id", "state_folder"]
+__all__ = ["RestoreNumbers", "ShardAccess", "TaskJob", "local_folder", "root_id", "rows_folder", "state_folder"]
 
 _LOG = logging.getLogger(__name__)
 # Folders and runs that this worker process has settled: once is enough, and an epoch does not wait for it again.
@@ -111,6 +111,11 @@ def state_folder(job: TaskJob) -> Path:
         mine = HostedRoot(job.root(), job.uid, job.term, job.run_uid, folder)
         settle_in(mine, lambda url: open_watched_store(url, job.storage_options, _PATIENCE), SYSTEM_CLOCK, SYSTEM_IDS)
     return folder
+
+
+def rows_folder(job: TaskJob, operator: str) -> Path:
+    """Where this host keeps an operator's rows that wait, of all shards."""
+    return state_folder(job) / operator / "rows"
 
 
 @dataclass(frozen=True)

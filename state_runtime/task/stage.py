@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -27,26 +27,30 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.heap import freeze_heap_once
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.changelog.changes import TaskChanges
+from state_runtime.changelog.inflight import InflightPass, RowsPart, left_of_shard
+from state_runtime.changelog.rows import encode_columns, fit_rows
+from state_runtime.changelog.upload import UploadPolicy
 from state_runtime.pipeline.staging import SinkSpec
-from state_runtime.processors.builtin.partial_rows import rows_behind
-from state_runtime.processors.grouping import GroupedRows, group_rows
-from state_runtime.processors.operator import EpochClock, Operator, RowSlice
+from state_runtime.processors.builtin.partial_rows import are_partial
+from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import OperatorEntry
-from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.spark.errors import marked
 from state_runtime.spark.executor import executor_id
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import concat
 from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
+from state_runtime.task.gathered import gather
+from state_runtime.task.host_rows import HostRows
+from state_runtime.task.keep_rows import begin_keeping
 from state_runtime.task.listed_files import ListedFiles
-from state_runtime.task.persist import Step, persist
-from state_runtime.task.shard_access import ShardAccess, TaskJob
+from state_runtime.task.persist import Persisted, Step, persist, uploader
+from state_runtime.task.row_passes import KeyColumns, RowPass, SortedRows, StoredPass
+from state_runtime.task.shard_access import ShardAccess, TaskJob, rows_folder
+from state_runtime.task.slicing import NO_LIMITS, Slicer, StageBudget
 
 __all__ = ["Shared", "StageTask"]
-
-_INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
 
 # As Spark's own spark.sql.execution.arrow.maxRecordsPerBatch has it.
 _EMITTED_ROWS = 10_000
@@ -75,6 +79,9 @@ class StageTask:
         pending: the shards of which the driver's memory holds changes that the primary store does not have.
         listed: with the changelog off what the driver's listing says of all shards, by operator uid; None if there is
             no listing.
+        passes: rows of all shards that earlier epochs left; each range lies in one shard.
+        needed_rows: digests of the parts that these or the newest checkpoint name.
+        budget: how far its tasks go in this epoch.
     """
 
     job: TaskJob
@@ -89,6 +96,9 @@ class StageTask:
     committed: LocalVersions = UNKNOWN_VERSIONS
     pending: frozenset[int] = frozenset()
     listed: Shared | None = None
+    passes: tuple[InflightPass, ...] = ()
+    needed_rows: frozenset[str] = frozenset()
+    budget: StageBudget = NO_LIMITS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap_once()
@@ -118,13 +128,15 @@ class StageTask:
         )
 
     def _run_operator(self, operator: Operator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = concat([b for b in batches if b.num_rows], pa.schema([]))
-        if rows.num_rows == 0:
+        began_s, began_ms = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now_ms()
+        keys = KeyColumns(operator.key_columns, operator.key_schema)
+        folder = rows_folder(self.job, operator.uid)
+        given = gather(batches, keys, self.job.settings.task_bytes_max, folder, SYSTEM_IDS)
+        if given is None:
             # Nothing to do for this shard; its state stays the version that it is, unread.
             self._acknowledge(Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=EMPTY_TASK))
             return
-        # The rows say which shard this is. Spark's partition number does not, once user code unites two frames.
-        shard = int(rows.column(SHARD_COLUMN)[0].as_py())
+        shard = given.shard
         before = self.versions[shard] if self.versions else NO_VERSION
         attempt = SYSTEM_IDS.short()
         access = ShardAccess(
@@ -132,11 +144,21 @@ class StageTask:
         )
         version = access.open(before, verify=shard not in self.trusted)
         version = access.tidied(attempt, before, version)
-        grouped, initial = _split_rows(operator, rows)
+        host = self._host_rows(folder, access)
         emitted = False
         while True:
             stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
-            result = operator.process([RowSlice(grouped)], version, self.job.clock, shard, initial)
+            passes = [*self._stored_passes(access, host, keys, given.empty), given.begin()]
+            slicer = Slicer(
+                passes,
+                self.budget,
+                SYSTEM_CLOCK,
+                shard=shard,
+                began_s=began_s,
+                began_ms=began_ms,
+                rows_max=given.slice_rows_max,
+            )
+            result = operator.process(slicer.slices(), version, self.job.clock, shard, given.initial)
             try:
                 for batch in result.outputs:
                     for staging in stagings:
@@ -154,46 +176,94 @@ class StageTask:
                 version = access.restore(before, local_failed=True, local=False)
         staged = tuple(staging.finish() for staging in stagings)
         faults.reach("task-processed")
-        behind = rows_behind(grouped.rows)
         processed_at_ms = SYSTEM_CLOCK.now_ms()
         changed = {state: batch for state, batch in result.changes.items() if batch.num_rows}
-        persisted = persist(
-            self.job,
-            operator,
-            access,
-            Step(
-                attempt=attempt,
-                before=before,
-                base=version,
-                changes=changed,
-                due_taken=result.due_taken,
-                restored=access.numbers.kind == "primary",
-                listed=self._listed(operator.uid, shard),
-            ),
+        step = Step(
+            attempt=attempt,
+            before=before,
+            base=version,
+            changes=changed,
+            due_taken=result.due_taken,
+            restored=access.numbers.kind == "primary",
+            listed=self._listed(operator.uid, shard),
         )
+        left = {p.epoch or self.job.clock.epoch: p.left() for p in passes}
+        # Where what is due was not done, it is due still.
+        due_until = self.job.clock if slicer.did_due else self.job.clock.held
+        kept, persisted = self._persist(operator, access, host, passes[-1], step)
         self._acknowledge(
             Acknowledgement(
                 epoch=self.job.epoch,
                 stage=self.stage,
                 shard=shard,
                 version=persisted.version,
-                input_rows=grouped.rows.num_rows if behind is None else int(behind.sum()),
-                partial_rows=0 if behind is None else grouped.rows.num_rows,
+                input_rows=given.input_rows,
+                partial_rows=given.partial_rows,
                 rows_added=result.rows_added,
                 changed_rows=sum(batch.num_rows for batch in changed.values()),
                 late_rows=result.late_rows,
-                next_due_ms=_next_due(operator, version.overlaid(changed, result.due_taken), self.job.clock),
+                next_due_ms=_next_due(operator, version.overlaid(changed, result.due_taken), due_until),
                 changes=persisted.changes,
                 files=persisted.files,
                 staged=staged,
                 restored=access.numbers.kind,
                 restore_ms=access.numbers.ms,
                 restored_bytes=access.numbers.bytes,
-                local_failed=access.numbers.local_failed or persisted.local_failed,
+                local_failed=access.numbers.local_failed or persisted.local_failed or host.has_failed,
+                processed_rows=slicer.rows_done,
+                left=left,
+                kept=kept,
+                kept_columns=encode_columns(given.empty.schema) if kept.parts else "",
+                slices=slicer.count,
+                process_s=slicer.took_s,
+                inflight_read_bytes=host.bytes_read,
+                spilled_bytes=given.spilled_bytes,
+                began_at_ms=began_ms,
                 processed_at_ms=processed_at_ms,
             )
         )
         faults.reach("task-acknowledged")
+
+    def _persist(
+        self, operator: Operator, access: ShardAccess, host: HostRows, own: RowPass, step: Step
+    ) -> tuple[TaskChanges, Persisted]:
+        """Make a shard's step durable, and the rows of this epoch that it leaves; the uploads of both run side by
+        side."""
+        if not own.rows_left:
+            return TaskChanges(), persist(self.job, operator, access, step)
+        uploads = uploader(UploadPolicy.of(self.job.settings))
+        rows = begin_keeping(self.job, operator.uid, access, host, own, uploads, SYSTEM_IDS)
+        try:
+            persisted = persist(self.job, operator, access, step)
+        except BaseException:
+            rows.abandon()
+            raise
+        return rows.result(), persisted
+
+    def _host_rows(self, folder: Path, access: ShardAccess) -> HostRows:
+        keeps = self.job.settings.local_recovery
+        host = HostRows(folder, self.job.epoch, lambda: access.root, SYSTEM_CLOCK, SYSTEM_IDS, keeps=keeps)
+        host.remove_outdated(self.needed_rows)
+        return host
+
+    def _stored_passes(
+        self, access: ShardAccess, host: HostRows, keys: KeyColumns, empty: pa.RecordBatch
+    ) -> list[RowPass]:
+        """What earlier epochs left for the shard, oldest first."""
+
+        def read(held: RowsPart) -> SortedRows:
+            rows = host.read(held)
+            if are_partial(rows.rows) or are_partial(empty):
+                return rows
+            return replace(rows, rows=fit_rows(rows.rows, empty.schema))
+
+        low, high = access.hash_range
+        found: list[RowPass] = []
+        for passed in sorted(self.passes, key=lambda p: p.epoch):
+            ranges = left_of_shard(passed, low, high)
+            if ranges:
+                found.append(StoredPass(passed.epoch, passed.parts, ranges, read, keys, empty))
+        return found
 
     def _listed(self, operator: str, shard: int) -> Mapping[str, str] | None:
         """What the driver's listing says of a shard; see `ListedFiles.paths`."""
@@ -211,30 +281,12 @@ def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, _EMITTED_ROWS)
 
 
-def _split_rows(operator: Operator, rows: pa.RecordBatch) -> tuple[GroupedRows, GroupedRows | None]:
-    """The input rows and those of the initial state, each grouped by key; rows that only wake the shard are gone."""
-    sequence = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
-    first = rows.schema.get_field_index(INITIAL_COLUMN)
-    if first < 0:
-        keep = sequence != WAKE_SEQUENCE
-        return _group(operator, rows if bool(keep.all()) else rows.filter(pa.array(keep))), None
-    is_initial = rows.column(first).is_valid().to_numpy(zero_copy_only=False)
-    data = rows.filter(pa.array((sequence != WAKE_SEQUENCE) & ~is_initial))
-    initial = rows.filter(pa.array(is_initial))
-    columns = dict(zip((f.name for f in initial.schema.field(first).type), initial.column(first).flatten()))
-    columns |= {name: initial.column(name) for name in (HASH_COLUMN, SEQUENCE_COLUMN)}
-    return _group(operator, data), _group(operator, pa.RecordBatch.from_pydict(columns))
-
-
-def _group(operator: Operator, rows: pa.RecordBatch) -> GroupedRows:
-    hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
-    sequence = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
-    data = rows.drop_columns([name for name in _INTERNAL if name in rows.schema.names])
-    return group_rows(data, hashes, sequence, operator.key_columns, operator.key_schema)
-
-
 def _next_due(operator: Operator, after: StateReader, clock: EpochClock) -> int | None:
-    """When the operator must look at this shard again, whether or not rows come."""
+    """When the operator must look at this shard again, whether or not rows come.
+
+    Args:
+        clock: up to which what was due is done.
+    """
     timed = (name for name, schema in operator.state_schemas.items() if schema.time == "due")
     due_ms = min((due for due in map(after.next_due, timed) if due is not None), default=None)
     return None if due_ms is None else operator.wake_ms(due_ms, clock)

@@ -25,8 +25,8 @@ from tenacity import wait_none
 from state_runtime import Progress, store
 from state_runtime.base.errors import CorruptData, Fenced, StillstateError
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import fetch_part, read_index, read_source_log
-from state_runtime.changelog.segment import sha256
 from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.driver import epochs as driver
 from state_runtime.materialize import BackgroundMaterializer, background

@@ -22,8 +22,8 @@ from test_restore import changes
 
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
+from state_runtime.changelog.parts import PartEntry, decode_part, sha256
 from state_runtime.changelog.reader import read_table
-from state_runtime.changelog.segment import PartEntry, decode_part, sha256
 from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION

@@ -17,7 +17,7 @@ from model import CountingIds, FakeClock, empty_manifest
 from state_runtime import JobSettings, Progress
 from state_runtime.base.ids import SystemIds
 from state_runtime.base.limits import KIB
-from state_runtime.changelog.segment import sha256
+from state_runtime.changelog.parts import sha256
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, TableEntry
 from state_runtime.snapshot.paths import segment_path

@@ -16,7 +16,7 @@ from state_runtime.base.errors import StoreRefused, StoreUnavailable
 from state_runtime.base.limits import GIB, KIB, MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import UploadTotals
-from state_runtime.changelog.segment import decode_part
+from state_runtime.changelog.parts import decode_part
 from state_runtime.changelog.upload import Upload, Uploader, UploadPolicy
 from state_runtime.changelog.writer import PendingChanges, begin_task_changes, write_segment
 from state_runtime.store import Store

@@ -20,16 +20,9 @@ import pyarrow as pa
 from model import ALL_HASHES, DictStore
 
 from state_runtime.base.errors import StillstateError
+from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.reader import fetch_part, read_index, read_source_log, read_table
-from state_runtime.changelog.segment import (
-    PartEntry,
-    SegmentIndex,
-    build_segment,
-    decode_index,
-    decode_lines,
-    decode_part,
-    sha256,
-)
+from state_runtime.changelog.segment import SegmentIndex, build_segment, decode_index
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.materialize.records import Record, protected
 from state_runtime.reading.query import open_state

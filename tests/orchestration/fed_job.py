@@ -63,8 +63,9 @@ def command(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def output(folder: Path) -> list[tuple[str, int, int]]:
-    files = sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", ".")))
-    return [(r["k"], r["n"], r["total"]) for f in files for r in pq.read_table(f).to_pylist()]
+    """What is published: like Spark, without what lies below names that begin with `_` or `.`, where tasks stage."""
+    published = (f for f in folder.rglob("*.parquet") if not any(p[0] in "_." for p in f.relative_to(folder).parts))
+    return [(r["k"], r["n"], r["total"]) for f in sorted(published) for r in pq.read_table(f).to_pylist()]
 
 
 def newest_of_each_key(rows: list[tuple[str, int, int]]) -> dict[str, tuple[int, int]]:

@@ -13,8 +13,15 @@ from pydantic import BaseModel, ValidationError
 from orchestration.config import sections
 from orchestration.config.spec import JobSpec, to_policy, to_settings
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.settings import CHOICES, JOB_BOUNDS, RETENTION_BOUNDS, Bounds, JobSettings, RetentionPolicy
-from state_runtime.changelog.segment import Compression
+from state_runtime.base.settings import (
+    CHOICES,
+    JOB_BOUNDS,
+    RETENTION_BOUNDS,
+    Bounds,
+    Compression,
+    JobSettings,
+    RetentionPolicy,
+)
 from state_runtime.state.backends import Backend
 
 # Where a setting stands in the file: the section, or "" for the job itself, and its name there.

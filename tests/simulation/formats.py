@@ -14,8 +14,9 @@ from state_runtime.base.errors import MissingFile
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.parts import PartEntry, sha256
 from state_runtime.changelog.reader import read_index
-from state_runtime.changelog.segment import PartEntry, SegmentIndex, build_segment, sha256
+from state_runtime.changelog.segment import SegmentIndex, build_segment
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.materialize import FoldSizes, Record, materialize
 from state_runtime.materialize.fold import table_name

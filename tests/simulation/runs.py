@@ -151,7 +151,7 @@ def _epochs(world: World, actor: Actor, committer: Committer, beside: Beside) ->
         world.collected[actor.name] = collected
         world.seen["given up by a driver"] += given_up - world.given_up.get(actor.name, 0)
         world.given_up[actor.name] = given_up
-        if beside.savepoints.is_asked:
+        if beside.savepoints.is_asked():
             beside.savepoints.begin(manifest)
             world.seen["savepoint begun by a driver"] += 1
 

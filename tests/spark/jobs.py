@@ -133,6 +133,7 @@ def two_step_job(
     name: str = "steps",
     store: str = "",
     storage_options: Mapping[str, Any] | None = None,
+    files_per_trigger: int = 1,
     **changes: Any,
 ) -> StreamingJob:
     """Two stateful operators with stateless code between them and a sink on each."""
@@ -144,7 +145,9 @@ def two_step_job(
         settings=settings(root, **changes),
     )
     keyed = job.read(
-        lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
+        lambda spark: (
+            spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_trigger).parquet(str(root / "in"))
+        )
     ).key_by("name")
     pandas = isinstance(processor, StepsInPandas)
     apply = keyed.transform_with_state_in_pandas if pandas else keyed.transform_with_state

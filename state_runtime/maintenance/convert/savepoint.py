@@ -30,9 +30,8 @@ from state_runtime.maintenance.copy.objects import needed_objects
 from state_runtime.maintenance.copy.savepoint import Filled, LeftToOthers
 from state_runtime.materialize.run import FoldUnits
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.locate import OpenedSnapshot
-from state_runtime.snapshot.manifest import Manifest, OriginEntry
+from state_runtime.snapshot.manifest import Manifest, OriginEntry, format_of
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.savepoint import SavepointRecord
 from state_runtime.store import Created, Store
@@ -92,7 +91,7 @@ def convert_savepoint(
         def adopt(draft: Manifest) -> Manifest:
             return replace(
                 draft,
-                format_version=FORMAT_VERSION,
+                format_version=format_of(draft),
                 commit_id=commit_id,
                 epoch=manifest.epoch or manifest.snapshot_id,
                 outputs=(),

@@ -54,7 +54,7 @@ from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, enc
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.kept_pin import kept_pin
 from state_runtime.snapshot.locate import OpenedSnapshot
-from state_runtime.snapshot.manifest import LayerEntry, Manifest, OriginEntry, SnapshotFormat
+from state_runtime.snapshot.manifest import LayerEntry, Manifest, OriginEntry, SnapshotFormat, format_of
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, MATERIALIZATIONS_DIR, TERMS_DIR
 from state_runtime.store import Store
 
@@ -491,7 +491,7 @@ class _Conversion:
         )
         return replace(
             draft,
-            format_version=FORMAT_VERSION,
+            format_version=format_of(draft),
             job_uid=info.uid,
             term=0,
             commit_id=self.actor.ids.uid(),

@@ -28,8 +28,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.document import FORMAT_VERSION
-from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.manifest import Manifest, format_of
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, renew_pin, unpin
 from state_runtime.snapshot.savepoint import (
@@ -373,7 +372,7 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
 def _without_outputs(manifest: Manifest) -> Manifest:
     """A savepoint has no side effects: what its checkpoint put out, or still has to, is the job's own to publish."""
     epoch = manifest.epoch or manifest.snapshot_id  # before format 3 there was no other number
-    return replace(manifest, format_version=FORMAT_VERSION, epoch=epoch, outputs=())
+    return replace(manifest, format_version=format_of(manifest), epoch=epoch, outputs=())
 
 
 def _is_left(root: Store, record: SavepointRecord, now_ms: int) -> bool:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile, StillstateError, StoreUnavailable
 from state_runtime.base.limits import SOURCE_LOG_BYTES_MAX
+from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.reader import check_index, index_range
-from state_runtime.changelog.segment import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.maintenance.copy.objects import NeededObject
 from state_runtime.maintenance.verify.report import Finding, FindingKind, kind_of_error
 from state_runtime.reading.references import StoredRef

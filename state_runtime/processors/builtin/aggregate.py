@@ -76,9 +76,13 @@ class AggregatePlan:
         """Whether `reduce` needs the order of the rows."""
         return any(function.ordered for _, function in self.functions)
 
-    def order(self, snapshot_id: int, sequence: Positions) -> Positions | None:
-        """The places of rows, where a function asks for them."""
-        return order_of(snapshot_id, sequence) if self.ordered else None
+    def order(self, rows: GroupedRows, epoch: int) -> Positions | None:
+        """The places of rows, where a function asks for them.
+
+        Args:
+            epoch: that processes them.
+        """
+        return order_of(rows.epoch or epoch, rows.sequence, rows.first_place) if self.ordered else None
 
     @property
     def gathers(self) -> bool:
@@ -293,7 +297,7 @@ class AggregateOperator(WokenWhenDue):
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Reduce the epoch, combine with the state, emit."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock))
+        return process_slices(slices, version, self.state_schemas, partial(self._run, clock), emits_anew=True)
 
     def _run(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
@@ -301,7 +305,7 @@ class AggregateOperator(WokenWhenDue):
         if rows.groups == 0:
             return
         found, before = version.find(STATE, rows.hashes, rows.keys)
-        order = self.plan.order(clock.epoch, rows.sequence)
+        order = self.plan.order(rows, clock.epoch)
         slots = self.plan.reduce(rows.rows, Groups(rows.starts, rows.rows.num_rows), order)
         if bool(found.any()):
             slots = self.plan.merge(before, slots)

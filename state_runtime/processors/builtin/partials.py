@@ -55,13 +55,18 @@ Doubles = npt.NDArray[np.float64]
 ORDER_BITS = 28
 
 
-def order_of(snapshot_id: int, sequence: Positions) -> Positions:
-    """Of each row its place among all rows of the shard, over all epochs."""
+def order_of(epoch: int, sequence: Positions, first: int = 0) -> Positions:
+    """Of each row its place among all rows of its key, over all epochs.
+
+    Args:
+        epoch: that read the rows.
+        first: place of the first of them in that epoch.
+    """
     ranks = np.empty(len(sequence), dtype=np.int64)
     ranks[np.argsort(sequence, kind="stable")] = np.arange(len(sequence))
-    if len(ranks) >= 1 << ORDER_BITS:
-        raise InvalidData(f"{len(ranks):,} rows of one shard in one epoch; {1 << ORDER_BITS:,} is the limit")
-    return ranks + (snapshot_id << ORDER_BITS)
+    if first + len(ranks) >= 1 << ORDER_BITS:
+        raise InvalidData(f"{first + len(ranks):,} rows of one shard in one epoch; {1 << ORDER_BITS:,} is the limit")
+    return ranks + first + (epoch << ORDER_BITS)
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ class SessionOperator(WokenWhenDue):
         first = np.ones(len(times), dtype=np.bool_)
         first[1:] = (group[1:] != group[:-1]) | (times[1:] - times[:-1] > self.window.gap_us)
         groups = Groups.of(first)
-        order = self.plan.order(clock.epoch, rows.sequence)
+        order = self.plan.order(rows, clock.epoch)
         read = [name for name in self.plan.columns if name != self.time_column]
         batch = rows.rows.select([self.time_column, *read]).take(pa.array(picked))
         slots = self.plan.reduce(batch, groups, None if order is None else order[picked])

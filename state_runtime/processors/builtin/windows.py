@@ -245,7 +245,7 @@ class WindowOperator:
             result.late_rows = int(late.sum() if behind is None else (late * behind).sum())
             open_ = last > closed
             keep = open_ if valid is None else open_ & valid
-        order = self.plan.order(clock.epoch, rows.sequence)
+        order = self.plan.order(rows, clock.epoch)
         picked = None if keep is None or bool(keep.all()) else np.flatnonzero(keep)
         group, panes = (group, panes) if picked is None else (group[picked], panes[picked])
         if not bool(np.all((group[:-1] < group[1:]) | (panes[:-1] <= panes[1:]))):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
-from state_runtime.processors.slices import Changes, slices_of
+from state_runtime.processors.slices import Changes, slices_of, without_rows
 from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, time_zone_of
 from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
 from state_runtime.processors.user.passes import DueTimers, due_slices, too_early
@@ -178,7 +179,7 @@ class _Epoch:
                 if piece.begins_pass and number:
                     self._seal()
                 flavour = self._flavour(piece.rows.rows.schema)
-                yield from self._input_slice(piece.rows, flavour)
+                yield from self._input_slice(piece.rows, flavour, piece.rest)
                 if piece.is_last:
                     has_timers = self._operator.time_mode != "none"
                     self._seal(more=has_timers)
@@ -221,21 +222,49 @@ class _Epoch:
             self._leave()
         self._seal()
 
-    def _input_slice(self, rows: GroupedRows, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+    def _on_time(self, rows: GroupedRows) -> GroupedRows:
         operator = self._operator
         if operator.time_mode == "event" and operator.event_time_column:
-            late_ms = self._clock.late_watermark_ms
-            rows, late_rows = drop_late(rows, operator.event_time_column, late_ms)
+            rows, late_rows = drop_late(rows, operator.event_time_column, self._clock.late_watermark_ms)
             self._result.late_rows += late_rows
+        return rows
+
+    def _of_one_key(self, first: GroupedRows, rest: Iterator[GroupedRows]) -> tuple[GroupedRows, Iterator[GroupedRows]]:
+        """The first of a key's pieces that has rows which are not late, and those after it."""
+        pieces = (self._checked(first, piece) for piece in rest)
+        on_time = (piece for piece in map(self._on_time, chain([first], pieces)) if piece.groups)
+        return next(on_time, without_rows(first)), on_time
+
+    def _checked(self, first: GroupedRows, piece: GroupedRows) -> GroupedRows:
+        if piece.groups != 1 or not all(a.equals(b) for a, b in zip(first.keys, piece.keys)):
+            raise InvalidData(
+                f"operator {self._operator.uid!r}, shard {self._shard}: two keys share a hash, and their rows of one "
+                "epoch are more than task_bytes_max; raise task_bytes_max, or let the source give fewer rows at a time"
+            )
+        return piece
+
+    def _input_slice(
+        self, rows: GroupedRows, flavour: Flavour, rest: Iterator[GroupedRows] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of some keys; of one whose rows are not held at once also `rest`, which user code reads on."""
+        if rest is None:
+            rows, more = self._on_time(rows), None
+        else:
+            rows, more = self._of_one_key(rows, rest)
         handle_input = self._processor.handleInputRows
         for piece in self._slices(rows):
             keys = flavour.keys(piece)
+
+            def one_key(piece: GroupedRows) -> Iterator[Any]:
+                return chain.from_iterable(flavour.inputs(piece))
 
             def call(piece: GroupedRows = piece, keys: Sequence[Any] = keys) -> Iterator[list[Any]]:
                 scope, timer_values, most = self._handle.scope, self._timer_values, flavour.pending_max
                 pending = self._pending
                 for group, (key, given) in enumerate(zip(keys, flavour.inputs(piece))):
                     scope.group = group
+                    if more is not None:
+                        given = chain(given, chain.from_iterable(map(one_key, more)))
                     pending.extend(handle_input(key, given, timer_values))
                     if len(pending) >= most:
                         yield pending

@@ -548,7 +548,9 @@ class VectorizedOperator(WokenWhenDue):
         rows, result.late_rows = drop_late(rows, self.event_time, clock.late_watermark_ms)
         changes: dict[str, pa.RecordBatch] = {}
         if rows.groups:
-            batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, clock, self.ttl_ms)
+            # A built-in one that knows its rows are not all leaves to what is due what the watermark would remove.
+            now = clock if due or self.kind == "vectorized" else clock.held
+            batch = KeyedBatch(self.uid, self.key_schema, self.state_schemas, rows, version, now, self.ttl_ms)
             yield from self._outputs(lambda: self.processor.process(batch), guard)
             self._keep(batch, changes, result)
         if due and self.time_domain:

@@ -10,7 +10,8 @@ import pytest
 from model import empty_manifest
 
 from state_runtime.base.errors import CorruptSegment
-from state_runtime.changelog.segment import PartEntry, SegmentIndex
+from state_runtime.changelog.parts import PartEntry
+from state_runtime.changelog.segment import SegmentIndex
 from state_runtime.changelog.snapshot_state import SnapshotState
 from state_runtime.snapshot.manifest import (
     LayerEntry,

@@ -228,8 +228,7 @@ def run(world: World, settings: JobSettings) -> None:
     first = source.batch_id + 1 if source is not None else 0
     for number in range(first, len(world.batches)):
         begun.run_batch(Frame(world.batches[number]), number)  # type: ignore[arg-type]
-    with begun.lock:
-        begun.stop()
+    begun.stop()
     begun.finish()
     begun.close(0.0)
 

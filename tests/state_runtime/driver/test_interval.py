@@ -18,7 +18,7 @@ from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.folding import fold_changes
-from state_runtime.changelog.segment import PartEntry, decode_lines, decode_part, sha256
+from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times

@@ -108,8 +108,7 @@ class Run:
 
     def end(self) -> None:
         """As `JobRun` ends a run."""
-        with self.driver.lock:
-            self.driver.stop()
+        self.driver.stop()
         if self.savepoints.is_drain_asked:
             self.driver.drain(Frame([]))  # type: ignore[arg-type]
         self.driver.finish()

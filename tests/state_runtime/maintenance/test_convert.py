@@ -451,8 +451,8 @@ def test_a_difference_in_any_state_publishes_nothing(tmp_path: Path, damage: str
 def _rewritten(target: Store, table: Any, damage: str) -> Any:
     import pyarrow.parquet as pq
 
+    from state_runtime.changelog.parts import sha256
     from state_runtime.changelog.reader import read_table
-    from state_runtime.changelog.segment import sha256
 
     batch = read_table(target, table)
     if damage == "a changed row":

@@ -19,11 +19,13 @@ from store_contract import HOSTILE
 from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidConfiguration, UnsupportedFormat
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot import paths
-from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
+from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_ROWS, decode_document, encode_document
 from state_runtime.snapshot.manifest import (
     FileEntry,
+    InflightNumbers,
     LayerEntry,
     Manifest,
+    OpenBatch,
     OperatorEntry,
     SegmentEntry,
     SourcePosition,
@@ -54,9 +56,22 @@ tables = st.builds(
 )
 files = st.builds(FileEntry, relative, sizes, texts)
 layers = st.builds(LayerEntry, sizes, sizes, st.tuples(tables), st.tuples(files))
+open_batches = st.builds(
+    lambda late, settled, held, numbers: OpenBatch(
+        late,
+        tuple(settled),
+        listing=held[0].path if held and numbers else "",
+        segments=tuple(held) if numbers else (),
+        operators=tuple(numbers) if held else (),
+    ),
+    sizes,
+    st.lists(names, max_size=2),
+    st.lists(segments, max_size=2, unique_by=lambda s: s.path),
+    st.lists(st.builds(InflightNumbers, names, sizes, sizes, sizes, sizes), max_size=2, unique_by=lambda n: n.uid),
+)
 manifests = st.builds(
     Manifest,
-    format_version=st.just(FORMAT_VERSION),
+    format_version=st.just(FORMAT_WITH_ROWS),
     job_uid=texts,
     snapshot_id=sizes,
     term=sizes,
@@ -72,6 +87,7 @@ manifests = st.builds(
     versions=st.dictionaries(texts, texts, max_size=3),
     progress=st.none() | progresses,
     previous=st.none() | progresses,
+    open_batch=st.none() | open_batches,
 )  # fmt: skip
 
 
@@ -165,7 +181,7 @@ def with_header(body: bytes, **changes: Any) -> bytes:
 
 def test_a_newer_format_is_unsupported_before_its_body_is_read() -> None:
     """A newer version may have any body; the reader must say "upgrade", not "damaged"."""
-    data = with_header(b"what a newer version writes", format=FORMAT_VERSION + 1)
+    data = with_header(b"what a newer version writes", format=FORMAT_WITH_ROWS + 1)
     with pytest.raises(UnsupportedFormat, match="Upgrade Stillstate; nothing was changed"):
         decode_document("boundary", Numbered, data, "where.json")
 

@@ -1,0 +1,205 @@
+"""What a task gets from Spark, brought into the order of its keys, within a bound on its memory.
+
+Up to `bytes_max` the rows are held. What is more is sorted a chunk at a time, written to the host's disk as a run, and
+mapped: it is in no task's private memory then. Runs have no name once they are open, so a killed task leaves none. A
+disk that cannot take them costs memory and nothing else: the rows are held then, however many they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.base.ids import Ids
+from state_runtime.changelog.rows import rows_batch
+from state_runtime.processors.builtin.partial_rows import rows_behind
+from state_runtime.processors.grouping import GroupedRows, stable_order
+from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.state.local_files import make_private_folder, open_new_private
+from state_runtime.state.table import Hashes, Positions, concat
+from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
+
+__all__ = ["Gathered", "gather"]
+
+_LOG = logging.getLogger(__name__)
+# Where a task has few rows of its own, those of earlier epochs are processed by parts.
+_ROWS_MIN = 1 << 20
+_INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A task's input.
+
+    Attributes:
+        shard: which one; rows say it, Spark's partition number does not, once user code unites two frames.
+        begin: the rows of this epoch, from their beginning.
+        input_rows: how many they are, each counted although Spark may have aggregated them before the shuffle.
+        partial_rows: as how many they came then; 0 if they came as they are.
+        slice_rows_max: so many can be processed in one slice.
+        initial: rows of the initial state, in the operator's first epoch.
+        empty: no row, in the data columns.
+        spilled_bytes: of the rows that wait on disk.
+    """
+
+    shard: int
+    begin: Callable[[], RowPass]
+    input_rows: int
+    partial_rows: int
+    slice_rows_max: int
+    initial: GroupedRows | None
+    empty: pa.RecordBatch
+    spilled_bytes: int = 0
+
+
+def gather(
+    batches: Iterable[pa.RecordBatch], keys: KeyColumns, bytes_max: int, folder: Path, ids: Ids
+) -> Gathered | None:
+    """Take what Spark has for a task; None if that is nothing, not even a row that wakes the shard.
+
+    Args:
+        bytes_max: what may be held, about.
+        folder: for runs; made when it is needed.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    spill = _Spill(folder, ids)
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        # What an operator begins with comes once in its life, and with rows that are no input: it is held.
+        if size > bytes_max and INITIAL_COLUMN not in batch.schema.names and spill.is_possible:
+            spill.add(concat(held, held[0].schema))
+            held, size = [], 0
+    if spill.runs:
+        if held:
+            spill.add(concat(held, held[0].schema))
+        return spill.gathered(keys, bytes_max)
+    return _in_memory(concat(held, held[0].schema), keys) if held else None
+
+
+def _in_memory(rows: pa.RecordBatch, keys: KeyColumns) -> Gathered:
+    shard = int(rows.column(SHARD_COLUMN)[0].as_py())
+    sequence = _places(rows)
+    initial: GroupedRows | None = None
+    if rows.schema.get_field_index(INITIAL_COLUMN) >= 0:
+        is_initial = rows.column(INITIAL_COLUMN).is_valid().to_numpy(zero_copy_only=False)
+        initial = _grouped_initial(rows.filter(pa.array(is_initial)), keys)
+        data = rows.filter(pa.array((sequence != WAKE_SEQUENCE) & ~is_initial))
+    else:
+        data = _without_wake_rows(rows, sequence)
+    grouped = keys.group(_data(data), _hashes(data), _places(data))
+    return Gathered(
+        shard=shard,
+        begin=partial(MemoryPass, grouped),
+        **_counts([grouped.rows]),
+        slice_rows_max=max(grouped.rows.num_rows, _ROWS_MIN),
+        initial=initial,
+        empty=grouped.rows.slice(0, 0),
+    )
+
+
+def _counts(batches: Sequence[pa.RecordBatch]) -> dict[str, int]:
+    behind = [rows_behind(batch) for batch in batches]
+    came = sum(batch.num_rows for batch in batches)
+    stood_for = sum(int(b.sum()) for b in behind if b is not None)
+    is_partial = any(b is not None for b in behind)
+    return {"input_rows": stood_for if is_partial else came, "partial_rows": came if is_partial else 0}
+
+
+def _grouped_initial(rows: pa.RecordBatch, keys: KeyColumns) -> GroupedRows:
+    column = rows.column(INITIAL_COLUMN)
+    columns = dict(zip((f.name for f in column.type), column.flatten()))
+    return keys.group(pa.RecordBatch.from_pydict(columns), _hashes(rows), _places(rows))
+
+
+def _without_wake_rows(rows: pa.RecordBatch, places: Positions) -> pa.RecordBatch:
+    keep = places != WAKE_SEQUENCE
+    return rows if bool(keep.all()) else rows.filter(pa.array(keep))
+
+
+def _data(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.drop_columns([name for name in _INTERNAL if name in rows.schema.names])
+
+
+def _hashes(rows: pa.RecordBatch) -> Hashes:
+    hashes: Hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
+    return hashes
+
+
+def _places(rows: pa.RecordBatch) -> Positions:
+    places: Positions = rows.column(SEQUENCE_COLUMN).to_numpy(zero_copy_only=False)
+    return places
+
+
+class _Spill:
+    """Chunks of rows as sorted runs. Life cycle: `add` while `is_possible` → `gathered`."""
+
+    def __init__(self, folder: Path, ids: Ids) -> None:
+        self._folder = folder
+        self._ids = ids
+        self.runs: list[SortedRows] = []
+        self.is_possible = True
+        self._shard = 0
+        self._bytes = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Sort a chunk and let it wait on disk; in memory, from now on, if the disk does not take it."""
+        self._shard = int(rows.column(SHARD_COLUMN)[0].as_py())
+        rows = _without_wake_rows(rows, _places(rows))
+        if not rows.num_rows:
+            return
+        hashes, places = _hashes(rows), _places(rows)
+        order = stable_order(hashes, places)
+        sorted_rows = SortedRows(_data(rows).take(pa.array(order)), hashes[order], places[order])
+        try:
+            run = self._mapped(sorted_rows)
+            self._bytes += run.rows.nbytes
+        except OSError as error:
+            self.is_possible = False
+            _warn_not_spilled(self._folder, error.strerror or str(error))
+            run = sorted_rows
+        self.runs.append(run)
+
+    def _mapped(self, rows: SortedRows) -> SortedRows:
+        stored = rows_batch(rows.hashes, rows.places, rows.rows)
+        make_private_folder(self._folder)
+        path = self._folder / f".spill-{self._ids.uid()}.arrow"
+        try:
+            with open_new_private(path) as file, pa.ipc.new_file(pa.PythonFile(file, "w"), stored.schema) as writer:
+                writer.write_batch(stored)
+            mapped = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+        finally:
+            path.unlink(missing_ok=True)
+        hashes, places = (mapped.column(n).to_numpy(zero_copy_only=False) for n in (0, 1))
+        data = pa.RecordBatch.from_arrays(mapped.columns[2:], schema=rows.rows.schema)
+        return SortedRows(data, hashes, places)
+
+    def gathered(self, keys: KeyColumns, bytes_max: int) -> Gathered:
+        rows = sum(map(len, self.runs))
+        row_bytes = max(1, sum(r.rows.nbytes for r in self.runs) // rows)
+        held_max = max(1, bytes_max // row_bytes // 4)
+        begin = partial(SpilledPass, self.runs, keys, held_max)
+        return Gathered(
+            shard=self._shard,
+            begin=begin,
+            **_counts([run.rows for run in self.runs]),
+            slice_rows_max=held_max,
+            initial=None,
+            empty=self.runs[0].rows.slice(0, 0),
+            spilled_bytes=self._bytes,
+        )
+
+
+@lru_cache(maxsize=64)
+def _warn_not_spilled(folder: Path, why: str) -> None:
+    """Once in a worker process, not in each epoch."""
+    _LOG.warning("%s takes no rows that wait: %s; they are held in memory, whatever task_bytes_max says", folder, why)

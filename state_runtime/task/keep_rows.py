@@ -1,0 +1,41 @@
+"""What a task leaves of its input at an epoch's deadline: made durable, part by part, and copied on the host."""
+
+from __future__ import annotations
+
+from state_runtime.base.ids import Ids
+from state_runtime.changelog.rows import ROWS_PART_BYTES, RowsWriter, WrittenRows
+from state_runtime.changelog.upload import Uploader
+from state_runtime.task.host_rows import HostRows
+from state_runtime.task.row_passes import RowPass, batch_of
+from state_runtime.task.shard_access import ShardAccess, TaskJob
+
+__all__ = ["begin_keeping"]
+
+
+def begin_keeping(
+    job: TaskJob, operator: str, access: ShardAccess, host: HostRows, rows: RowPass, uploader: Uploader, ids: Ids
+) -> WrittenRows:
+    """Encode what is left of this epoch's rows, which is taken from the pass, and begin to upload it if it is too large
+    to ride along.
+
+    Raises:
+        StoreUnavailable: no room for an upload within its deadline.
+    """
+    writer = RowsWriter(
+        lambda: access.root,
+        uploader,
+        term=job.term,
+        operator=operator,
+        settings=job.settings,
+        ids=ids,
+        on_part=host.keep,
+    )
+    rows_max = max(1, ROWS_PART_BYTES * rows.rows_left // max(1, rows.bytes_left))
+    try:
+        while (taken := rows.take(rows_max)) is not None:
+            for piece in taken.pieces():
+                writer.add(batch_of(piece))
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
