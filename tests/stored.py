@@ -17,7 +17,7 @@ from state_runtime.changelog.changes import TaskChanges, UploadTotals
 from state_runtime.changelog.reader import fetch_part, read_index, read_table
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.versions import StateVersions, check_dropped
-from state_runtime.changelog.writer import begin_task_changes
+from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
 from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range
@@ -119,17 +119,11 @@ def write_task_changes(
     ids: Ids,
 ) -> TaskChanges:
     """What `begin_task_changes` does, in one step and with one attempt: an upload goes to the root in this thread."""
-    pending = begin_task_changes(
-        lambda: root,
-        cast(Uploader, _AtOnce()),
-        term=term,
-        operator=operator,
-        hash_range=hash_range,
-        changes=changes,
-        settings=replace(JobSettings(), inline_bytes_max=inline_bytes_max),
-        ids=ids,
+    settings = replace(JobSettings(), inline_bytes_max=inline_bytes_max)
+    writer = task_writer(
+        lambda: root, cast(Uploader, _AtOnce()), term=term, operator=operator, settings=settings, ids=ids
     )
-    return pending.result()
+    return begin_task_changes(writer, operator=operator, hash_range=hash_range, changes=changes).result()
 
 
 class _AtOnce:

@@ -24,7 +24,8 @@ from orchestration.config.spec import load_spec
 from state_runtime.base.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
-    from state_runtime.snapshot.savepoint import SavepointThen
+    from state_runtime.snapshot.control import ControlRequest
+    from state_runtime.snapshot.savepoint import SavepointRecord, SavepointThen
 
 __all__ = ["register"]
 
@@ -104,10 +105,8 @@ def savepoint(
     canonical it is written anew, by the driver if it is small (256 MB), else by this process once the snapshot is made.
     `rollback` and `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
     """
-    from orchestration.running.savepoints import Savepointer, failed
+    from orchestration.running.savepoints import Savepointer
     from orchestration.show.savepoints import savepoint_view
-    from orchestration.text import bytes_text
-    from state_runtime.snapshot.control import ControlRequest
 
     if stop and drain:
         raise InvalidConfiguration("--drain stops the job too; give one of --stop and --drain")
@@ -133,6 +132,15 @@ def savepoint(
                 wait=wait,
             )
         )
+    _say(job, made, as_json=as_json)
+
+
+def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> None:
+    """What became of a savepoint that was asked for."""
+    from orchestration.running.savepoints import failed
+    from orchestration.text import bytes_text
+    from state_runtime.snapshot.control import ControlRequest
+
     if isinstance(made, ControlRequest):
         if as_json:
             print_json({"job": job, "name": made.name, "state": "REQUESTED", "request_id": made.request_id})

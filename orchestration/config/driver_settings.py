@@ -20,6 +20,10 @@ _TAKEN: Final[dict[str, tuple[str, ...]]] = {
         "inline_bytes_max",
         "interval_s",
         "batches",
+        "mode",
+        "aligned_timeout_s",
+        "unaligned_epoch_s",
+        "max_inflight_bytes",
         "pending_bytes_max",
         "tolerable_failures",
         "drain_epochs_max",
@@ -61,6 +65,7 @@ _BESIDE: Final = (
     "compression",
     "placement",
     "partial_aggregation",
+    "task_bytes_max",
     "local_dir",
     "scratch_dir",
 )

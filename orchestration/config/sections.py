@@ -14,6 +14,7 @@ from state_runtime.base.settings import (
     RETENTION_BOUNDS,
     Bounds,
     ChangelogMode,
+    CheckpointMode,
     JobSettings,
     PartialAggregation,
     PlacementMode,
@@ -140,6 +141,10 @@ class CheckpointSpec(Strict):
         interval_s: at least so long from one checkpoint to the next; output is published at checkpoints only. 0: after
             each epoch.
         batches: at least so many epochs from one to the next. Either of the two makes one due.
+        mode: `aligned`, `unaligned` or `aligned-with-timeout`: when an epoch ends that has rows left.
+        aligned_timeout_s: with `aligned-with-timeout` an epoch waits so long for its rows.
+        unaligned_epoch_s: an unaligned epoch takes so long.
+        max_inflight_bytes: rows that wait in one snapshot at most.
         pending_bytes_max: changes of epochs without a checkpoint that the driver holds before it writes them.
         tolerable_failures: in a row, of epochs and checkpoints, while a store is away; then the run ends.
         drain_epochs_max: epochs that draining runs at most.
@@ -150,6 +155,10 @@ class CheckpointSpec(Strict):
     inline_bytes_max: int = setting("inline_bytes_max")
     interval_s: float = setting("checkpoint_interval_s")
     batches: int = setting("checkpoint_batches")
+    mode: CheckpointMode = JobSettings.checkpoint_mode
+    aligned_timeout_s: float = setting("aligned_timeout_s")
+    unaligned_epoch_s: float = setting("unaligned_epoch_s")
+    max_inflight_bytes: int = setting("max_inflight_bytes")
     pending_bytes_max: int = setting("pending_bytes_max")
     tolerable_failures: int = setting("tolerable_failures")
     drain_epochs_max: int = setting("drain_epochs_max")

@@ -159,6 +159,7 @@ class JobSpec(Strict):
     local_recovery: LocalRecovery = LocalRecoverySpec()
     placement: Placement = JobSettings.placement
     partial_aggregation: AutoOnOff = JobSettings.partial_aggregation
+    task_bytes_max: int = setting("task_bytes_max")
     materialization: MaterializationSpec = MaterializationSpec()
     recovery: RecoverySpec = RecoverySpec()
     retention: RetentionSpec = RetentionSpec()
@@ -291,6 +292,11 @@ def to_settings(spec: JobSpec) -> JobSettings:
         inline_bytes_max=checkpoint.inline_bytes_max,
         checkpoint_interval_s=checkpoint.interval_s,
         checkpoint_batches=checkpoint.batches,
+        checkpoint_mode=checkpoint.mode,
+        aligned_timeout_s=checkpoint.aligned_timeout_s,
+        unaligned_epoch_s=checkpoint.unaligned_epoch_s,
+        max_inflight_bytes=checkpoint.max_inflight_bytes,
+        task_bytes_max=spec.task_bytes_max,
         pending_bytes_max=checkpoint.pending_bytes_max,
         tolerable_failures=checkpoint.tolerable_failures,
         drain_epochs_max=checkpoint.drain_epochs_max,

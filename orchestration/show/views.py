@@ -435,14 +435,19 @@ def _progress(manifest: Manifest) -> Table:
     if manifest.progress is not None:
         for name, value in manifest.progress.to_json_dict().items():
             if isinstance(value, dict):
-                for phase, ms in value.items():
-                    table.add_row(f"phase {phase}", f"{ms:.1f} ms")
-            else:
+                for part, of_part in value.items():
+                    if name == "phases_ms":
+                        table.add_row(f"phase {part}", f"{of_part:.1f} ms")
+                    else:
+                        table.add_row(f"{name} {part}", _progress_text(part, of_part))
+            elif value is not None:
                 table.add_row(name, _progress_text(name, value))
     return table
 
 
-def _progress_text(name: str, value: float) -> str:
+def _progress_text(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     if name == "timestamp_ms":
         return time_text(int(value))
     return f"{value:.1f} ms" if name.endswith("_ms") else count_text(value)

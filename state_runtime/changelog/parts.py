@@ -162,7 +162,8 @@ def _check_digest(data: bytes | pa.Buffer, part: PartEntry, where: str) -> None:
 def name_of_part(part: PartEntry) -> str:
     """A part, in messages."""
     if part.kind == "rows":
-        return f"a part of the in-flight rows of operator {part.operator!r}, hashes {part.hash_low:016x} to {part.hash_high:016x},"
+        hashes = f"hashes {part.hash_low:016x} to {part.hash_high:016x}"
+        return f"a part of the in-flight rows of operator {part.operator!r}, {hashes},"
     return f"the part of {part.kind} {part.operator}/{part.state}"
 
 

@@ -2,124 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
 from state_runtime.base.ids import Ids
-from state_runtime.base.settings import Compression, JobSettings
+from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.inflight import InflightPass
-from state_runtime.changelog.parts import PartEntry, encode_lines, encode_part, sha256
+from state_runtime.changelog.parts import PartEntry, encode_lines, sha256
+from state_runtime.changelog.parts_writer import PartsWriter, WrittenParts
 from state_runtime.changelog.segment import SegmentIndex, build_segment, placed_parts
 from state_runtime.changelog.source_log import cut_lines
-from state_runtime.changelog.upload import Upload, Uploader
+from state_runtime.changelog.upload import Uploader
 from state_runtime.snapshot.manifest import SegmentEntry
 from state_runtime.snapshot.paths import segment_path
+from state_runtime.state.changed_rows import Changed, batches_of
 from state_runtime.store import Store
 
 __all__ = [
-    "PendingChanges",
     "PendingSegment",
     "begin_segment",
     "begin_task_changes",
     "source_log_changes",
+    "task_writer",
     "write_segment",
 ]
 
 
-@dataclass(frozen=True)
-class PendingChanges:
-    """A task's changes, encoded, of which the large ones are still on their way.
-
-    Life cycle: made by `begin_task_changes` → `result` once, or `abandon`.
-    """
-
-    parts: tuple[PartEntry, ...]
-    inline: tuple[bytes, ...]
-    upload: Upload | None = None
-
-    def result(self) -> TaskChanges:
-        """Wait for the upload, if there is one.
-
-        Raises:
-            StoreUnavailable: it failed; the epoch fails and is run again.
-        """
-        if self.upload is None:
-            return TaskChanges(self.parts, self.inline)
-        path = self.upload.result()
-        return TaskChanges(tuple(replace(part, path=path) for part in self.parts), self.inline, self.upload.totals)
-
-    def abandon(self) -> None:
-        """The task fails for another reason: what was uploaded is deleted."""
-        if self.upload is not None:
-            self.upload.abandon()
-
-
-def begin_task_changes(
-    root: Callable[[], Store],
-    uploader: Uploader,
-    *,
-    term: int,
-    operator: str,
-    hash_range: tuple[int, int],
-    changes: Mapping[str, pa.RecordBatch],
-    settings: JobSettings,
-    ids: Ids,
-) -> PendingChanges:
-    """Encode a task's changes; begin to upload them from here, as one object, if they are too large to ride along.
+def task_writer(
+    root: Callable[[], Store], uploader: Uploader, *, term: int, operator: str, settings: JobSettings, ids: Ids
+) -> PartsWriter:
+    """For the changes of a task.
 
     Args:
         root: opens the job root; only called for an upload.
-        changes: per state one sorted batch, each identity once: an update that a later one of the epoch hides is not
+    """
+    return PartsWriter(root, uploader, term=term, name=f"direct-{operator}", settings=settings, ids=ids)
+
+
+def begin_task_changes(
+    writer: PartsWriter,
+    *,
+    operator: str,
+    hash_range: tuple[int, int],
+    changes: Mapping[str, Changed],
+    sent: Collection[int] = (),
+) -> WrittenParts:
+    """Encode a task's changes; begin to upload them from here if they are too large to ride along.
+
+    Args:
+        changes: per state what changed, each identity once: an update that a later one of the epoch hides is not
             written.
-        settings: `inline_bytes_max` and `compression`.
+        sent: the `id` of batches that were given to the writer before.
 
     Raises:
         StoreUnavailable: no room for the upload within its deadline.
     """
-    parts, bodies = _encode(operator, hash_range, changes, settings.compression)
-    if sum(map(len, bodies)) <= settings.inline_bytes_max:
-        return PendingChanges(parts, tuple(body.to_pybytes() for body in bodies))
-    whole = bodies[0] if len(bodies) == 1 else b"".join(bodies)
-    upload = uploader.begin(root(), lambda: _direct_path(term, operator, ids), whole)
-    return PendingChanges(parts, tuple(b"" for _ in parts), upload)
-
-
-def _direct_path(term: int, operator: str, ids: Ids) -> str:
-    return segment_path(term, f"direct-{operator}-{ids.uid()}.seg")
-
-
-def _encode(
-    operator: str, hash_range: tuple[int, int], changes: Mapping[str, pa.RecordBatch], compression: Compression
-) -> tuple[tuple[PartEntry, ...], tuple[pa.Buffer, ...]]:
-    """One part per state with changes, one behind the other; none has a path yet."""
-    parts: list[PartEntry] = []
-    bodies: list[pa.Buffer] = []
-    offset = 0
-    for state, batch in changes.items():
-        if not batch.num_rows:
-            continue
-        body = encode_part(batch, compression)
-        parts.append(
-            PartEntry(
-                kind="state",
-                operator=operator,
-                state=state,
-                path="",
-                offset=offset,
-                length=len(body),
-                digest=sha256(body),
-                rows=batch.num_rows,
-                raw_bytes=batch.nbytes,
-                hash_low=hash_range[0],
-                hash_high=hash_range[1],
-            )
-        )
-        bodies.append(body)
-        offset += len(body)
-    return tuple(parts), tuple(bodies)
+    for state, rows in changes.items():
+        for batch in batches_of(rows):
+            if batch.num_rows and id(batch) not in sent:
+                writer.add("state", operator, state, batch, hash_range)
+    return writer.finish()
 
 
 def source_log_changes(source: int, lines: Sequence[str]) -> TaskChanges:

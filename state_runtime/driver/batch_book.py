@@ -142,7 +142,9 @@ class BatchBook:
                 if key not in passes:
                     if not left:
                         continue
-                    passes[key] = InflightPass(task.operator, number, read_at_ms, task.layout, (), ())
+                    passes[key] = InflightPass(
+                        task.operator, number, read_at_ms=read_at_ms, layout=task.layout, parts=(), left=()
+                    )
                 if number == epoch and task.kept:
                     parts = (*passes[key].parts, *(RowsPart("", part) for part in task.kept))
                     passes[key] = replace(passes[key], parts=tuple(sorted(parts, key=_place)))

@@ -33,12 +33,14 @@ class FileBook:
         known: objects that were in the listing of the snapshot that the run began from: a shard of another parallelism
             may go on with them.
         entry: the object that holds `listing`; None if there is none yet.
+        flushed: the newest object with a listing. Epochs since may have changed shards: of every other one it tells.
         complete: whether every shard with state is in it. If not, the first epoch must visit all of them.
     """
 
     listing: ShardListing
     known: frozenset[str] = field(default=frozenset(), repr=False)
     entry: ShardFilesEntry | None = None
+    flushed: ShardFilesEntry | None = None
     complete: bool = True
 
     @staticmethod
@@ -56,9 +58,9 @@ class FileBook:
         known = frozenset(_paths(before.shards)) if before is not None else frozenset()
         if before is not None and bottom_is_of_shape(last, parallelism):
             kept = before.only(operators)
-            return FileBook(kept, known, last.shards if kept == before else None)
+            return FileBook(kept, known, last.shards if kept == before else None, last.shards)
         stored = bool(last.segments or last.shards or any(layer.tables for layer in last.layers))
-        return FileBook(ShardListing(last.job_uid, parallelism), known, None, not stored)
+        return FileBook(ShardListing(last.job_uid, parallelism), known, complete=not stored)
 
     def after(self, persisted: Iterable[PersistedFiles]) -> FileBook:
         """After an epoch.
@@ -87,7 +89,8 @@ class FileBook:
             InvalidConfiguration: it is too large. StoreUnavailable, OutcomeUnknown: see `Store.create`.
         """
         if self.entry is not None:
-            return replace(self, entry=replace(self.entry, snapshot_id=snapshot_id))
+            entry = replace(self.entry, snapshot_id=snapshot_id)
+            return replace(self, entry=entry, flushed=entry)
         listing = self.listing
         body = listing.encode()
         path = listing_path(term, f"{snapshot_id:020d}-{ids.uid()}")
@@ -105,7 +108,7 @@ class FileBook:
             total_bytes=listing.total_bytes,
             oldest_snapshot_id=listing.oldest_snapshot_id,
         )
-        return replace(self, entry=entry)
+        return replace(self, entry=entry, flushed=entry)
 
     def checkpointed(self) -> FileBook:
         """After a manifest that names the listing: what only older ones named may go."""

@@ -17,7 +17,7 @@ dies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.batch_book import BatchBook
@@ -58,11 +58,13 @@ class _Seen:
         rows_per_s: of a task.
         took_s: of its slowest task.
         shards: per shard rows that came.
+        late_s: so long after its time began the first of its tasks began.
     """
 
     rows_per_s: float = 0.0
     took_s: float = 0.0
     shards: dict[int, int] = field(default_factory=dict)
+    late_s: float = 0.0
 
 
 class Governor:
@@ -80,6 +82,7 @@ class Governor:
         self._operators = operators
         self._parallelism = parallelism
         self._seen = {o.uid: _Seen() for o in operators}
+        self._begins_ms: dict[str, int] = {}
         self._epochs = 0
         self._batches = 0
         self._last_batch_fitted = False
@@ -100,6 +103,7 @@ class Governor:
         """
         uids = [o.uid for o in self._operators]
         within_s = self._within_s(until_checkpoint_s)
+        self._begins_ms = {}
         if within_s is None or batch is None:
             return EpochBudget(None, dict.fromkeys(uids, NO_LIMITS), frozenset(uids))
         together = self._last_batch_fitted if reads else self._fits(batch, within_s)
@@ -108,6 +112,7 @@ class Governor:
         does_due = frozenset(o.uid for o in self._operators if together or o.uid == level or o.time_domain != "event")
         keep = self._keep_bytes(batch, reads=reads)
         ends = self._ends(batch, within_s)
+        self._begins_ms = dict(zip(uids, (now_ms, *(now_ms + int(ends[uid] * 1000) for uid in uids)), strict=False))
         stages = {
             uid: StageBudget(
                 deadline_ms=None if uid in finish else now_ms + int(ends[uid] * 1000),
@@ -127,7 +132,7 @@ class Governor:
         for uid, acknowledgement in tasks:
             of_operator.setdefault(uid, []).append(acknowledgement)
         for uid, acknowledged in of_operator.items():
-            self._seen[uid] = _learned(self._seen[uid], acknowledged)
+            self._seen[uid] = replace(_learned(self._seen[uid], acknowledged), late_s=self._late_s(uid, acknowledged))
 
     def batch_done(self, took_s: float, epochs: int) -> None:
         """A batch is done.
@@ -158,10 +163,21 @@ class Governor:
         weights = {o.uid: 0.0 if o.uid in batch.settled else self._seen[o.uid].took_s or usual for o in self._operators}
         total = sum(weights.values()) or 1.0
         ends, so_far = {}, 0.0
+        # Where Spark takes long to begin, that is not taken from the rows: such epochs would process next to nothing.
+        late_s = {uid: self._seen[uid].late_s for uid in weights if weights[uid]}
+        shorter = min(1.0, within_s / (sum(late_s.values()) or 1.0))
         for uid, weight in weights.items():
-            so_far += weight / total * within_s
+            so_far += weight / total * within_s + late_s.get(uid, 0.0) * shorter
             ends[uid] = so_far
         return ends
+
+    def _late_s(self, uid: str, tasks: Sequence[Acknowledgement]) -> float:
+        before_s, begins_ms = self._seen[uid].late_s, self._begins_ms.get(uid)
+        began_ms = [t.began_at_ms for t in tasks if t.began_at_ms]
+        if begins_ms is None or not began_ms:
+            return before_s
+        late_s = max(0.0, (min(began_ms) - begins_ms) / 1000)
+        return late_s * _NEWEST + before_s * (1 - _NEWEST)
 
     def _fits(self, batch: BatchBook, within_s: float) -> bool:
         """Whether what waits is sure to be done in time, in whatever shard there is most of it."""

@@ -149,8 +149,11 @@ class StageTasks:
         return self._spark.broadcast(listed) if listed else None
 
     def _flushed_files(self) -> ShardFilesEntry | None:
-        """The listing that no manifest names yet, if it was written between two checkpoints."""
-        entry = self._books.files.entry if self._books.files is not None else None
+        """The listing that no manifest names yet, if one was written since the newest checkpoint.
+
+        Shards that changed after it are pending, and do not ask for it.
+        """
+        entry = self._books.files.flushed if self._books.files is not None else None
         return entry if entry != self._committer.last.shards else None
 
 

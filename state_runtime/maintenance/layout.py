@@ -48,7 +48,7 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
     for kind, pattern in (
         # First: it lies in the folder of what it was to become.
         ("temporary", rf"({_PART}/)*\.tmp-[0-9a-f]+"),
-        ("direct", rf"changelog/{_NUMBER}/direct-{_PART}\.seg"),
+        ("direct", rf"changelog/{_NUMBER}/(direct|rows)-{_PART}\.seg"),
         ("segment", rf"changelog/{_NUMBER}/{_PART}\.seg"),
         ("source-log", rf"tables/_sources/{_PART}/{_PART}\.log"),
         ("table", rf"tables/{_PART}/{_PART}/{_PART}\.parquet"),

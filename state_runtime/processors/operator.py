@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.snapshot.manifest import OperatorEntry
+from state_runtime.state.changed_rows import Changed
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
@@ -71,7 +72,9 @@ class ShardResult:
 
     Attributes:
         outputs: batches of the operator's output schema.
-        changes: per state one sorted batch of what changed, each key once. Filled when `outputs` is drained.
+        changes: per state what changed, sorted, each identity once. Filled when `outputs` is drained.
+        hold: set before `outputs` is drained by whoever bounds the memory: takes a sorted batch of changes of a state,
+            and gives the same rows from where they are held; None holds all of them here.
         rows_added: live state rows gained minus lost; removals that were not looked up are not counted.
         late_rows: input rows dropped as too late.
         due_taken: per state with an index by time the bound (ms, inclusive) up to which the operator took what was due.
@@ -79,7 +82,8 @@ class ShardResult:
     """
 
     outputs: Iterator[pa.RecordBatch]
-    changes: dict[str, pa.RecordBatch] = field(default_factory=dict)
+    changes: dict[str, Changed] = field(default_factory=dict)
+    hold: Callable[[str, pa.RecordBatch], pa.RecordBatch] | None = None
     rows_added: int = 0
     late_rows: int = 0
     due_taken: dict[str, int] = field(default_factory=dict)

@@ -9,19 +9,21 @@ written. See docs/design/0030-slices.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from state_runtime.base.limits import MIB
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import RowSlice, ShardResult
+from state_runtime.state.changed_rows import Changed, ChangedRows, batches_of, on_top
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import StateSchema, concat, fold
+from state_runtime.state.table import HASH_MAX, StateSchema, concat, fold, hashes_of, slice_hash_range
 
-__all__ = ["Changes", "SliceBody", "cut", "process_slices", "slices_of", "without_rows"]
+__all__ = ["HELD_BYTES_MIN", "Changes", "SliceBody", "cut", "process_slices", "slices_of", "without_rows"]
 
 
 def slices_of(rows: GroupedRows, keys_max: int, rows_max: int) -> Iterator[GroupedRows]:
@@ -60,39 +62,84 @@ def without_rows(rows: GroupedRows) -> GroupedRows:
     return cut(rows, 0, 0)
 
 
-class Changes:
-    """What was changed so far, pass by pass."""
+HELD_BYTES_MIN = 32 * MIB
+"""Changes of a pass beyond this are given to whoever holds them."""
 
-    def __init__(self, schemas: Mapping[str, StateSchema]) -> None:
+
+class Changes:
+    """What was changed so far, pass by pass.
+
+    Args:
+        hold: see `ShardResult.hold`.
+        held_bytes_min: changes are handed to it so many bytes at a time; 0 takes `HELD_BYTES_MIN`.
+    """
+
+    def __init__(
+        self,
+        schemas: Mapping[str, StateSchema],
+        hold: Callable[[str, pa.RecordBatch], pa.RecordBatch] | None = None,
+        held_bytes_min: int = 0,
+    ) -> None:
         self._schemas = schemas
+        self._hold = hold
+        self._held_bytes_min = held_bytes_min or HELD_BYTES_MIN
         self._current: dict[str, list[pa.RecordBatch]] = {}
-        self._newest_first: dict[str, list[pa.RecordBatch]] = {}
+        self._current_bytes = 0
+        self._held: dict[str, list[pa.RecordBatch]] = {}
+        self._newest_first: dict[str, list[list[pa.RecordBatch]]] = {}
         self.rows_added = 0
 
-    def add(self, changed: Iterable[tuple[str, pa.RecordBatch]], rows_added: int) -> None:
-        """Note what a slice changed: per state one sorted batch, and the live rows gained.
+    def add(self, changed: Iterable[tuple[str, Changed]], rows_added: int) -> None:
+        """Note what a slice changed: per state what is sorted, and the live rows gained.
 
         Slices between two `seal` hold different keys in order of their hashes.
         """
-        for name, batch in changed:
-            if batch.num_rows:
-                self._current.setdefault(name, []).append(batch)
+        for name, rows in changed:
+            for batch in batches_of(rows):
+                if batch.num_rows:
+                    self._current.setdefault(name, []).append(batch)
+                    self._current_bytes += batch.nbytes
         self.rows_added += rows_added
+        if self._hold is not None and self._current_bytes >= self._held_bytes_min:
+            for name, batches in self._current.items():
+                held = self._hold(name, concat(batches, self._schemas[name].arrow))
+                self._held.setdefault(name, []).append(held)
+            self._current, self._current_bytes = {}, 0
 
-    def seal(self) -> Mapping[str, pa.RecordBatch]:
+    def seal(self) -> Mapping[str, Changed]:
         """End a pass; what it changed, for the next one to see."""
-        sealed = {name: concat(batches, self._schemas[name].arrow) for name, batches in self._current.items()}
-        self._current = {}
-        for name, batch in sealed.items():
-            self._newest_first.setdefault(name, []).insert(0, batch)
+        sealed: dict[str, Changed] = {}
+        for name in {**self._held, **self._current}:
+            last = self._current.get(name)
+            rest = [concat(last, self._schemas[name].arrow)] if last else []
+            batches = [*self._held.get(name, ()), *rest]
+            sealed[name] = batches[0] if len(batches) == 1 else ChangedRows(tuple(batches))
+            self._newest_first.setdefault(name, []).insert(0, batches)
+        self._current, self._current_bytes, self._held = {}, 0, {}
         return sealed
 
-    def folded(self) -> dict[str, pa.RecordBatch]:
-        """Per state one sorted batch of all passes. States that did not change have an empty one."""
+    def folded(self) -> dict[str, Changed]:
+        """Per state what all passes changed. States that did not change have an empty batch."""
         return {
-            name: fold(self._newest_first.get(name, []), schema, drop_deleted=False)
-            for name, schema in self._schemas.items()
+            name: self._folded(name, self._newest_first.get(name, []), schema) for name, schema in self._schemas.items()
         }
+
+    def _folded(self, name: str, newest_first: list[list[pa.RecordBatch]], schema: StateSchema) -> Changed:
+        if len(newest_first) == 1:
+            batches = newest_first[0]
+            return batches[0] if len(batches) == 1 else ChangedRows(tuple(batches))
+        if all(len(batches) == 1 for batches in newest_first):
+            return fold([batches[0] for batches in newest_first], schema, drop_deleted=False)
+        # Range by range, as the pass with most of them was held.
+        longest = max(newest_first, key=len)
+        ends = [*(int(hashes_of(batch)[-1]) for batch in longest[:-1]), HASH_MAX]
+        folded, low = [], 0
+        for end in ends:
+            parts = [slice_hash_range(b, low, end) for batches in newest_first for b in batches]
+            batch = fold([part for part in parts if part.num_rows], schema, drop_deleted=False)
+            folded.append(self._hold(name, batch) if self._hold is not None else batch)
+            low = end + 1
+        return ChangedRows(tuple(folded))
 
 
 class SliceBody(Protocol):
@@ -141,13 +188,13 @@ def _outputs(
     result: ShardResult,
     emits_anew: bool,
 ) -> Iterator[pa.RecordBatch]:
-    changes = Changes(schemas)
+    changes = Changes(schemas, result.hold)
     for number, piece in enumerate(_without_rest(slices)):
         if piece.is_last and number == 0:
             yield from body(piece.rows, reader, result, due=True)
             return
         if piece.begins_pass and number:
-            reader = reader.overlaid(changes.seal())
+            reader = on_top(reader, changes.seal())
         part = ShardResult(iter(()))
         emitted = body(piece.rows, reader, part, due=False)
         if emits_anew and piece.goes_on:
@@ -157,7 +204,7 @@ def _outputs(
             yield from emitted
         _take(part, changes, result)
         if piece.is_last:
-            reader = reader.overlaid(changes.seal())
+            reader = on_top(reader, changes.seal())
             part = ShardResult(iter(()))
             yield from body(without_rows(piece.rows), reader, part, due=True)
             _take(part, changes, result)

@@ -1,9 +1,10 @@
 """A manifest made durable: create-if-absent of the next id, and then the look whether it counts.
 
 0. `prepare` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
-   commit id, the run's term as it was written, and the segments that the new manifest is the first to name. A run that slept while an
-   older backup was put in the root's place, or while the job was deleted and began anew, ends here, and the run that
-   goes on there notices nothing. A look that the store does not answer has changed nothing: it may be repeated.
+   commit id, the run's term as it was written, and the segments that the new manifest is the first to name. A run
+   that slept while an older backup was put in the root's place, or while the job was deleted and began anew, ends
+   here, and the run that goes on there notices nothing. A look that the store does not answer has changed nothing: it
+   may be repeated.
 1. `create` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
    done. It exists and is not mine: this run is fenced.
 2. `create` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was

@@ -433,8 +433,8 @@ class Manifest:
 
     @property
     def snapshot_format(self) -> SnapshotFormat:
-        """`canonical`: one layer of sorted Parquet tables and nothing else, no rows in flight either. `incremental`: no changelog, but several
-        layers or files of a backend. `changelog`: anything with changelog segments."""
+        """`canonical`: one layer of sorted Parquet tables and nothing else, no rows in flight either. `incremental`: no
+        changelog, but several layers or files of a backend. `changelog`: anything with changelog segments."""
         if self.segments:
             return "changelog"
         is_plain = self.shards is None and self.open_batch is None

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from state_runtime.state.changed_rows import Changed
 from state_runtime.state.reader import StateReader
 
 __all__ = [
@@ -138,7 +139,7 @@ class ShardStore(Protocol):
         self,
         version: str,
         base: StateReader,
-        changes: Mapping[str, pa.RecordBatch],
+        changes: Mapping[str, Changed],
         *,
         now_ms: int,
         due_taken: Mapping[str, int],
@@ -147,7 +148,7 @@ class ShardStore(Protocol):
         """Write the version that follows `base`, which `open` or `write_restored` returned.
 
         Args:
-            changes: per state one sorted batch, each identity once.
+            changes: per state what changed, sorted, each identity once.
             now_ms: batch time: what expires by then need not be kept.
             due_taken: per state with an index by time the bound (ms, inclusive) up to which the epoch handled what was
                 due in `base`; such rows are not looked at again. Rows of `changes` are not meant.

@@ -39,6 +39,7 @@ from state_runtime.state.backend import (
     StoredVersion,
     VersionFiles,
 )
+from state_runtime.state.changed_rows import Changed, batches_of
 from state_runtime.state.local_files import (
     UNREADABLE,
     check_private_folder,
@@ -135,7 +136,7 @@ class LocalShard:
         self,
         version: str,
         base: StateReader,
-        changes: Mapping[str, pa.RecordBatch],
+        changes: Mapping[str, Changed],
         *,
         now_ms: int,
         due_taken: Mapping[str, int],
@@ -179,7 +180,7 @@ class LocalShard:
         self,
         version: str,
         base: OpenVersion,
-        changes: Mapping[str, pa.RecordBatch],
+        changes: Mapping[str, Changed],
         due_taken: Mapping[str, int],
     ) -> None:
         names = (f"{version}-{number}.arrow" for number in itertools.count(_FIRST_NEW))
@@ -190,8 +191,8 @@ class LocalShard:
         for state, change in changes.items():
             if change.num_rows == 0:
                 continue
-            written, _ = self._write_run(next(names), change, self._schemas[state])
-            states[state] = add_run(states.get(state, Layout()), written)
+            files = [self._write_run(next(names), batch, self._schemas[state])[0] for batch in batches_of(change)]
+            states[state] = add_run(states.get(state, Layout()), *files)
         if self._with_digests:
             # Once after the changelog was on, so that not every export has to.
             states = {state: layout.with_files(self._digested) for state, layout in states.items()}

@@ -41,6 +41,7 @@ from state_runtime.state.backend import (
     StoredVersion,
     VersionFiles,
 )
+from state_runtime.state.changed_rows import Changed, batches_of
 from state_runtime.state.local_files import (
     UNREADABLE,
     check_private_folder,
@@ -121,7 +122,7 @@ class RocksShard:
         self,
         version: str,
         base: StateReader,
-        changes: Mapping[str, pa.RecordBatch],
+        changes: Mapping[str, Changed],
         *,
         now_ms: int,
         due_taken: Mapping[str, int],
@@ -148,8 +149,8 @@ class RocksShard:
                         doomed, cursor = base.sweep(state, states[state].cursor, max(_SWEEP_ROWS_MIN, rows), now_ms)
                         remove_keys(db, doomed)
                         states[state] = replace(states[state], cursor=cursor)
-                    if change is not None:
-                        apply_changes(db, codec, change)
+                    for batch in batches_of(change) if change is not None else ():
+                        apply_changes(db, codec, batch)
                 settle(db)
             written = RocksVersion(
                 version=version,

@@ -154,10 +154,14 @@ def side_by_side(columns: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def add_run(layout: Layout, file: RunFile) -> Layout:
-    """The layout with a new run on top."""
+def add_run(layout: Layout, *files: RunFile) -> Layout:
+    """The layout with a new run on top.
+
+    Args:
+        files: its pieces, in order of hash.
+    """
     merges = tuple(replace(m, start=m.start + 1) for m in layout.merges)
-    return Layout((Run((file,)), *layout.runs), merges)
+    return Layout((Run(files), *layout.runs), merges)
 
 
 def start_merge(layout: Layout, runs_max: int) -> Layout:

@@ -21,9 +21,9 @@ from state_runtime.changelog.rows import rows_batch
 from state_runtime.processors.builtin.partial_rows import rows_behind
 from state_runtime.processors.grouping import GroupedRows, stable_order
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
-from state_runtime.state.local_files import make_private_folder, open_new_private
 from state_runtime.state.table import Hashes, Positions, concat
 from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
+from state_runtime.task.spill import mapped
 
 __all__ = ["Gathered", "gather"]
 
@@ -79,10 +79,11 @@ def gather(
         if size > bytes_max and INITIAL_COLUMN not in batch.schema.names and spill.is_possible:
             spill.add(concat(held, held[0].schema))
             held, size = [], 0
+    if spill.runs and held:
+        spill.add(concat(held, held[0].schema))
     if spill.runs:
-        if held:
-            spill.add(concat(held, held[0].schema))
         return spill.gathered(keys, bytes_max)
+    held += spill.woken
     return _in_memory(concat(held, held[0].schema), keys) if held else None
 
 
@@ -147,6 +148,7 @@ class _Spill:
         self._folder = folder
         self._ids = ids
         self.runs: list[SortedRows] = []
+        self.woken: list[pa.RecordBatch] = []  # a chunk that had no row of the input
         self.is_possible = True
         self._shard = 0
         self._bytes = 0
@@ -154,8 +156,9 @@ class _Spill:
     def add(self, rows: pa.RecordBatch) -> None:
         """Sort a chunk and let it wait on disk; in memory, from now on, if the disk does not take it."""
         self._shard = int(rows.column(SHARD_COLUMN)[0].as_py())
-        rows = _without_wake_rows(rows, _places(rows))
+        waking, rows = rows, _without_wake_rows(rows, _places(rows))
         if not rows.num_rows:
+            self.woken = [waking]
             return
         hashes, places = _hashes(rows), _places(rows)
         order = stable_order(hashes, places)
@@ -170,17 +173,9 @@ class _Spill:
         self.runs.append(run)
 
     def _mapped(self, rows: SortedRows) -> SortedRows:
-        stored = rows_batch(rows.hashes, rows.places, rows.rows)
-        make_private_folder(self._folder)
-        path = self._folder / f".spill-{self._ids.uid()}.arrow"
-        try:
-            with open_new_private(path) as file, pa.ipc.new_file(pa.PythonFile(file, "w"), stored.schema) as writer:
-                writer.write_batch(stored)
-            mapped = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-        finally:
-            path.unlink(missing_ok=True)
-        hashes, places = (mapped.column(n).to_numpy(zero_copy_only=False) for n in (0, 1))
-        data = pa.RecordBatch.from_arrays(mapped.columns[2:], schema=rows.rows.schema)
+        kept = mapped(rows_batch(rows.hashes, rows.places, rows.rows), self._folder, self._ids)
+        hashes, places = (kept.column(n).to_numpy(zero_copy_only=False) for n in (0, 1))
+        data = pa.RecordBatch.from_arrays(kept.columns[2:], schema=rows.rows.schema)
         return SortedRows(data, hashes, places)
 
     def gathered(self, keys: KeyColumns, bytes_max: int) -> Gathered:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from state_runtime.base.ids import Ids
-from state_runtime.changelog.rows import ROWS_PART_BYTES, RowsWriter, WrittenRows
+from state_runtime.changelog.parts_writer import PartsWriter, WrittenParts
+from state_runtime.changelog.rows import ROWS_PART_BYTES
 from state_runtime.changelog.upload import Uploader
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.row_passes import RowPass, batch_of
@@ -14,18 +15,18 @@ __all__ = ["begin_keeping"]
 
 def begin_keeping(
     job: TaskJob, operator: str, access: ShardAccess, host: HostRows, rows: RowPass, uploader: Uploader, ids: Ids
-) -> WrittenRows:
+) -> WrittenParts:
     """Encode what is left of this epoch's rows, which is taken from the pass, and begin to upload it if it is too large
     to ride along.
 
     Raises:
         StoreUnavailable: no room for an upload within its deadline.
     """
-    writer = RowsWriter(
+    writer = PartsWriter(
         lambda: access.root,
         uploader,
         term=job.term,
-        operator=operator,
+        name=f"rows-{operator}",
         settings=job.settings,
         ids=ids,
         on_part=host.keep,
@@ -34,7 +35,9 @@ def begin_keeping(
     try:
         while (taken := rows.take(rows_max)) is not None:
             for piece in taken.pieces():
-                writer.add(batch_of(piece))
+                batch = batch_of(piece)
+                ends = (int(piece.hashes[0]), int(piece.hashes[-1]))
+                writer.add("rows", operator, "", batch, ends)
         return writer.finish()
     except BaseException:
         writer.abandon()

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import pyarrow as pa
-
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.changelog.changes import TaskChanges
+from state_runtime.changelog.parts_writer import PartsWriter
 from state_runtime.changelog.upload import Uploader, UploadPolicy
-from state_runtime.changelog.writer import begin_task_changes
+from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.processors.operator import Operator
+from state_runtime.state.changed_rows import Changed, on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.task.acknowledgement import PersistedFiles
 from state_runtime.task.persist_files import persist_files
 from state_runtime.task.shard_access import ShardAccess, TaskJob
 
-__all__ = ["Persisted", "Step", "persist", "uploader"]
+__all__ = ["Persisted", "Step", "changes_writer", "persist", "uploader"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,10 @@ class Step:
         attempt: id of the local version after it.
         before: id of the one before it.
         base: the state before it.
-        changes: per state one sorted batch; states without changes are left out.
+        changes: per state what changed, sorted; states without changes are left out.
         due_taken: see `ShardStore.write`.
+        writer: of the parts that are on their way already; None if none are.
+        sent: the `id` of the batches of `changes` that were given to it.
         listed: with the changelog off what the driver's listing says of the shard (`ListedFiles.paths`).
         restored: whether `base` came from the primary store, so that nothing of it is on local disk yet.
     """
@@ -40,10 +42,12 @@ class Step:
     attempt: str
     before: str
     base: StateReader
-    changes: Mapping[str, pa.RecordBatch]
+    changes: Mapping[str, Changed]
     due_taken: Mapping[str, int]
     restored: bool
     listed: Mapping[str, str] | None = None
+    writer: PartsWriter | None = None
+    sent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,18 @@ class Persisted:
     files: PersistedFiles = field(default_factory=PersistedFiles)
 
 
+def changes_writer(job: TaskJob, operator: str, access: ShardAccess) -> PartsWriter:
+    """For the changes of a task."""
+    return task_writer(
+        lambda: access.root,
+        uploader(UploadPolicy.of(job.settings)),
+        term=job.term,
+        operator=operator,
+        settings=job.settings,
+        ids=SYSTEM_IDS,
+    )
+
+
 def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -> Persisted:
     """Make a shard's step durable, as far as a task can: the driver's manifest completes it.
 
@@ -70,15 +86,9 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
     """
     if job.settings.changelog == "off":
         return _persist_files(job, operator, access, step)
+    writer = step.writer if step.writer is not None else changes_writer(job, operator.uid, access)
     pending = begin_task_changes(
-        lambda: access.root,
-        uploader(UploadPolicy.of(job.settings)),
-        term=job.term,
-        operator=operator.uid,
-        hash_range=access.hash_range,
-        changes=step.changes,
-        settings=job.settings,
-        ids=SYSTEM_IDS,
+        writer, operator=operator.uid, hash_range=access.hash_range, changes=step.changes, sent=step.sent
     )
     try:
         # The local version is written while the upload runs: the slower of the two is what a task takes.
@@ -99,7 +109,7 @@ def _persist_files(job: TaskJob, operator: Operator, access: ShardAccess, step: 
         job,
         operator,
         access,
-        step.base.overlaid(step.changes, step.due_taken),
+        on_top(step.base, step.changes, step.due_taken),
         version,
         changed=bool(step.changes),
         listed=step.listed,

@@ -30,6 +30,7 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore, Stamp, VersionFiles
 from state_runtime.state.backends import discard, open_backend
+from state_runtime.state.changed_rows import Changed
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
 from state_runtime.state.version import OpenVersion
@@ -337,7 +338,7 @@ class ShardAccess:
         self,
         attempt: str,
         base: StateReader,
-        changes: Mapping[str, pa.RecordBatch],
+        changes: Mapping[str, Changed],
         before: str,
         restored: bool,
         due_taken: Mapping[str, int],

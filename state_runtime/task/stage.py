@@ -14,7 +14,7 @@ beside another at any point.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from state_runtime.base.heap import freeze_heap_once
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.inflight import InflightPass, RowsPart, left_of_shard
+from state_runtime.changelog.parts_writer import PartsWriter
 from state_runtime.changelog.rows import encode_columns, fit_rows
 from state_runtime.changelog.upload import UploadPolicy
 from state_runtime.pipeline.staging import SinkSpec
@@ -39,13 +40,15 @@ from state_runtime.snapshot.manifest import OperatorEntry
 from state_runtime.spark.errors import marked
 from state_runtime.spark.executor import executor_id
 from state_runtime.state.backend import LocalCopyUnusable
+from state_runtime.state.changed_rows import on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
 from state_runtime.task.gathered import gather
+from state_runtime.task.held_changes import HeldChanges
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.keep_rows import begin_keeping
 from state_runtime.task.listed_files import ListedFiles
-from state_runtime.task.persist import Persisted, Step, persist, uploader
+from state_runtime.task.persist import Persisted, Step, changes_writer, persist, uploader
 from state_runtime.task.row_passes import KeyColumns, RowPass, SortedRows, StoredPass
 from state_runtime.task.shard_access import ShardAccess, TaskJob, rows_folder
 from state_runtime.task.slicing import NO_LIMITS, Slicer, StageBudget
@@ -136,7 +139,7 @@ class StageTask:
             # Nothing to do for this shard; its state stays the version that it is, unread.
             self._acknowledge(Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=EMPTY_TASK))
             return
-        shard = given.shard
+        shard, rows_max = given.shard, given.slice_rows_max
         before = self.versions[shard] if self.versions else NO_VERSION
         attempt = SYSTEM_IDS.short()
         access = ShardAccess(
@@ -150,15 +153,11 @@ class StageTask:
             stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
             passes = [*self._stored_passes(access, host, keys, given.empty), given.begin()]
             slicer = Slicer(
-                passes,
-                self.budget,
-                SYSTEM_CLOCK,
-                shard=shard,
-                began_s=began_s,
-                began_ms=began_ms,
-                rows_max=given.slice_rows_max,
+                passes, self.budget, SYSTEM_CLOCK, shard=shard, began_s=began_s, began_ms=began_ms, rows_max=rows_max
             )
             result = operator.process(slicer.slices(), version, self.job.clock, shard, given.initial)
+            held = HeldChanges(folder, SYSTEM_IDS, operator.uid, access.hash_range, self._sends(operator.uid, access))
+            result.hold = held.keep
             try:
                 for batch in result.outputs:
                     for staging in stagings:
@@ -168,6 +167,7 @@ class StageTask:
                         yield from _in_pieces(batch)
                 break
             except LocalCopyUnusable:
+                held.abandon()
                 # A block that nobody had looked at turned out damaged. What was handed on cannot be taken back: if
                 # there is any, the task fails, and the next run verifies.
                 if emitted or access.from_primary:
@@ -186,6 +186,8 @@ class StageTask:
             due_taken=result.due_taken,
             restored=access.numbers.kind == "primary",
             listed=self._listed(operator.uid, shard),
+            writer=held.writer,
+            sent=frozenset(held.sent),
         )
         left = {p.epoch or self.job.clock.epoch: p.left() for p in passes}
         # Where what is due was not done, it is due still.
@@ -202,7 +204,7 @@ class StageTask:
                 rows_added=result.rows_added,
                 changed_rows=sum(batch.num_rows for batch in changed.values()),
                 late_rows=result.late_rows,
-                next_due_ms=_next_due(operator, version.overlaid(changed, result.due_taken), due_until),
+                next_due_ms=_next_due(operator, on_top(version, changed, result.due_taken), due_until),
                 changes=persisted.changes,
                 files=persisted.files,
                 staged=staged,
@@ -239,6 +241,12 @@ class StageTask:
             rows.abandon()
             raise
         return rows.result(), persisted
+
+    def _sends(self, operator: str, access: ShardAccess) -> Callable[[], PartsWriter] | None:
+        """What begins to send changes while the operator is at work; without a changelog files are sent at the end."""
+        if self.job.settings.changelog == "off":
+            return None
+        return lambda: changes_writer(self.job, operator, access)
 
     def _host_rows(self, folder: Path, access: ShardAccess) -> HostRows:
         keeps = self.job.settings.local_recovery

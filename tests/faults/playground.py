@@ -402,7 +402,7 @@ class _Now:
         return getattr(self._world.running[-1].fs, name)
 
 
-def _look_if_due(materializer: BackgroundMaterializer, manifest: Manifest) -> None:
+def _look_if_due(materializer: BackgroundMaterializer, manifest: Manifest, *, can_wait: bool) -> None:
     """In place of the thread that looks for records now and then (nobody folds here)."""
     looked_s = materializer._polled_s
     if looked_s is None or materializer._clock.monotonic_s() - looked_s >= background._POLL_S:
@@ -451,7 +451,8 @@ def _on_faulty_stores(world: World) -> Iterator[None]:
         patch.setattr(fsspec_store, "wait_random_exponential", lambda **_: wait_none())
         patch.setattr(host_objects, "ThreadPoolExecutor", _OneByOne)
         patch.setattr(host_objects, "_locked", undisturbed)
-        patch.setattr(persist, "_uploader", lambda _: world.running[-1].uploader)
+        for module in (persist, task):
+            patch.setattr(module, "uploader", lambda _: world.running[-1].uploader)
         patch.setattr(driver, "Uploader", lambda policy, clock: Uploader(POLICY, clock, clock))
         patch.setattr(ParquetSink, "publish", publishing)
         patch.setattr(BackgroundMaterializer, "start_if_due", _look_if_due)

@@ -17,8 +17,9 @@ from state_runtime.base.limits import GIB, KIB, MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.parts import decode_part
+from state_runtime.changelog.parts_writer import WrittenParts
 from state_runtime.changelog.upload import Upload, Uploader, UploadPolicy
-from state_runtime.changelog.writer import PendingChanges, begin_task_changes, write_segment
+from state_runtime.changelog.writer import begin_task_changes, task_writer, write_segment
 from state_runtime.store import Store
 from tests.faults.virtual import FaultPlan, FaultyFs, VirtualTime, store_on
 
@@ -322,21 +323,14 @@ def test_whatever_the_schedule_one_object_stays_or_none() -> None:
 CHANGES = {STATE: batch_of(dict.fromkeys(ALL_KEYS, (1, "x" * 50)))}
 
 
-def begin(uploader: Uploader, store: DictStore | None, **settings: object) -> PendingChanges:
+def begin(uploader: Uploader, store: DictStore | None, **settings: object) -> WrittenParts:
     def root() -> DictStore:
         assert store is not None, "the store must not be opened"
         return store
 
-    return begin_task_changes(
-        root,
-        uploader,
-        term=1,
-        operator=OPERATOR,
-        hash_range=ALL_HASHES,
-        changes=CHANGES,
-        settings=JobSettings(**settings),  # type: ignore[arg-type]
-        ids=CountingIds(),
-    )
+    chosen = JobSettings(**settings)  # type: ignore[arg-type]
+    writer = task_writer(root, uploader, term=1, operator=OPERATOR, settings=chosen, ids=CountingIds())
+    return begin_task_changes(writer, operator=OPERATOR, hash_range=ALL_HASHES, changes=CHANGES)
 
 
 def test_small_changes_do_not_even_open_the_store() -> None:

@@ -326,7 +326,9 @@ EVERY_SETTING = """
     compression: zstd
     placement: off
     partial_aggregation: on
+    task_bytes_max: 20000000
     checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6,
+      mode: unaligned, aligned_timeout_s: 24, unaligned_epoch_s: 25, max_inflight_bytes: 26000000,
       tolerable_failures: 7, drain_epochs_max: 18}
     upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000, deadline_s: 19, bytes_per_s: 200000}
     local_recovery: {enabled: false, bytes_max: 10, copies_max: 21}
@@ -353,6 +355,11 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         inline_bytes_max=1,
         checkpoint_interval_s=4,
         checkpoint_batches=5,
+        checkpoint_mode="unaligned",
+        aligned_timeout_s=24,
+        unaligned_epoch_s=25,
+        max_inflight_bytes=26000000,
+        task_bytes_max=20000000,
         pending_bytes_max=6,
         tolerable_failures=7,
         upload_timeout_s=7,

@@ -34,7 +34,7 @@ def settings() -> dict[str, object]:
     for section, model in {"observation": ObservationSpec, "dagster": DagsterSpec, "notify": NotifySpec}.items():
         for name, field in model.model_fields.items():
             found[f"{section}.{name}"] = field.get_default(call_default_factory=True) or None
-    beside = ("changelog", "compression", "placement", "partial_aggregation")
+    beside = ("changelog", "compression", "placement", "partial_aggregation", "task_bytes_max")
     return found | {name: JobSpec.model_fields[name].default for name in beside}
 
 

@@ -31,6 +31,10 @@ PLACES = {
     "inline_bytes_max": ("checkpoint", "inline_bytes_max"),
     "checkpoint_interval_s": ("checkpoint", "interval_s"),
     "checkpoint_batches": ("checkpoint", "batches"),
+    "aligned_timeout_s": ("checkpoint", "aligned_timeout_s"),
+    "unaligned_epoch_s": ("checkpoint", "unaligned_epoch_s"),
+    "max_inflight_bytes": ("checkpoint", "max_inflight_bytes"),
+    "task_bytes_max": ("", "task_bytes_max"),
     "pending_bytes_max": ("checkpoint", "pending_bytes_max"),
     "tolerable_failures": ("checkpoint", "tolerable_failures"),
     "upload_timeout_s": ("upload", "timeout_s"),
@@ -52,6 +56,7 @@ PLACES = {
     "retained_checkpoints": ("retention", "retained_checkpoints"),
     **{name: ("retention", name) for name in RETENTION_BOUNDS},
 }
+CHOICE_PLACES = {"checkpoint_mode": ("checkpoint", "mode")}
 BOUNDS = {**JOB_BOUNDS, **RETENTION_BOUNDS}
 NOT_IN_THE_FILE = {"runs_max", "output_rows_per_batch"}
 
@@ -108,10 +113,11 @@ def test_both_ways_take_the_ends_of_a_range_and_refuse_what_is_beyond(name: str)
 
 @pytest.mark.parametrize("name", sorted(CHOICES))
 def test_both_ways_have_the_same_choices(name: str) -> None:
+    section, key = CHOICE_PLACES.get(name, ("", name))
     for choice in CHOICES[name]:
-        assert getattr(to_settings(job("", **{name: choice})), name) == choice
+        assert getattr(to_settings(job(section, **{key: choice})), name) == choice
     with pytest.raises(ValidationError):
-        job("", **{name: "other"})
+        job(section, **{key: "other"})
     with pytest.raises(InvalidConfiguration, match=rf"{name} = 'other' is not one of {', '.join(CHOICES[name])}"):
         JobSettings(**{name: "other"})  # type: ignore[arg-type]
     assert getattr(to_settings(job("")), name) == getattr(JobSettings(), name)

@@ -61,7 +61,8 @@ def test_a_batch_takes_several_epochs_and_its_result_is_that_of_one(spark: Spark
     seen = Stopping(1000).run(two_step_job(tmp_path, Slow(), **UNALIGNED), spark)
     assert len(seen) > 4
     waiting = [p.inflight.rows if p.inflight else 0 for p in seen]
-    assert waiting[0] > 0 and waiting[-1] == 0
+    assert waiting[0] > 0
+    assert waiting[-1] == 0
     assert waiting == sorted(waiting, reverse=True), "nothing is read before the batch is done"
     assert sum(p.input_rows for p in seen) == 30 * 60
     assert newest(tmp_path).open_batch is None

@@ -203,8 +203,8 @@ class Strict:
         due: pa.RecordBatch = self._reader.due(state, through_ms)
         return due
 
-    def overlaid(self, changes: Any) -> Strict:
-        return Strict(self._reader.overlaid(changes))
+    def overlaid(self, changes: Any, due_taken: Any = None) -> Strict:
+        return Strict(self._reader.overlaid(changes, due_taken))
 
 
 class Driven:

@@ -32,6 +32,7 @@ from state_runtime.processors.user.refusals import plain
 from state_runtime.processors.user.rows import row_class_of
 from state_runtime.processors.user.value_codec import read_column
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
+from state_runtime.state.changed_rows import on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
@@ -150,7 +151,7 @@ class _Epoch:
         self._shard = shard
         self._result = result
         self._reader = reader
-        self._changes = Changes(operator.state_schemas)
+        self._changes = Changes(operator.state_schemas)  # anew in `run`, once it is known where they are held
         self._pending: list[Any] = []  # outputs that do not fill a batch yet
         kinds = {name: operator.kind_of(name) for name in operator.state_ddl}
         self._handle = Handle(
@@ -169,6 +170,7 @@ class _Epoch:
 
     def run(self, slices: Iterable[RowSlice], initial: GroupedRows | None) -> Iterator[pa.RecordBatch]:
         """Everything, in order; the result is filled when this is drained."""
+        self._changes = Changes(self._operator.state_schemas, self._result.hold)
         self._call(self._processor.init, self._handle)
         self._handle.initialized()
         failed = True
@@ -347,7 +349,7 @@ class _Epoch:
         """End a pass. If more follow, they see what it changed on top of the state."""
         changed = self._changes.seal()
         if changed and more:
-            self._reader = self._reader.overlaid(changed)
+            self._reader = on_top(self._reader, changed)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run user code that is called for no key."""

@@ -49,7 +49,7 @@ from state_runtime.store import open_store
 from state_runtime.task.slicing import StageBudget
 from tests.stored import read_states
 
-__all__ = ["SINKS", "Input", "Killed", "World", "deadlines", "finish", "results", "start"]
+__all__ = ["SINKS", "Frame", "Input", "Killed", "World", "deadlines", "finish", "results", "start"]
 
 TIME = pa.timestamp("us", "UTC")
 INPUT = pa.schema([("k", pa.string()), ("g", pa.string()), ("n", pa.int64()), ("at", TIME)])
@@ -259,7 +259,7 @@ def rows_of_shard(
     return pa.RecordBatch.from_pydict(columns)
 
 
-def start(world: World, settings: JobSettings) -> EpochDriver:
+def start(world: World, settings: JobSettings, *, drop_inflight: bool = False) -> EpochDriver:
     """A run's beginning, as `JobRun` makes it."""
     catalog = Catalog(open_store(str(world.root / "store")), "job")
     info = open_job_root(catalog.root, "job", clock=FakeClock(), ids=world.ids)
@@ -286,6 +286,7 @@ def start(world: World, settings: JobSettings) -> EpochDriver:
         watermark_policy="min",
         clock=FakeClock(),
         ids=world.ids,
+        drop_inflight=drop_inflight,
     )
     spark = SimpleNamespace(
         sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator(), broadcast=FakeBroadcast)
@@ -295,9 +296,9 @@ def start(world: World, settings: JobSettings) -> EpochDriver:
     return begun
 
 
-def finish(world: World, settings: JobSettings, batches: int | None = None) -> Manifest:
+def finish(world: World, settings: JobSettings, batches: int | None = None, *, drop_inflight: bool = False) -> Manifest:
     """From where the store stands to the end of the input, unless something happens; or to a stop after so many batches."""
-    begun: Any = start(world, settings)
+    begun: Any = start(world, settings, drop_inflight=drop_inflight)
     source = begun._committer.last.source
     first = source.batch_id + 1 if source is not None else 0
     last = len(world.batches) if batches is None else min(len(world.batches), first + batches)

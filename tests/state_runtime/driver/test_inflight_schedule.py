@@ -8,21 +8,28 @@ parallelism after it, again and again.
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_world import Killed, World, deadlines, finish, results, some_batches
+from inflight_world import Frame, Input, Killed, World, deadlines, finish, results, some_batches, start
 from model import seeds
 
 from state_runtime.base import faults
+from state_runtime.base.errors import TasksDisagree
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver import epochs as driver
+from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.governor import Governor
-from state_runtime.task import slicing
+from state_runtime.processors import slices
+from state_runtime.task import slicing, stage
+from state_runtime.task.gathered import gather
+from state_runtime.task.slicing import Slicer
 
 
 @pytest.fixture
@@ -44,6 +51,12 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
         monkeypatch.setattr(slicing, "_FIRST_ROWS", 2)
         monkeypatch.setattr(slicing, "_ROWS_MIN", 1)
         monkeypatch.setattr(slicing, "_GROWTH", 1)
+        monkeypatch.setattr(slices, "HELD_BYTES_MIN", world.draw.choice([1, 300, 1 << 25]))
+
+        def gathering(batches: Any, keys: Any, _: int, folder: Path, ids: Any) -> Any:
+            return gather(batches, keys, world.draw.choice([1, 600, 1 << 27]), folder, ids)
+
+        monkeypatch.setattr(stage, "gather", gathering)
 
     return begin
 
@@ -116,3 +129,92 @@ def test_kills_rescales_and_modes_with_rows_in_flight_lose_nothing(
         finish(world, some_settings(world))
         assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
     assert min(seen["killed"], seen["stopped"]) > 0, f"a law without cases: {seen}"
+
+
+def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the changelog off: other shards changed since, so that the listing in memory is newer than the one on the store."""
+    batches: list[list[Input]] = [[(f"k{n}", f"g{n % 4}", n, 10_000) for n in range(9)]]
+    batches += [[(f"k{n}", f"g{n % 4}", n, 10_000)] for n in range(9)]
+    expected, _ = of_one_run(tmp_path / "undisturbed", batches, playing)
+    world = World(tmp_path / "disturbed", random.Random(0), batches)
+    playing(world)
+
+    def lose_the_disk(world: World, _: Any) -> None:
+        shutil.rmtree(world.root / "local" / "state", ignore_errors=True)
+
+    monkeypatch.setattr(World, "note", lose_the_disk)
+    settings = replace(
+        some_settings(world, "aligned"), parallelism=5, changelog="off", backend="arrow", checkpoint_batches=100
+    )
+    finish(world, settings)
+    assert results(world) == expected
+
+
+def test_tasks_that_come_to_other_rows_when_spark_repeats_them_double_nothing(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor is lost after its task; the second attempt is slower or faster, and leaves other rows than those that the
+    output of the first was made without. Such an epoch is run again."""
+    take, disagreements = Acknowledgements.take, 0
+
+    def taking(self: Acknowledgements, *arguments: Any) -> Any:
+        nonlocal disagreements
+        try:
+            return take(self, *arguments)
+        except TasksDisagree:
+            disagreements += 1
+            raise
+
+    monkeypatch.setattr(Acknowledgements, "take", taking)
+    for seed, draw in seeds(6):
+        batches = some_batches(draw)
+        expected, late = of_one_run(tmp_path / f"{seed}-aligned", batches, playing)
+        world = World(tmp_path / str(seed), draw, batches, repeats=0.2)
+        playing(world)
+        with monkeypatch.context() as patched:
+            is_over = Slicer._is_over
+            patched.setattr(Slicer, "_is_over", lambda self, of=is_over, w=world: of(self) and w.draw.random() < 0.5)
+            finish(world, replace(some_settings(world, "unaligned"), tolerable_failures=1_000))
+        assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
+        assert world.late["rows"] == late, f"STILLSTATE_TEST_SEED={seed}"
+    assert disagreements, "no two attempts disagreed: the test proves nothing"
+
+
+def test_rows_that_are_given_up_are_said_and_nothing_else_is_lost(
+    tmp_path: Path,
+    playing: Callable[[World], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`--drop-inflight`: the batch ends there, the next one is read, and the log has the number of rows of each operator."""
+    batches: list[list[Input]] = [[(f"k{n}", "g", n, 10_000) for n in range(40)], [("after", "g", 1, 11_000)]]
+    world = World(tmp_path, random.Random(1), batches)
+    playing(world)
+    settings = JobSettings(
+        parallelism=2,
+        local_dir=str(tmp_path / "local"),
+        materialize=False,
+        placement="off",
+        checkpoint_mode="unaligned",
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(Slicer, "_is_one_slice", lambda *_: False)
+        patched.setattr(Slicer, "_is_over", lambda _: True)
+        patched.setattr(World, "note", lambda *_: begun._stopping.set())
+        begun: Any = start(world, settings)
+        begun.run_batch(Frame(batches[0]), 0)
+        begun.finish()
+        begun.close(0.0)
+    stopped = begun._committer.last
+    assert stopped.open_batch is not None
+    waiting = {o.uid: o.rows for o in stopped.open_batch.operators}
+    assert waiting["steps"] > 0
+    ended = finish(world, settings, drop_inflight=True)
+    assert ended.open_batch is None
+    for uid, rows in waiting.items():
+        assert f"operator {uid}: about {rows} rows" in caplog.text
+    steps = [row for row in results(world)["steps"] if "'what': 'row'" in row]
+    assert len(steps) == 41 - waiting["steps"]
+    assert any("'after'" in row for row in steps)

@@ -258,3 +258,10 @@ def test_a_disk_that_takes_no_rows_costs_memory_and_nothing_else(tmp_path: Path)
 
 def test_a_task_without_a_row_has_nothing() -> None:
     assert gather([], KEYS, 1, Path("/nowhere"), CountingIds()) is None
+
+
+def test_a_row_that_only_wakes_a_shard_does_so_whatever_may_be_held() -> None:
+    """Its shard has something due, or rows that wait; without it the task would not know which one it is."""
+    got = gather([arrived([(0, WAKE_SEQUENCE, "")], shard=3)], KEYS, 1, Path("/nowhere"), CountingIds())
+    assert got is not None
+    assert (got.shard, got.input_rows, got.begin().rows_left) == (3, 0, 0)

@@ -1,0 +1,28 @@
+"""Batches that wait on the host's disk, in files without a name: a killed task leaves none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from state_runtime.base.ids import Ids
+from state_runtime.state.local_files import make_private_folder, open_new_private
+
+__all__ = ["mapped"]
+
+
+def mapped(batch: pa.RecordBatch, folder: Path, ids: Ids) -> pa.RecordBatch:
+    """The same batch, mapped from a file: none of it is in private memory.
+
+    Raises:
+        OSError: the disk is full, read-only, not ours.
+    """
+    make_private_folder(folder)
+    path = folder / f".spill-{ids.uid()}.arrow"
+    try:
+        with open_new_private(path) as file, pa.ipc.new_file(pa.PythonFile(file, "w"), batch.schema) as writer:
+            writer.write_batch(batch)
+        return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+    finally:
+        path.unlink(missing_ok=True)
