@@ -104,7 +104,7 @@ SOAK_SEEDS ?= 20000
 .PHONY: soak
 soak: setup ## SOAK_SEEDS (20,000) of the system simulation, the fault suite with SOAK (20) times as many; failures name their seed
 	$(BIN)/python -m tests.simulation.soak --seeds $(SOAK_SEEDS)
-	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/snapshot/test_commit_schedule.py tests/state_runtime/driver/test_driver_schedule.py -m 'not spark and not kill and not cluster'
+	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/snapshot/test_commit_schedule.py tests/state_runtime/driver/test_driver_schedule.py tests/state_runtime/driver/test_inflight_schedule.py -m 'not spark and not kill and not cluster'
 
 CYCLES ?= 1000
 .PHONY: soak-kill
@@ -184,6 +184,10 @@ KILLS ?= 20
 .PHONY: bench-restart
 bench-restart: setup ## Kill -9 of a driver to its first checkpoint, KILLS (20) times by its supervisor and by Dagster alone (about 20 minutes)
 	$(BIN)/python -m benchmarks.restart --times $(KILLS)
+
+.PHONY: bench-inflight
+bench-inflight: setup ## Rows in flight: checkpoint times under skew and backlog, restarts, kills, throughput, memory (about 40 minutes)
+	$(BIN)/python -m benchmarks.inflight
 
 ##@ Tidy up
 

@@ -37,7 +37,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.upload import Uploader, UploadPolicy
-from state_runtime.changelog.writer import begin_task_changes
+from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
 from state_runtime.processors.builtin.latest import LATEST, LatestBy
@@ -149,15 +149,12 @@ class _Shard:
         return took
 
     def _log(self, changes: dict[str, pa.RecordBatch]) -> None:
+        uid = self._operator.uid
+        writer = task_writer(
+            lambda: self._store, self._uploader, term=1, operator=uid, settings=JobSettings(), ids=SYSTEM_IDS
+        )
         begin_task_changes(
-            lambda: self._store,
-            self._uploader,
-            term=1,
-            operator=self._operator.uid,
-            hash_range=hash_range_of_shard(SHARD, SHARDS),
-            changes=changes,
-            settings=JobSettings(),
-            ids=SYSTEM_IDS,
+            writer, operator=uid, hash_range=hash_range_of_shard(SHARD, SHARDS), changes=changes
         ).result()
 
     def _write(self, version: str, base: OpenVersion, changes: dict[str, pa.RecordBatch]) -> None:

@@ -21,7 +21,7 @@ import psutil
 from benchmarks.engines import Sample, WorkerPlan, open_engine
 from benchmarks.workloads import Side
 
-__all__ = ["Turn", "Worker", "WorkerFailed", "settle"]
+__all__ = ["Turn", "Worker", "WorkerFailed", "is_python_worker", "private_mib", "settle"]
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 90.0
@@ -114,7 +114,7 @@ class Worker:
         """The most private memory of a Python worker until the answer is there."""
         most, deadline = 0.0, time.monotonic() + timeout_s
         while not self._connection.poll(MEMORY_POLL_S) and time.monotonic() < deadline:
-            most = max([most, *(_private_mib(process) for process in self._tree() if _is_python_worker(process))])
+            most = max([most, *(private_mib(process) for process in self._tree() if is_python_worker(process))])
         return most
 
     def cpu_percent(self, interval_s: float) -> float:
@@ -188,14 +188,15 @@ def _cpu_seconds(tree: list[psutil.Process]) -> float:
     return total
 
 
-def _is_python_worker(process: psutil.Process) -> bool:
+def is_python_worker(process: psutil.Process) -> bool:
+    """Whether a process runs Spark's tasks in Python."""
     # Spark's workers are forks of its daemon, so they have its command line.
     with contextlib.suppress(psutil.Error):
         return "pyspark.daemon" in process.cmdline()
     return False
 
 
-def _private_mib(process: psutil.Process) -> float:
+def private_mib(process: psutil.Process) -> float:
     """Memory that no file backs and nobody shares; 0 for a process that is gone.
 
     `uss` of other systems than Linux counts the clean pages of mapped files, too.
