@@ -108,7 +108,7 @@ def newest_whole_savepoint(catalog: Catalog, job_uid: str, *, above: int, until:
 
 
 def _is_empty(manifest: Manifest) -> bool:
-    return not manifest.segments and not manifest.layers and manifest.shards is None
+    return not manifest.stored_segments and not manifest.layers and manifest.shards is None
 
 
 def _is_whole(root: Store, manifest: Manifest, sizes: dict[str, int]) -> bool:

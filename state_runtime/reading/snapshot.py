@@ -17,6 +17,7 @@ import pyarrow as pa
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.reading.fingerprint import Fingerprint
+from state_runtime.reading.inflight import ReadableInflight
 from state_runtime.reading.query import StateView
 from state_runtime.reading.reader import ALL_HASHES, SnapshotReader
 from state_runtime.reading.shown import ShownColumns
@@ -75,6 +76,20 @@ class ReadableSnapshot:
         """
         self.reader().find(operator, name)
         return ReadableState(self, operator, name)
+
+    @property
+    def operators_in_flight(self) -> tuple[str, ...]:
+        """Uids of the operators of which rows are in flight."""
+        batch = self.manifest.open_batch
+        return tuple(operator.uid for operator in batch.operators) if batch is not None else ()
+
+    def inflight(self, operator: str) -> ReadableInflight:
+        """The rows of an operator that are in flight: read by an epoch, and not processed.
+
+        Raises:
+            InvalidConfiguration: it has none; the message lists which operators have some.
+        """
+        return ReadableInflight.of(self.root, self.manifest, operator)
 
     def reader(self) -> SnapshotReader:
         """Access to the rows as they are stored; for one thread."""

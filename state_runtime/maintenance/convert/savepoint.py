@@ -24,6 +24,7 @@ from state_runtime.maintenance.convert.compare import compare_here
 from state_runtime.maintenance.convert.snapshot import (
     HERE_BYTES_MAX,
     CompareStates,
+    refuse_rows_in_flight,
     write_converted,
 )
 from state_runtime.maintenance.copy.objects import needed_objects
@@ -80,12 +81,14 @@ def convert_savepoint(
 
     Raises:
         MissingFile, CorruptData: the snapshot is damaged, or differs from what was written; nothing was published.
-        InvalidConfiguration: the folder holds another snapshot. Unavailable: repeat it.
+        InvalidConfiguration: the folder holds another snapshot, or rows are in flight in this one.
+        Unavailable: repeat it.
     """
     commit_id = hashlib.sha256(f"canonical {manifest.commit_id}".encode()).hexdigest()[:32]
     path = manifest_path(manifest.snapshot_id)
     if not folder.exists(path):
         source = OpenedSnapshot(Catalog.of_root(root), Catalog.of_root(root).job_info(), manifest)
+        refuse_rows_in_flight(source, "canonical")
         origin = OriginEntry(source.info.name, manifest.job_uid, manifest.snapshot_id, manifest.commit_id, "CONVERT")
 
         def adopt(draft: Manifest) -> Manifest:

@@ -66,6 +66,7 @@ __all__ = [
     "Rewrite",
     "convert",
     "is_of_format",
+    "refuse_rows_in_flight",
     "rewrite_of",
     "write_converted",
 ]
@@ -137,6 +138,26 @@ def is_of_format(manifest: Manifest, to: SnapshotFormat) -> bool:
     )
 
 
+def refuse_rows_in_flight(source: OpenedSnapshot, to: SnapshotFormat) -> None:
+    """The canonical format is the live rows of the state and nothing else; to be asked before anything is written.
+
+    Raises:
+        InvalidConfiguration: a batch is not done in the snapshot: rows are in flight, or something is due.
+    """
+    batch = source.manifest.open_batch
+    if to != "canonical" or batch is None:
+        return
+    rows = sum(operator.rows for operator in batch.operators)
+    of = ", ".join(operator.uid for operator in batch.operators)
+    what = f"about {rows:,} rows are in flight ({of})" if rows else "what its newest batch made due is not done"
+    name = source.info.name
+    raise InvalidConfiguration(
+        f"snapshot {source.place} has no canonical form: {what}, and the format has no place for them. Let the running "
+        f"job process them first: `stillstate savepoint {name} NAME --drain-inflight` (start it if it does not run), "
+        "and convert that savepoint. `--to incremental` and `--to changelog` carry rows in flight. Nothing was written"
+    )
+
+
 def rewrite_of(manifest: Manifest, to: SnapshotFormat) -> Rewrite:
     """What has to be written anew to make a snapshot of a format of it; pure."""
     if is_of_format(manifest, to):
@@ -175,12 +196,14 @@ def convert(
         holder: who the pin is for.
 
     Raises:
-        InvalidConfiguration: the target holds something else, or lies in the source or around it.
+        InvalidConfiguration: the target holds something else, or lies in the source or around it; or the format has no
+            place for what the snapshot has.
         SnapshotExpired: the source was given up. MissingFile, CorruptData: it is damaged, or the comparison found a
             difference; nothing was published.
         Unavailable: repeat it.
     """
     started_s = clock.monotonic_s()
+    refuse_rows_in_flight(source, to)
     _check_apart(source.root, target)
     found = _converted_before(source, target)
     intent = _read_intent(target)

@@ -15,6 +15,7 @@ from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile, 
 from state_runtime.base.limits import SOURCE_LOG_BYTES_MAX
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.reader import check_index, index_range
+from state_runtime.changelog.rows import decode_rows
 from state_runtime.maintenance.copy.objects import NeededObject
 from state_runtime.maintenance.verify.report import Finding, FindingKind, kind_of_error
 from state_runtime.reading.references import StoredRef
@@ -211,6 +212,8 @@ def _rows_of_part(data: pa.Buffer, part: PartEntry, where: str) -> int:
     body = data.slice(part.offset, part.length)
     if part.kind == "source":
         return len(decode_lines(body.to_pybytes(), part, where))
+    if part.kind == "rows":
+        return int(decode_rows(body, part, where).num_rows)
     batch = decode_part(body, part, where)
     StateSchema.of(batch.schema).check_batch(batch, where)
     _check_range(batch, part.hash_low, part.hash_high, where)

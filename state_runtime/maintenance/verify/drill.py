@@ -23,7 +23,9 @@ from pathlib import Path
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import CorruptData, Unavailable, UnsupportedFormat
 from state_runtime.base.limits import MAX_PARALLELISM, MIB
+from state_runtime.changelog.reader import read_passes
 from state_runtime.changelog.versions import StateVersions
+from state_runtime.maintenance.verify.inflight import check_parts
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.restore.objects import HostObjects
@@ -68,6 +70,7 @@ class DrillReport:
         recorded_rows: live rows as the snapshot's own progress counts them (with those that have expired since); -1 if
             it has none.
         restore_s: of all restores, one after the other; a job restores its shards side by side.
+        inflight_rows: that wait in it, about; every part of them was read and decoded.
     """
 
     job: str
@@ -80,6 +83,7 @@ class DrillReport:
     bytes_read: int
     restore_s: float
     seconds: float
+    inflight_rows: int = 0
 
     @property
     def rows(self) -> int:
@@ -127,6 +131,7 @@ def drill(
             if on_progress is not None:
                 on_progress(done, total)
             restoring.shard(operator, shard)
+        restoring.rows_in_flight()
         if on_progress is not None:
             on_progress(total, total)
         return restoring.report(catalog.job, actor.clock.monotonic_s() - started_s)
@@ -144,6 +149,7 @@ class _Drill:
         self._found: dict[tuple[str, str], tuple[Fingerprint, Fingerprint]] = {}
         self._problems: list[str] = []
         self._restore_s = 0.0
+        self._waiting = 0
         in_parts = manifest.total_bytes // max(1, len(manifest.operators)) // _SHARD_BYTES
         self.shards = min(max(manifest.parallelism, in_parts, 1), MAX_PARALLELISM)
 
@@ -156,6 +162,19 @@ class _Drill:
             self._problem(f"operator {operator.uid!r}, shard {shard}: {error}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def rows_in_flight(self) -> None:
+        """Read what a run would go on with."""
+        try:
+            passes = read_passes(self._root, self._manifest)
+        except (CorruptData, UnsupportedFormat) as error:
+            self._problem(f"rows in flight: {error}")
+            return
+        for finding in check_parts(self._root, self._manifest, passes, decode=True):
+            if finding.kind == "unreachable":
+                raise Unavailable(f"{finding.path}: {finding.detail}")
+            self._problem(f"{finding.path}, {finding.whose}: {finding.detail}")
+        self._waiting = sum(p.rows for p in passes)
 
     def _compare(self, operator: OperatorEntry, shard: int, folder: Path) -> None:
         low, high = hash_range_of_shard(shard, self.shards)
@@ -231,6 +250,7 @@ class _Drill:
             recorded_rows=progress.state_rows if progress is not None else -1,
             bytes_read=self._objects.bytes_read,
             restore_s=round(self._restore_s, 3),
+            inflight_rows=self._waiting,
             seconds=round(seconds, 3),
         )
 

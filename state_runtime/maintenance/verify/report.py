@@ -150,6 +150,9 @@ def broken_chain(previous: Manifest | None, manifest: Manifest) -> list[str]:
         found.append("its segments are not in order")
     if ids and ids[-1] > manifest.snapshot_id:
         found.append(f"it names a segment of snapshot {ids[-1]}, which is newer than itself")
+    late = [s for s in manifest.stored_segments if s.snapshot_id > manifest.snapshot_id]
+    if late and late[0].path not in paths:
+        found.append(f"it names rows in flight of snapshot {late[0].snapshot_id}, which is newer than itself")
     if previous is None or previous.job_uid != manifest.job_uid:
         return found
     if any(low <= previous.snapshot_id <= high for low, high in manifest.abandoned):

@@ -33,8 +33,11 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import CorruptManifest, MissingSnapshot, StillstateError
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.changelog.inflight import InflightPass
+from state_runtime.changelog.reader import read_passes
 from state_runtime.maintenance.copy.objects import NeededObject, outputs_below_root
 from state_runtime.maintenance.verify.content import Looked, Subject, decode_shard, look_at
+from state_runtime.maintenance.verify.inflight import check_parts, with_epochs
 from state_runtime.maintenance.verify.report import (
     Finding,
     VerifyLevel,
@@ -167,6 +170,8 @@ class _Looking:
         self._bad: dict[str, list[int]] = {}
         self._unreachable_in_a_row = 0
         self._previous: Manifest | None = None
+        self._passes: tuple[InflightPass, ...] = ()
+        self._rows_known: set[str] = set()
         self._objects_done = self._bytes_done = 0
         self.snapshots: list[int] = []
         self.findings: list[Finding] = []
@@ -205,6 +210,7 @@ class _Looking:
                 )
             )
             return
+        self._passes = self._listed(manifest)
         for broken in broken_chain(self._previous, manifest):
             self._add(
                 Finding(kind="damaged", path=manifest_path(snapshot_id), detail=broken, snapshot_ids=(snapshot_id,))
@@ -214,6 +220,8 @@ class _Looking:
             if self.is_away:
                 return
         self._drain()
+        if self._passes and not self.is_away:
+            self._check_rows_in_flight(manifest)
         if self._decode and manifest.shards is not None and not self.is_away:
             self._decode_shards(manifest)
         self._previous = manifest
@@ -268,9 +276,9 @@ class _Looking:
 
     def _subjects(self, manifest: Manifest) -> Iterator[Subject]:
         """The objects of a snapshot, piece by piece, so that a piece that cannot be read hides no other."""
-        nothing = replace(manifest, segments=(), layers=(), shards=None)
+        nothing = replace(manifest, segments=(), layers=(), shards=None, open_batch=None)
         tables = {table.path: table for layer in manifest.layers for table in layer.tables}
-        for segment in manifest.segments:
+        for segment in manifest.stored_segments:
             # The objects that its index names were looked at with it.
             if self._is_new(segment.path, manifest.snapshot_id):
                 found = self._references(replace(nothing, segments=(segment,)), segment.path)
@@ -295,11 +303,10 @@ class _Looking:
             except StillstateError as error:
                 # Twice, like everything: an answer that was cut on its way is no damage.
                 if attempt and not self._is_given_up(piece.snapshot_id):
-                    self._add(
-                        Finding(
-                            kind=kind_of_error(error), path=where, detail=str(error), snapshot_ids=(piece.snapshot_id,)
-                        )
+                    finding = Finding(
+                        kind=kind_of_error(error), path=where, detail=str(error), snapshot_ids=(piece.snapshot_id,)
                     )
+                    self._add(with_epochs(finding, self._passes))
         return found
 
     def _is_new(self, path: str, snapshot_id: int) -> bool:
@@ -361,7 +368,7 @@ class _Looking:
             self._seen -= {_number(path), _number(subject.within)}
             return
         for finding in looked.findings:
-            self._add(finding, path, subject.within)
+            self._add(with_epochs(finding, self._passes), path, subject.within)
         if looked.was_read:
             self.objects_read += 1
             self.bytes_read += looked.size
@@ -379,6 +386,33 @@ class _Looking:
         self.findings.append(finding)
         for path in {finding.path, *about} - {""}:
             self._bad.setdefault(path, []).append(len(self.findings) - 1)
+
+    # --- rows in flight ----------------------------------------------------------------------------------------------
+
+    def _listed(self, manifest: Manifest) -> tuple[InflightPass, ...]:
+        """The rows in flight of a snapshot; none where what lists them cannot be read, which is told then."""
+        batch = manifest.open_batch
+        for attempt in range(2):
+            try:
+                return read_passes(self._root, manifest)
+            except StillstateError as error:
+                # Twice, like everything: an answer that was cut on its way is no damage.
+                if attempt and batch is not None and not self._is_given_up(manifest.snapshot_id):
+                    whose = ", ".join(f"{o.uid} (since epoch {o.epoch})" for o in batch.operators)
+                    ref = StoredRef(kind="segment", path=batch.listing, bytes=-1, digest="")
+                    why = f"{error}; it lists the rows in flight of {whose}"
+                    self._add(Finding.of(kind_of_error(error), ref, why, manifest.snapshot_id))
+        return ()
+
+    def _check_rows_in_flight(self, manifest: Manifest) -> None:
+        """The parts are looked at with the segments that hold them; here, whether they are those that are listed."""
+        for finding in check_parts(self._root, manifest, self._passes, decode=self._decode, known=self._rows_known):
+            is_told = any(
+                (told.path, told.hash_low) == (finding.path, finding.hash_low) or not told.operator
+                for told in (self.findings[n] for n in self._bad.get(finding.path, ()))
+            )
+            if not is_told and not self._is_given_up(manifest.snapshot_id):
+                self._add(finding)
 
     # --- files of shards ---------------------------------------------------------------------------------------------
 
