@@ -20,11 +20,14 @@ import pyarrow as pa
 from model import ALL_HASHES, DictStore
 
 from state_runtime.base.errors import StillstateError
+from state_runtime.changelog.inflight import cut_by_shards
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
-from state_runtime.changelog.reader import fetch_part, read_index, read_source_log, read_table
+from state_runtime.changelog.reader import fetch_part, read_index, read_passes, read_source_log, read_table
+from state_runtime.changelog.rows import decode_columns, decode_rows
 from state_runtime.changelog.segment import SegmentIndex, build_segment, decode_index
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.materialize.records import Record, protected
+from state_runtime.reading.inflight import ReadableInflight
 from state_runtime.reading.query import open_state
 from state_runtime.reading.references import references, sink_references
 from state_runtime.restore.sources import PrimaryStates
@@ -43,7 +46,7 @@ from tests.stored import read_states
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "state_runtime" / "golden"
-ROOTS = ("format-1", "format-2", "format-3/on", "format-4/on", "format-3/off", "format-4/off")
+ROOTS = ("format-1", "format-2", "format-3/on", "format-4/on", "format-3/off", "format-4/off", "format-5/inflight")
 Target = Callable[[Choose], None]
 
 
@@ -161,10 +164,10 @@ def documents(choose: Choose) -> None:
 @cache
 def segments() -> list[tuple[bytes, SegmentIndex]]:
     found = []
-    for root in ("format-3/on", "format-4/on"):
+    for root in ("format-3/on", "format-4/on", "format-5/inflight"):
         store = DictStore(dict(objects_of(root)))
         manifest = stored_manifest(root)
-        for entry in manifest.segments:
+        for entry in manifest.stored_segments:
             found.append((store.objects[entry.path], read_index(store, entry, manifest.job_uids)))
     return found
 
@@ -184,14 +187,19 @@ def segment_tails(choose: Choose) -> None:
         store = DictStore({"segment": data})
         for part in found.parts[:20]:
             reading(partial(fetch_part, store, "segment", part))
+        for passed in found.passes[:20]:
+            reading(partial(cut_by_shards, passed, 7))
+            reading(partial(decode_columns, passed.layout.columns, "here"))
+            for held in passed.parts[:5]:
+                reading(partial(decode_rows, data[held.part.offset :][: held.part.length], held.part, "segment"))
 
 
 @cache
 def state_parts() -> list[tuple[bytes, PartEntry]]:
     found = []
-    for root in ("format-3/on", "format-4/on"):
+    for root in ("format-3/on", "format-4/on", "format-5/inflight"):
         store, manifest = DictStore(dict(objects_of(root))), stored_manifest(root)
-        for entry in manifest.segments:
+        for entry in manifest.stored_segments:
             for part in read_index(store, entry, manifest.job_uids).parts:
                 body = store.read_range(part.path or entry.path, part.offset, part.length)
                 found.append((body, part))
@@ -206,6 +214,9 @@ def parts(choose: Choose) -> None:
     part = dataclasses.replace(part, length=len(body), digest=sha256(body), raw_bytes=raw_bytes)
     if part.kind == "source":
         reading(partial(decode_lines, body, part, "here"))
+        return
+    if part.kind == "rows":
+        reading(partial(decode_rows, body, part, "here"))
         return
     reading(partial(decode_part, body, part, "here"))
     reading(partial(fetch_part, DictStore({"x": body}), "x", dataclasses.replace(part, offset=0, path="")))
@@ -298,6 +309,11 @@ def uses_of(root: Store, manifest: Manifest) -> list[Callable[[], Any]]:
     return [
         partial(references, root, manifest),
         partial(read_listing, direct(root), manifest),
+        partial(read_passes, root, manifest),
+        *(
+            partial(rows_in_flight, root, manifest, operator.uid)
+            for operator in (manifest.open_batch.operators[:3] if manifest.open_batch is not None else ())
+        ),
         *(partial(read_source_log, root, manifest, number) for number in range(2)),
         *(
             partial(way, root, manifest, operator.uid, state.name)
@@ -306,6 +322,11 @@ def uses_of(root: Store, manifest: Manifest) -> list[Callable[[], Any]]:
             for way in (by_versions, as_a_task, as_a_tool)
         ),
     ]
+
+
+def rows_in_flight(root: Store, manifest: Manifest, operator: str) -> Any:
+    """As a DataFrame's tasks do."""
+    return list(ReadableInflight.of(root, manifest, operator).batches())
 
 
 def by_versions(root: Store, manifest: Manifest, operator: str, state: str) -> Any:

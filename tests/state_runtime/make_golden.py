@@ -1,7 +1,7 @@
 """Writes the golden job roots of this version: `PYTHONPATH=. python tests/state_runtime/make_golden.py FOLDER`.
 
 Run once per format, by the code of that format, and kept below `golden/`: what is written there is never written again. `on` has a
-changelog, tables and parts of every kind of state; `off` and `off-rocksdb` have files of shards.
+changelog, tables and parts of every kind of state; `off` and `off-rocksdb` have files of shards; `inflight` has rows in flight.
 """
 
 from __future__ import annotations
@@ -331,11 +331,23 @@ def write_off(folder: Path, name: str, backend: str) -> None:
         shutil.copytree(work / "store" / "job", folder / name)
 
 
+def write_inflight(folder: Path) -> None:
+    """Rows in flight of two operators, from several epochs, in segments and beside them: what is newer than format 4."""
+    from inflight_root import rows_in_flight
+
+    with tempfile.TemporaryDirectory() as scratch:
+        rows_in_flight(Path(scratch), checkpoints=4, inline_bytes_max=1_500)
+        shutil.copytree(Path(scratch) / "store" / "job", folder / "inflight")
+    for mark in (folder / "inflight" / "boundary").iterdir():
+        mark.write_text("s3://bucket/state/job")  # where the run was, which is another place each time
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     write_on(folder)
     write_off(folder, "off", "arrow")
     write_off(folder, "off-rocksdb", "rocksdb")
+    write_inflight(folder)
 
 
 if __name__ == "__main__":

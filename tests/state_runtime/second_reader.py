@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-FORMATS = (1, 2, 3, 4)
+FORMATS = (1, 2, 3, 4, 5)
 MAGIC = b"STSEG001"
 MIB = 1 << 20
 BYTES_MAX = {"manifest": 8 * MIB, "boundary": 16 * MIB, "shard-files": 256 * MIB}
@@ -101,6 +101,10 @@ class Root:
     # --- segments ------------------------------------------------------------------------------------------------
 
     def index(self, segment: Row, manifest: Row) -> list[Row]:
+        parts: list[Row] = self.whole_index(segment, manifest)["parts"]
+        return parts
+
+    def whole_index(self, segment: Row, manifest: Row) -> Row:
         data = self.file(segment)
         check(data[:8] == MAGIC and data[-8:] == MAGIC, "magic")
         tail = data[len(data) - segment["index_bytes"] :]
@@ -109,11 +113,10 @@ class Root:
         check(hashlib.sha256(stored).digest() == footer[8:40], "index digest")
         plain = int.from_bytes(stored[:8], "big")
         check(plain <= 64 * MIB, "index too large")
-        index = json.loads(pa.decompress(stored[8:], decompressed_size=plain, codec="zstd", asbytes=True))
+        index: Row = json.loads(pa.decompress(stored[8:], decompressed_size=plain, codec="zstd", asbytes=True))
         uids = {manifest["job_uid"], *(o["job_uid"] for o in manifest.get("origins", []))}
         check(index["job_uid"] in uids and index["snapshot_id"] == segment["snapshot_id"], "swapped")
-        parts: list[Row] = index["parts"]
-        return parts
+        return index
 
     def part(self, segment: Row, part: Row) -> bytes:
         whole = self.bytes_of(part["path"] or segment["path"])
@@ -136,6 +139,48 @@ class Root:
                         pa.decompress(data, decompressed_size=size, codec="zstd", asbytes=True).decode().split("\n")
                     )
         return lines
+
+    # --- rows in flight ------------------------------------------------------------------------------------------
+
+    def rows_in_flight(self, manifest: Row) -> list[Row]:
+        """In the order in which each operator does them: `operator`, `epoch`, `hash`, `place`, `row`."""
+        batch = manifest.get("open_batch")
+        if batch is None or not batch["listing"]:
+            return []
+        segments = {s["path"]: s for s in batch["segments"]}
+        listing = self.whole_index(segments[batch["listing"]], manifest)
+        found: list[Row] = []
+        named = [(p["operator"], p["epoch"]) for p in listing["passes"]]
+        check(len(set(named)) == len(named), "two passes of one operator and epoch")
+        check({o["uid"] for o in batch["operators"]} == {operator for operator, _ in named}, "operators")
+        for passed in sorted(listing["passes"], key=lambda p: p["epoch"]):
+            ends = [-1, *(r["hash_high"] for r in passed["left"])]
+            check(all(end < r["hash_low"] <= r["hash_high"] for end, r in zip(ends, passed["left"])), "ranges")
+            for held in passed["parts"]:
+                found += self._rows_of_part(held, passed, segments, batch["listing"], manifest)
+        return found
+
+    def _rows_of_part(
+        self, held: Row, passed: Row, segments: dict[str, Row], listing: str, manifest: Row
+    ) -> Iterator[Row]:
+        segment = segments[held["segment"] or listing]
+        part = held["part"]
+        check(part["kind"] == "rows" and part in self.index(segment, manifest), "no part of its segment")
+        (batch,) = pyarrow.ipc.open_stream(self.part(segment, part))
+        columns = pyarrow.ipc.read_schema(pa.py_buffer(base64.b64decode(passed["layout"]["columns"])))
+        check(batch.schema.names == ["key_hash", "place", *(f"row.{name}" for name in columns.names)], "columns")
+        check(batch.schema.types[2:] == columns.types, "types")
+        at = [(row["key_hash"], row["place"]) for row in batch.to_pylist()]
+        check(at == sorted(at) and (at[0][0], at[-1][0]) == (part["hash_low"], part["hash_high"]), "order")
+        for row in batch.to_pylist():
+            if any(r["hash_low"] <= row["key_hash"] <= r["hash_high"] for r in passed["left"]):
+                yield {
+                    "operator": passed["operator"],
+                    "epoch": passed["epoch"],
+                    "hash": row["key_hash"],
+                    "place": row["place"],
+                    "row": _with_prefix(row, "row."),
+                }
 
     # --- state ---------------------------------------------------------------------------------------------------
 
