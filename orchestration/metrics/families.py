@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from orchestration.looking.newest_savepoint import SavepointsSeen
 from orchestration.looking.vitals import DAMAGED, NOT_SEEN, Vitals
 from orchestration.recovery.health import Verdict
+from state_runtime.snapshot.manifest import Manifest
 
 __all__ = ["HEALTHS", "families"]
 
@@ -36,6 +37,9 @@ _GAUGES: Final[Mapping[str, str]] = {
     "stillstate_log_bytes": "Changelog that a restart replays.",
     "stillstate_table_bytes": "State tables below that log.",
     "stillstate_replay_seconds": "About how long a restart replays the log.",
+    "stillstate_inflight_rows": "Rows that the newest snapshot has in flight: read and not processed.",
+    "stillstate_inflight_bytes": "The same in bytes of memory.",
+    "stillstate_inflight_age_seconds": "How long the oldest of them had waited when the job was looked at.",
     "stillstate_savepoints": "Savepoints of the job, in whatever state.",
     "stillstate_savepoint_timestamp_seconds": "When the newest complete savepoint was made.",
     "stillstate_savepoint_age_seconds": "Age of the newest complete savepoint when the job was looked at.",
@@ -88,6 +92,7 @@ def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
             "stillstate_checkpoint_age_seconds": max(0, now_ms - head.created_at_ms) / 1000,
             "stillstate_log_bytes": float(head.log_bytes),
             "stillstate_replay_seconds": seen.replay_s,
+            **_in_flight(head, now_ms),
         }
     if progress is not None:
         found |= {
@@ -98,6 +103,16 @@ def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
             "stillstate_table_bytes": float(progress.table_bytes),
         }
     return found
+
+
+def _in_flight(head: Manifest, now_ms: int) -> dict[str, float]:
+    waiting = head.open_batch.operators if head.open_batch is not None else ()
+    oldest_ms = min((o.read_at_ms for o in waiting), default=now_ms)
+    return {
+        "stillstate_inflight_rows": float(sum(o.rows for o in waiting)),
+        "stillstate_inflight_bytes": float(sum(o.bytes for o in waiting)),
+        "stillstate_inflight_age_seconds": max(0, now_ms - oldest_ms) / 1000,
+    }
 
 
 def _of_savepoints(seen: SavepointsSeen | None, now_ms: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from orchestration.show.tables import new_table
 from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.base.errors import StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
-from state_runtime.snapshot.manifest import Manifest, StateEntry
+from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, StateEntry
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "snapshots_table",
     "state_csv",
     "state_table",
+    "waiting_operators",
 ]
 
 _CELL_CHARS_MAX = 500
@@ -59,7 +60,12 @@ _COLOURS: dict[Verdict | str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
-    """One line of `stillstate jobs`. `health` is our verdict, `state` what the driver said last."""
+    """One line of `stillstate jobs`. `health` is our verdict, `state` what the driver said last.
+
+    Attributes:
+        inflight_rows, inflight_age_s: rows in flight in the newest snapshot, about, and how long the oldest has waited.
+        slowest: operator and shard of the task that took longest; empty where no rows are in flight.
+    """
 
     job: str
     health: str
@@ -77,11 +83,16 @@ class JobRow:
     restoring: int = 0
     reason: str = ""
     exit_code: int = 0
+    inflight_rows: int = 0
+    inflight_age_s: float | None = None
+    slowest: str = ""
 
     @staticmethod
     def of(job: str, seen: Observation, latest: Manifest | None, now_ms: int) -> JobRow:
         """What one look at a job showed."""
         status, progress = seen.status, latest.progress if latest is not None else None
+        waiting = waiting_operators(latest) if latest is not None else ()
+        oldest_ms = min((o.read_at_ms for o in waiting), default=None)
         return JobRow(
             job=job,
             health=seen.health.verdict,
@@ -98,6 +109,9 @@ class JobRow:
             restored=0 if status is None else status.restored,
             restoring=0 if status is None else status.restoring,
             reason=seen.health.reason,
+            inflight_rows=sum(o.rows for o in waiting),
+            inflight_age_s=None if oldest_ms is None else round(max(0, now_ms - oldest_ms) / 1000, 3),
+            slowest=progress.inflight.slowest if waiting and progress is not None and progress.inflight else "",
         )
 
     @staticmethod
@@ -118,6 +132,7 @@ class SnapshotRow:
         kind: of the snapshot; "savepoint" of a savepoint's copy of it.
         savepoint: its name; empty of a snapshot of the job itself.
         format: see docs/formats.md; empty if it cannot be read.
+        inflight_rows, inflight_bytes: of rows in flight, about.
     """
 
     snapshot_id: int
@@ -134,6 +149,8 @@ class SnapshotRow:
     log_bytes: int | None = None
     table_bytes: int | None = None
     error: str | None = None
+    inflight_rows: int | None = None
+    inflight_bytes: int | None = None
 
     @staticmethod
     def of(manifest: Manifest, savepoint: str = "") -> SnapshotRow:
@@ -153,6 +170,8 @@ class SnapshotRow:
             checkpoint_ms=None if progress is None else progress.checkpoint_ms,
             log_bytes=manifest.log_bytes,
             table_bytes=manifest.table_bytes,
+            inflight_rows=sum(o.rows for o in waiting_operators(manifest)),
+            inflight_bytes=sum(o.bytes for o in waiting_operators(manifest)),
         )
 
     @staticmethod
@@ -264,12 +283,16 @@ def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | Non
 def _why(row: JobRow) -> str:
     if row.health not in ("healthy", "starting"):
         return row.reason
-    restoring = f"restoring {row.restored} of {row.restoring} shards" if row.restoring else ""
-    return restoring or ("" if row.health == "healthy" else row.reason)
+    told = [f"restoring {row.restored} of {row.restoring} shards"] if row.restoring else []
+    if row.inflight_rows:
+        told.append(f"{count_text(row.inflight_rows)} rows in flight, oldest {_age(row.inflight_age_s)}")
+        told += [f"slowest {row.slowest}"] if row.slowest else []
+    return "; ".join(told) or ("" if row.health == "healthy" else row.reason)
 
 
 def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
-    """What a job can go back to, newest first."""
+    """What a job can go back to, newest first. Rows in flight have a column where there are any."""
+    some_wait = any(row.inflight_rows for row in rows)
     table = new_table(
         f"Snapshots of {job}",
         "name",
@@ -284,6 +307,7 @@ def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
         "checkpoint>",
         "log>",
         "tables>",
+        *(["in flight>"] if some_wait else []),
         "",
     )
     for row in rows:
@@ -300,6 +324,7 @@ def snapshots_table(job: str, rows: list[SnapshotRow]) -> Table:
             "-" if row.checkpoint_ms is None else f"{row.checkpoint_ms:.0f} ms",
             _bytes(row.log_bytes),
             _bytes(row.table_bytes),
+            *([_number(row.inflight_rows)] if some_wait else []),
             Text(row.error or ""),
         )
     return table
@@ -323,6 +348,8 @@ def manifest_parts(job: str, manifest: Manifest, shared: Shared = NOTHING_SHARED
     """
     yield _facts(job, manifest, shared)
     yield _operators(manifest)
+    if manifest.open_batch is not None:
+        yield _rows_in_flight(manifest, manifest.open_batch)
     if manifest.segments:
         yield _segments(manifest)
     if manifest.layers:
@@ -382,6 +409,48 @@ def _operators(manifest: Manifest) -> Table:
                 Text(f"{state.schema}{_history(state)}"),
             )
     return table
+
+
+def _rows_in_flight(manifest: Manifest, batch: OpenBatch) -> Table:
+    """How far the newest batch is, operator by operator: what waits, since when, with which columns."""
+    waiting = {o.uid: o for o in batch.operators}
+    table = new_table(
+        "Rows in flight: the newest batch is not done", "operator", "is", "rows>", "bytes>", "epoch>", "age>", "columns"
+    )
+    for operator in manifest.operators:
+        found = waiting.pop(operator.uid, None)
+        if found is not None:
+            _add_waiting(table, found, manifest.created_at_ms)
+            continue
+        is_settled = operator.uid in batch.settled
+        state = (
+            "done" if is_settled else "due work has begun" if operator.uid == batch.begun else "waits for rows above"
+        )
+        table.add_row(Text(operator.uid), state, "0", "-", "-", "-", "")
+    for found in waiting.values():
+        _add_waiting(table, found, manifest.created_at_ms)
+    return table
+
+
+def _add_waiting(table: Table, found: InflightNumbers, at_ms: int) -> None:
+    # Late: Arrow takes longer to load than all the rest of a command that is typed while people wait.
+    from state_runtime.changelog.rows import decode_columns
+
+    columns = [decode_columns(o.columns, f"operator {found.uid!r}").names for o in found.layouts]
+    table.add_row(
+        Text(found.uid),
+        "in flight",
+        count_text(found.rows),
+        bytes_text(found.bytes),
+        str(found.epoch),
+        _age(max(0, at_ms - found.read_at_ms) / 1000),
+        Text("; ".join(", ".join(names) for names in columns)),
+    )
+
+
+def waiting_operators(manifest: Manifest) -> tuple[InflightNumbers, ...]:
+    """The operators of which rows are in flight."""
+    return manifest.open_batch.operators if manifest.open_batch is not None else ()
 
 
 def _history(state: StateEntry) -> str:

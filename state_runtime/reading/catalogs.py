@@ -8,6 +8,8 @@ from typing import Any
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import MissingSnapshot
+from state_runtime.changelog.reader import read_passes
+from state_runtime.changelog.rows import decode_columns
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.reading.references import references
 from state_runtime.snapshot.catalog import Catalog
@@ -65,11 +67,17 @@ RELATIONS: dict[str, T.StructType] = {
         time=_TEXT,
         stored_bytes=_LONG,
     ),
-    # Nothing is kept in flight yet: snapshots are made between epochs, when no row is on its way.
-    "inflight": _schema(operator=_TEXT, shard=T.IntegerType(), sequence=_LONG, row=T.BinaryType()),
+    "inflight": _schema(
+        operator=_TEXT,
+        epoch=_LONG,
+        read_at=_TIME,
+        rows=_LONG,
+        bytes=_LONG,
+        columns=_TEXT,
+    ),
 }
-"""The relations beside the states, with their columns. `inflight` has no rows: no snapshot of this version holds data
-in flight."""
+"""The relations beside the states, with their columns. `inflight` has a row for each operator and epoch that read rows
+which are not processed; the rows themselves are read by the option `inflight`."""
 
 
 def relation_rows(what: str, place: str, storage_options: Mapping[str, Any]) -> Iterator[list[Row]]:
@@ -158,6 +166,19 @@ def _operators(place: str, storage_options: Mapping[str, Any]) -> Iterator[Row]:
             }
 
 
+def _inflight(place: str, storage_options: Mapping[str, Any]) -> Iterator[Row]:
+    root, manifest = _opened(place, storage_options)
+    for passed in read_passes(root, manifest):
+        yield {
+            "operator": passed.operator,
+            "epoch": passed.epoch,
+            "read_at": _time(passed.read_at_ms),
+            "rows": passed.rows,
+            "bytes": passed.bytes,
+            "columns": ", ".join(decode_columns(passed.layout.columns, f"operator {passed.operator!r}").names),
+        }
+
+
 def _opened(place: str, storage_options: Mapping[str, Any]) -> tuple[Store, Manifest]:
     opened = open_place(place, storage_options)
     return opened.root, opened.manifest
@@ -167,5 +188,5 @@ _MAKERS: dict[str, Callable[[str, Mapping[str, Any]], Iterator[Row]]] = {
     "snapshots": _snapshots,
     "manifest": _files,
     "operators": _operators,
-    "inflight": lambda place, storage_options: iter(()),
+    "inflight": _inflight,
 }

@@ -10,8 +10,10 @@
 | `operator`, `state` | which state; its columns have their real types |
 | `columns` | of a state, with commas: only these are read. Spark's Python data sources are not told which columns a
 query needs; `.schema("a long, b string")` does the same |
-| `hash_range` | of a state, `LOW:HIGH`: only keys whose unsigned hash lies in there |
-| `partitions` | of a state: hash ranges that are read side by side; by default one for 64 MiB |
+| `inflight` | uid of an operator: its rows that are in flight, with its input columns, and `_operator`, `_epoch`,
+`_key_hash`, `_place` |
+| `hash_range` | of a state or of rows in flight, `LOW:HIGH`: only keys whose unsigned hash lies in there |
+| `partitions` | of the same: hash ranges that are read side by side; by default one for 64 MiB |
 
 Conditions that name every key column by `=`, `<=>`, `in` or `is null` are answered by looking those keys up, where
 filters are pushed down (`register` sets `spark.sql.python.filterPushdown.enabled`; or set it and the option
@@ -48,6 +50,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from state_runtime.base.errors import InvalidConfiguration, InvalidData, StillstateError
 from state_runtime.base.limits import MIB
 from state_runtime.reading.catalogs import RELATIONS, relation_rows
+from state_runtime.reading.inflight import ReadableInflight
 from state_runtime.reading.reader import ALL_HASHES, hash_ranges
 from state_runtime.reading.snapshot import ReadableSnapshot, ReadableState, open_snapshot_for_reading
 
@@ -55,7 +58,18 @@ __all__ = ["StillstateDataSource", "register"]
 
 _FORMAT = "stillstate"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-_OPTIONS = ("place", "path", "what", "operator", "state", "columns", "hash_range", "partitions", "pushdown")
+_OPTIONS = (
+    "place",
+    "path",
+    "what",
+    "operator",
+    "state",
+    "inflight",
+    "columns",
+    "hash_range",
+    "partitions",
+    "pushdown",
+)
 _PARTITION_BYTES = 64 * MIB
 _PARTITIONS_MAX = 256
 _KEYS_MAX = 1000
@@ -96,6 +110,8 @@ class StillstateDataSource(DataSource):
             InvalidConfiguration: options that do not go together, or a type that is not known without the job.
         """
         what = self._what()
+        if what == "rows":
+            return from_arrow_schema(self._rows(self._open()).schema, prefer_timestamp_ntz=True)
         if what != "state":
             return RELATIONS[what]
         state = self._state(self._open())
@@ -112,6 +128,18 @@ class StillstateDataSource(DataSource):
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """What reads it, in tasks."""
         what = self._what()
+        if what == "rows":
+            snapshot = self._open()
+            rows = self._rows(snapshot)
+            for name in schema.names:
+                if name not in rows.schema.names:
+                    raise InvalidConfiguration(
+                        f"rows in flight of operator {rows.operator!r} have no column {name!r}; they have: "
+                        f"{', '.join(rows.schema.names)}"
+                    )
+            asked = to_arrow_schema(schema, timezone="UTC")
+            size = sum(p.bytes for p in rows.passes)
+            return _InflightReader(snapshot.place, self._storage_options, rows.operator, asked, self._ranges(size))
         if what != "state":
             place = self._place() if what == "snapshots" else self._open().place
             return _RelationReader(what, place, self._storage_options, to_arrow_schema(schema, timezone="UTC"))
@@ -126,7 +154,7 @@ class StillstateDataSource(DataSource):
             state.operator,
             state.name,
             to_arrow_schema(schema, timezone="UTC"),
-            self._ranges(state),
+            self._ranges(state.snapshot.reader().stored_bytes(state.operator, state.name)),
             state.key_columns,
             all(column.binary_equality for column in state.shown.versions.keys),
         )
@@ -153,6 +181,11 @@ class StillstateDataSource(DataSource):
                 "environment, or to "
                 "register(spark, storage_options=…)"
             )
+        if self.options.get("inflight"):
+            clash = [name for name in ("what", "operator", "state", "columns") if self.options.get(name)]
+            if clash:
+                raise InvalidConfiguration(f"option inflight names an operator by itself; leave out {clash[0]!r}")
+            return "rows"
         what = self.options.get("what") or ("state" if self.options.get("state") else "operators")
         if what != "state" and what not in RELATIONS:
             raise InvalidConfiguration(f"option what={what!r}: use one of state, {', '.join(RELATIONS)}")
@@ -190,9 +223,11 @@ class StillstateDataSource(DataSource):
             return None
         return state.wanted([name.strip() for name in text.split(",")])
 
-    def _ranges(self, state: ReadableState) -> tuple[tuple[int, int], ...]:
+    def _rows(self, snapshot: ReadableSnapshot) -> ReadableInflight:
+        return snapshot.inflight(self.options.get("inflight") or "")
+
+    def _ranges(self, size: int) -> tuple[tuple[int, int], ...]:
         text = self.options.get("partitions")
-        size = state.snapshot.reader().stored_bytes(state.operator, state.name)
         count = min(_PARTITIONS_MAX, -(-size // _PARTITION_BYTES)) if text is None else _number(text, "partitions")
         if not 0 <= count <= 32768:
             raise InvalidConfiguration(f"option partitions={count}: give 1 to 32768")
@@ -253,6 +288,38 @@ class _RelationReader(DataSourceReader):
         for rows in relation_rows(self._what, self._place, self._storage_options):
             columns = [pa.array([row[name] for row in rows], field.type) for name, field in zip(names, self._schema)]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class _InflightReader(DataSourceReader):
+    """Rows in flight, a hash range per task."""
+
+    def __init__(
+        self,
+        place: str,
+        storage_options: Mapping[str, Any],
+        operator: str,
+        schema: pa.Schema,
+        ranges: Sequence[tuple[int, int]],
+    ) -> None:
+        self._place = place
+        self._storage_options = _Options(storage_options)
+        self._operator = operator
+        self._schema = schema
+        self._ranges = tuple(ranges)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_HashRange(low, high) for low, high in self._ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _HashRange):
+            raise StillstateError(f"a partition of type {type(partition).__name__}")
+        rows = open_snapshot_for_reading(self._place, self._storage_options).inflight(self._operator)
+        for batch in rows.batches((partition.low, partition.high)):
+            if not self._schema.names:  # `count()` needs rows, but no column
+                yield batch.select([])
+                continue
+            arrays = [batch.column(field.name).cast(field.type) for field in self._schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 class _StateReader(DataSourceReader):

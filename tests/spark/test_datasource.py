@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from inflight_root import rows_in_flight
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -146,8 +147,31 @@ def test_a_snapshot_tells_what_is_in_it(spark: SparkSession, place: str) -> None
     assert {row.path for row in files} >= {t.path for t in manifest.layers[0].tables}
     assert files[-1].kind == "manifest"
     inflight = source(spark, place, what="inflight")
-    assert inflight.columns == ["operator", "shard", "sequence", "row"]
+    assert inflight.columns == ["operator", "epoch", "read_at", "rows", "bytes", "columns"]
     assert inflight.count() == 0
+
+
+def test_rows_in_flight_are_a_data_frame_of_input_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """By hash range, each row in one partition; the same that is read without Spark; of an operator without any an error."""
+    register(spark)
+    made = rows_in_flight(tmp_path, checkpoints=4, inline_bytes_max=1_500)
+    place, operator = f"{tmp_path}/store/job@{made.manifest.snapshot_id}", "windows"
+    expected = reading.open(place).inflight(operator).to_arrow().to_pylist()
+    frame = source(spark, place, inflight=operator, partitions="3")
+    assert frame.rdd.getNumPartitions() == 3
+    assert sorted(r.asDict()["_place"] for r in frame.collect()) == sorted(r["_place"] for r in expected)
+    assert frame.columns == list(expected[0])
+    assert frame.count() == len(expected)
+    half = source(spark, place, inflight=operator, hash_range=f"0:{(1 << 63) - 1}").collect()
+    assert sorted(r["_key_hash"] for r in half) == sorted(r["_key_hash"] for r in expected if r["_key_hash"] < 1 << 63)
+    listed = source(spark, place, what="inflight").groupBy("operator").sum("rows").collect()
+    assert {r[0] for r in listed} == {"steps", "windows"}
+    for options, why in (
+        ({"inflight": "totals"}, "there are some of: steps, windows"),
+        ({"inflight": "steps", "state": "seen"}, "leave out 'state'"),
+    ):
+        with pytest.raises(Exception, match=why):
+            source(spark, place, **options).count()
 
 
 def test_wrong_options_are_refused_and_credentials_are_shown_nowhere(spark: SparkSession, place: str) -> None:

@@ -407,11 +407,7 @@ class _Looking:
     def _check_rows_in_flight(self, manifest: Manifest) -> None:
         """The parts are looked at with the segments that hold them; here, whether they are those that are listed."""
         for finding in check_parts(self._root, manifest, self._passes, decode=self._decode, known=self._rows_known):
-            is_told = any(
-                (told.path, told.hash_low) == (finding.path, finding.hash_low) or not told.operator
-                for told in (self.findings[n] for n in self._bad.get(finding.path, ()))
-            )
-            if not is_told and not self._is_given_up(manifest.snapshot_id):
+            if not self._is_given_up(manifest.snapshot_id):
                 self._add(finding)
 
     # --- files of shards ---------------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""Rows in flight where people look: descriptions, lists, progress lines and gauges say how many wait, whose, and for how
+long; where none wait, nothing is said."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from inflight_root import InflightRoot, rows_in_flight
+from rich.console import Console
+
+from orchestration.looking.vitals import Vitals
+from orchestration.metrics.families import families
+from orchestration.show.runs import progress_line
+from orchestration.show.views import JobRow, SnapshotRow, jobs_table, manifest_parts, snapshots_table
+from state_runtime.base.errors import CorruptManifest
+from state_runtime.base.progress import InflightProgress, Progress
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> InflightRoot:
+    """Read only."""
+    return rows_in_flight(tmp_path_factory.mktemp("job"), checkpoints=4)
+
+
+def text_of(*parts: Any) -> str:
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_description_says_what_waits_operator_by_operator(made: InflightRoot) -> None:
+    """Rows, bytes, epoch, age, columns; operators without any say how far they are. The numbers of the epoch too."""
+    assert made.manifest.open_batch is not None
+    text = text_of(*manifest_parts("job", replace(made.manifest, created_at_ms=1_700_000_060_000)))
+    lines = {
+        line.split()[1]: line
+        for line in text.splitlines()
+        if ("in flight" in line and "│" in line) or "rows above" in line
+    }
+    for found in made.manifest.open_batch.operators:
+        assert str(found.rows) in lines[found.uid]
+        assert "1 min 0 s" in lines[found.uid]
+    assert "k, g, n, at" in lines["steps"]
+    assert "waits for rows above" in text
+    assert "inflight slices" in text
+
+
+def test_without_an_open_batch_a_description_does_not_speak_of_rows(made: InflightRoot) -> None:
+    """Of jobs that never had any the page is what it was."""
+    plain = replace(made.manifest, open_batch=None, progress=Progress(snapshot_id=4))
+    assert "in flight" not in text_of(*manifest_parts("job", plain))
+    assert "in flight" not in text_of(snapshots_table("job", [SnapshotRow.of(plain)]))
+
+
+def test_a_list_of_snapshots_has_a_column_when_some_have_rows(made: InflightRoot) -> None:
+    """And its JSON has the numbers."""
+    waiting = SnapshotRow.of(made.manifest)
+    assert made.manifest.open_batch is not None
+    assert waiting.inflight_rows == sum(o.rows for o in made.manifest.open_batch.operators)
+    assert "in flight" in text_of(snapshots_table("job", [waiting, SnapshotRow.broken(9, CorruptManifest("damaged"))]))
+    assert waiting.to_json_dict()["inflight_bytes"] > 0
+
+
+def test_a_line_of_progress_names_the_slowest_shard() -> None:
+    """Whoever watches sees where the time goes; a line without rows in flight is as it was."""
+    inflight = InflightProgress(rows=12_000, bytes=1 << 20, oldest_ms=8_000, slowest="orders/3", slowest_ms=2_100.0)
+    line = progress_line("flights", Progress(snapshot_id=3, inflight=inflight))
+    assert "in flight 12,000 (1.0 MiB, oldest 8.0 s)  slowest orders/3 2.1 s" in line
+    assert "in flight" not in progress_line("flights", Progress(snapshot_id=3))
+
+
+def test_a_job_s_line_says_how_long_the_oldest_row_waits() -> None:
+    """Next to its health, which may be good all the same."""
+    row = JobRow(job="j", health="healthy", inflight_rows=7, inflight_age_s=90.0, slowest="orders/3")
+    text = text_of(jobs_table([row]))
+    assert "7 rows in flight" in text
+    assert "orders/3" in text
+    assert "in flight" not in text_of(jobs_table([JobRow(job="j", health="healthy")]))
+
+
+def test_gauges_have_the_numbers(made: InflightRoot) -> None:
+    """0 is a fact here: nothing waits."""
+    assert made.manifest.open_batch is not None
+    now_ms = min(o.read_at_ms for o in made.manifest.open_batch.operators) + 30_000
+    plain = replace(made.manifest, open_batch=None)
+    for manifest, rows, age_s in (
+        (made.manifest, sum(o.rows for o in made.manifest.open_batch.operators), 30.0),
+        (plain, 0, 0.0),
+    ):
+        seen = Vitals(health="healthy", is_well=True, head=manifest)
+        found = {s.name: s.value for f in families({"job": seen}, {}, now_ms, True) for s in f.samples}
+        assert found["stillstate_inflight_rows"] == rows
+        assert found["stillstate_inflight_age_seconds"] == age_s
