@@ -16,7 +16,7 @@ _DESCRIPTIONS: dict[CheckName, str] = {
     "replay_time_bounded": "Whether a restart replays its log in time (`checks.replay_s`).",
     "state_growth": "How many times the rows of a day before the state has (`checks.state_growth`).",
     "savepoint_recent": "Whether the newest savepoint is young enough (`checks.savepoint_age_s`).",
-    "backlog": "How far the watermark is behind the clock (`checks.backlog_s`).",
+    "backlog": "How far the watermark is behind the clock, and how long rows in flight wait (`checks.backlog_s`).",
 }
 
 

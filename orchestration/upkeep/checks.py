@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Literal
 
 from orchestration.config.spec import JobSpec
@@ -23,6 +24,8 @@ CheckName = Literal["replay_time_bounded", "state_growth", "savepoint_recent", "
 CHECK_NAMES: Final[tuple[CheckName, ...]] = ("replay_time_bounded", "state_growth", "savepoint_recent", "backlog")
 
 _DAY_MS: Final = 86_400_000
+_GROWING: Final = 3
+"""Checkpoints in a row with more rows in flight than the one before: one alone is a batch that has just been read."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,44 @@ def _savepoint(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
 
 
 def _backlog(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
-    time = newest.time
-    if time is None or not time.watermark_ms:
+    """By the watermark, and by rows in flight: how long the oldest has waited, and whether there are more of them from
+    checkpoint to checkpoint."""
+    now_ms, time = catalog.clock.now_ms(), newest.time
+    waiting = newest.open_batch.operators if newest.open_batch is not None else ()
+    numbers: dict[str, float] = {"limit_s": limit_s}
+    told, wrong = [], []
+    if time is not None and time.watermark_ms:
+        numbers["behind_s"] = behind_s = max(0, now_ms - time.watermark_ms) / 1000
+        told.append(text := f"the watermark is {duration_text(behind_s)} behind the clock")
+        wrong += [f"{text}, more than {duration_text(limit_s)}"] if behind_s > limit_s else []
+    if waiting:
+        numbers["inflight_age_s"] = age_s = max(0, now_ms - min(o.read_at_ms for o in waiting)) / 1000
+        numbers["inflight_rows"] = rows = _in_flight(newest)
+        text = f"about {rows:,} rows are in flight ({', '.join(o.uid for o in waiting)})"
+        told.append(f"{text}, the oldest for {duration_text(age_s)}")
+        wrong += (
+            [f"{text}, the oldest for {duration_text(age_s)}, more than {duration_text(limit_s)}"]
+            if age_s > limit_s
+            else []
+        )
+        before = _in_flight_before(catalog, newest)
+        if len(before) == _GROWING and all(low < high for low, high in pairwise((*before, rows))):
+            wrong.append(f"{text}, more at each of the last checkpoints: {', '.join(f'{n:,}' for n in before)} before")
+    if not told:
         return _unknown("backlog", "the job has no watermark, which says how far its input has come")
-    behind_s = max(0, catalog.clock.now_ms() - time.watermark_ms) / 1000
-    numbers = {"behind_s": behind_s, "limit_s": limit_s}
-    text = f"the watermark is {duration_text(behind_s)} behind the clock"
-    if behind_s <= limit_s:
-        return Judged("backlog", True, text, numbers=numbers)
-    return Judged("backlog", False, f"{text}, more than {duration_text(limit_s)}", numbers=numbers)
+    return Judged("backlog", not wrong, "; ".join(wrong or told), numbers=numbers)
+
+
+def _in_flight(manifest: Manifest) -> int:
+    return sum(o.rows for o in manifest.open_batch.operators) if manifest.open_batch is not None else 0
+
+
+def _in_flight_before(catalog: Catalog, newest: Manifest) -> list[int]:
+    """Rows in flight in the snapshots before the newest, the oldest first, as far as they are there."""
+    found = []
+    for snapshot_id in [i for i in catalog.snapshot_ids() if i < newest.snapshot_id][-_GROWING:]:
+        try:
+            found.append(_in_flight(catalog.manifest(snapshot_id)))
+        except MissingSnapshot:
+            continue  # given up since
+    return found

@@ -20,7 +20,7 @@ from orchestration.sensors import checks
 from orchestration.sensors.checks import CheckCursor, read_check_cursor
 from orchestration.upkeep.checks import Judged, judge
 from state_runtime.base.errors import StoreUnavailable
-from state_runtime.snapshot.manifest import Manifest, TimeEntry
+from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, TimeEntry
 
 ALL = "checks: {replay_s: 1, state_growth: 2, savepoint_age_s: 3600, backlog_s: 600}"
 SENSOR = "stillstate_checks"
@@ -86,6 +86,33 @@ def test_each_number_is_judged_by_its_limit(
     assert judged(flights, config)["backlog"].passed
     clock.advance_s(2)
     assert not judged(flights, config)["backlog"].passed
+
+
+def test_rows_in_flight_are_a_backlog_when_they_wait_long_or_grow(
+    write_config: Callable[..., Path], flights: JobRoot, clock: FakeClock
+) -> None:
+    """Also of a job without a watermark, of which nothing else is known."""
+    config = write_config(extra=ALL)
+    flights.start()
+    assert flights.committer is not None
+
+    def waiting(rows: int) -> Judged:
+        segment = checkpoint_of(flights.committer.last).segments[-1] if flights.committer is not None else None
+        assert segment is not None
+        numbers = InflightNumbers("legs", rows, 8 * rows, 1, clock.now_ms() - 60_000)
+        batch = OpenBatch(0, listing=segment.path, segments=(segment,), operators=(numbers,))
+        commit(flights, open_batch=batch)
+        return judged(flights, config)["backlog"]
+
+    for rows, passed in ((10, True), (20, True), (15, True), (16, True), (17, True), (18, False), (18, True)):
+        found = waiting(rows)
+        assert found.passed == passed, (rows, found.text)
+        assert (found.numbers["inflight_rows"], found.numbers["inflight_age_s"]) == (rows, 60.0)
+    assert "legs" in found.text
+    clock.advance_s(541)
+    found = judged(flights, config)["backlog"]
+    assert not found.passed
+    assert "the oldest for" in found.text
 
 
 def test_a_savepoint_is_recent_until_it_is_not(
