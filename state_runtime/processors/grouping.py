@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from state_runtime.state.ordering import stable_order
 from state_runtime.state.table import Hashes, Mask, Positions, first_of_groups
 
-__all__ = ["GroupedRows", "filter_rows", "group_rows"]
+__all__ = ["GroupedRows", "filter_rows", "group_rows", "order_of_rows"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def group_rows(
         key_schema: types of the keys in the state; Spark hands timestamps over in the session's time zone, stored ones
             are in UTC.
     """
-    order = stable_order(hashes, sequence)
+    order = order_of_rows(hashes, sequence)
     sorted_hashes = hashes[order]
     sorted_sequence = sequence[order]
     rows = rows.take(pa.array(order))
@@ -97,23 +98,14 @@ def filter_rows(rows: GroupedRows, keep: Mask) -> GroupedRows:
     )
 
 
-def stable_order(hashes: Hashes, sequence: Positions) -> Positions:
-    """The permutation that sorts by (hash, sequence).
-
-    Two unstable sorts of one integer column each, which numpy does with vector instructions, instead of one
-    lexicographic sort: 3 to 4 times faster on 100,000 rows.
-    """
-    count = len(hashes)
-    if count < 2:
-        return np.arange(count, dtype=np.int64)
+def order_of_rows(hashes: Hashes, sequence: Positions) -> Positions:
+    """The permutation that sorts by (hash, sequence)."""
+    if bool(np.all(sequence[1:] >= sequence[:-1])):
+        return stable_order(hashes)
+    # Rows of a source partition come in order, so there are few runs to merge, which a stable sort finds.
     arrival = np.argsort(sequence, kind="stable")
-    by_hash = np.argsort(hashes[arrival])
-    ordered = hashes[arrival][by_hash]
-    rank = np.cumsum(np.concatenate(([False], ordered[1:] != ordered[:-1])), dtype=np.int64)
-    # Within one hash the unstable sort left any order: sort (rank, arrival position) as one number.
-    within = np.sort(rank * count + by_hash) - rank * count
-    result: Positions = arrival[within]
-    return result
+    ordered: Positions = arrival[stable_order(hashes[arrival])]
+    return ordered
 
 
 def _as(column: pa.Array, data_type: pa.DataType) -> pa.Array:

@@ -12,20 +12,29 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_runtime.state.ordering import stable_order
 from state_runtime.state.runs import Run, RunFile
+from state_runtime.state.search import matches, matches_of_entries
 from state_runtime.state.table import (
+    CLEAR_MARKER,
+    ENTRY,
     HASH_MAX,
     Hashes,
     Mask,
     Positions,
     StateSchema,
+    entries_of,
     hashes_of,
     int64_values,
-    lookup,
-    lookup_entries,
 )
 
-__all__ = ["Piece", "RunData", "Wanted", "due_order_of", "rows_of_piece"]
+__all__ = ["Asked", "Piece", "RunData", "Wanted", "due_order_of", "rows_of_piece"]
+
+# A piece is marked before it is searched for so many rows and more, if it has up to so many times as many.
+_MARKED_MIN, _MARKED_ROWS_MAX = 1 << 10, 3
+# Of eight to sixteen places one is marked: so many of the rows that are not there are searched all the same.
+_PLACES_PER_ROW = 8
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, and without a pattern: 2^64 by the golden ratio
 
 
 class RunData:
@@ -35,11 +44,21 @@ class RunData:
         self.batch = batch
         self._due_order = due_order
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the index by time is there already."""
+        return self._due_order is not None or "due_order" in self.__dict__
+
     @cached_property
     def due_order(self) -> Positions:
         """Positions of the rows that are ever due, earliest first; for states with `due` only."""
         stored = self._due_order if self._due_order is not None else due_order_of(self.batch)
         return int64_values(stored)[: len(stored) - stored.null_count]
+
+    @cached_property
+    def has_clear_markers(self) -> bool:
+        """Whether some key was cleared here; for the entries layout only."""
+        return bool(np.any(entries_of(self.batch) == CLEAR_MARKER))
 
     @cached_property
     def due(self) -> npt.NDArray[np.int64]:
@@ -58,13 +77,18 @@ def rows_of_piece(batch: pa.RecordBatch, run: Run, file: RunFile) -> tuple[int, 
 def due_order_of(batch: pa.RecordBatch) -> pa.Array:
     """The index by time of a batch of a state with `due`: positions in order of due, the rest of the column is null."""
     times = batch.column(batch.num_columns - 1)
-    never = pc.or_(times.is_null(), batch.column(1)).to_numpy(zero_copy_only=False)
-    at = np.flatnonzero(~never)
+    at = np.flatnonzero(_is_due(times, batch.column(1)))
     # Stable: rows of one time stay in order of (hash, entry).
-    order = at[np.argsort(int64_values(times)[at], kind="stable")]
+    order = at[stable_order(int64_values(times)[at])]
     absent = np.zeros(batch.num_rows, dtype=np.bool_)
     absent[len(order) :] = True
     return pa.array(np.concatenate([order, np.zeros(batch.num_rows - len(order), dtype=np.int64)]), mask=absent)
+
+
+def _is_due(times: pa.Array, deleted: pa.Array) -> Mask:
+    """Which rows are ever due."""
+    due: Mask = pc.and_not(times.is_valid(), deleted).to_numpy(zero_copy_only=False)
+    return due
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,11 @@ class Wanted:
     keys: Sequence[pa.Array]
     entries: Hashes | None = None
     entry_columns: Sequence[pa.Array] = ()
+
+    @cached_property
+    def identities(self) -> Hashes:
+        """See `identities_of`."""
+        return identities_of(self.hashes, self.entries)
 
     def take(self, rows: Positions) -> Wanted:
         """Some of them, in order."""
@@ -87,6 +116,49 @@ class Wanted:
             None if self.entries is None else self.entries[rows],
             [c.take(picked) for c in self.entry_columns],
         )
+
+
+def identities_of(hashes: Hashes, entries: Hashes | None) -> Hashes:
+    """Of each row a number that is spread over 64 bits and depends on its hash and entry."""
+    return (hashes if entries is None else hashes ^ (entries * _SPREAD)) * _SPREAD
+
+
+class Marks:
+    """Which rows may be in a batch: a table with a mark for each row that is, by the upper bits of its identity.
+
+    Newer runs have few of the rows that are wanted, and to find out that one is not there takes a search as long as to
+    find one. Marks say it of nearly all, in a fraction of the time.
+    """
+
+    def __init__(self, identities: Hashes) -> None:
+        bits = max(1, (_PLACES_PER_ROW * len(identities)).bit_length())
+        self._shift = np.uint64(64 - bits)
+        self._marks: Mask = np.zeros(1 << bits, dtype=np.bool_)
+        self._marks[self._places(identities)] = True
+
+    def may_have(self, identities: Hashes) -> Mask:
+        """Of each wanted row whether it may be there; false is certain."""
+        marked: Mask = self._marks[self._places(identities)]
+        return marked
+
+    def _places(self, identities: Hashes) -> Positions:
+        places: Positions = (identities >> self._shift).view(np.int64)
+        return places
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one piece says of the rows that it was asked for.
+
+    Attributes:
+        found: numbers of those that it has, ascending.
+        at: where it has each of them.
+        answered: numbers of those for which the search is over, because they were found or their key was cleared.
+    """
+
+    found: Positions
+    at: Positions
+    answered: Positions
 
 
 @dataclass(frozen=True)
@@ -116,7 +188,7 @@ class Piece:
         low, high = self.hash_range
         return slice(int(np.searchsorted(hashes, low, side="left")), int(np.searchsorted(hashes, high, side="right")))
 
-    def ask(self, schema: StateSchema, wanted: Wanted, asked: Positions) -> tuple[Positions, Mask]:
+    def ask(self, schema: StateSchema, wanted: Wanted, asked: Positions) -> Asked:
         """Look some rows up, at least one.
 
         The key columns are not brought into the order of `asked` before the search by hash: most pieces have few of
@@ -124,20 +196,37 @@ class Piece:
 
         Args:
             asked: which of the wanted rows, ascending.
-
-        Returns:
-            The position of each in the batch, -1 where it is not there; and whether the search for it is over, because
-            it was found or its key was cleared.
         """
+        if not self._worth_marking(schema, len(asked)):
+            return self._search(schema, wanted, asked)
+        some = np.flatnonzero(self._marks.may_have(wanted.identities[asked]))
+        if len(some) == 0:
+            return Asked(some, some, some)
+        said = self._search(schema, wanted, asked[some])
+        found = some[said.found]
+        return Asked(found, said.at, found)
+
+    def _search(self, schema: StateSchema, wanted: Wanted, asked: Positions) -> Asked:
         rows = asked if len(asked) < len(wanted.hashes) else None
-        hashes = wanted.hashes[asked]
+        hashes = wanted.hashes if rows is None else wanted.hashes[asked]
         if wanted.entries is None:
-            at = lookup(self.batch, schema, hashes, wanted.keys, rows)
-            return at, at >= 0
-        at, cleared = lookup_entries(
+            found, at = matches(self.batch, schema, hashes, wanted.keys, rows)
+            return Asked(found, at, found)
+        found, at, cleared = matches_of_entries(
             self.batch, schema, hashes, wanted.keys, wanted.entries[asked], wanted.entry_columns, rows
         )
-        return at, cleared | (at >= 0)
+        return Asked(found, at, found if len(cleared) == 0 else np.union1d(found, cleared))
+
+    def _worth_marking(self, schema: StateSchema, asked: int) -> bool:
+        """Whether marks spare more than they cost; where keys are cleared, a mark of a row does not say it all."""
+        if asked < _MARKED_MIN or self.batch.num_rows > _MARKED_ROWS_MAX * asked:
+            return False
+        return schema.entries is None or not self.data.has_clear_markers
+
+    @cached_property
+    def _marks(self) -> Marks:
+        entries = entries_of(self.batch) if self.batch.schema.names[2] == ENTRY else None
+        return Marks(identities_of(hashes_of(self.batch), entries))
 
     def due_between(self, after_ms: int | None, through_ms: int) -> slice:
         """The places in the index by time with `after_ms < due <= through_ms`; a binary search."""
@@ -146,7 +235,13 @@ class Piece:
         return slice(start, bisect_right(order, through_ms, lo=start, key=lambda at: due[at]))
 
     def rows_at(self, places: slice) -> pa.RecordBatch:
-        """The rows at places of the index, in order of due; without those that a merge has taken away."""
-        at = self.data.due_order[places]
-        inside = (at >= self.first) & (at < self.first + self.batch.num_rows)
+        """The rows at places of the index, in their order in the batch; without those that a merge has taken away."""
+        at = np.sort(self.data.due_order[places])
+        inside = slice(int(np.searchsorted(at, self.first)), int(np.searchsorted(at, self.first + self.batch.num_rows)))
         return self.data.batch.take(pa.array(at[inside]))
+
+    def earliest_due(self) -> int | None:
+        """The least due of the rows, without the index; None if none is ever due."""
+        times = self.batch.column(self.batch.num_columns - 1)
+        due = int64_values(times)[_is_due(times, self.batch.column(1))]
+        return int(due.min()) if len(due) else None

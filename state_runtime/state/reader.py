@@ -30,16 +30,19 @@ class StateReader(Protocol):
         way."""
         ...
 
-    def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
+    def find(
+        self, state: str, hashes: Hashes, keys: Sequence[pa.Array], columns: Sequence[str] | None = None
+    ) -> tuple[Mask, list[pa.Array]]:
         """Value layout: look many keys up at once.
 
         Args:
             hashes: sorted, one per wanted key.
             keys: the wanted keys' columns.
+            columns: the value columns to read; none, where it only matters which keys there are. All by default, and
+                the time column last, if the state has one.
 
         Returns:
-            Which keys have a live value, and the value columns (the time column last, if the state has one), one row
-            per wanted key, null where there is none.
+            Which keys have a live value, and the columns, one row per wanted key, null where there is none.
         """
         ...
 
@@ -80,7 +83,7 @@ class StateReader(Protocol):
         ...
 
     def due(self, state: str, through_ms: int) -> pa.RecordBatch:
-        """Live rows whose `due` is at most `through_ms`, in order of (due, key_hash, entry).
+        """Live rows whose `due` is at most `through_ms`, in order of (key_hash, entry).
 
         Rows that an earlier epoch has taken (`ShardResult.due_taken`) are not looked at again.
         """

@@ -61,10 +61,15 @@ class RocksReader:
         self.described = described
         self.codecs = {state: StateCodec(schema, described.states[state].number) for state, schema in schemas.items()}
 
-    def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
-        """See `StateReader.find`."""
+    def find(
+        self, state: str, hashes: Hashes, keys: Sequence[pa.Array], columns: Sequence[str] | None = None
+    ) -> tuple[Mask, list[pa.Array]]:
+        """See `StateReader.find`. A row is stored as one value, so all of its columns are read."""
         codec = self.codecs[state]
-        return self._answer(codec, codec.row_keys(hashes, keys))
+        found, values = self._answer(codec, codec.row_keys(hashes, keys))
+        if columns is None:
+            return found, values
+        return found, [values[codec.schema.values.get_field_index(name)] for name in columns]
 
     def find_entries(
         self,
@@ -133,8 +138,7 @@ class RocksReader:
         for stored, _ in self._scan(codec.due_prefix, codec.due_bound(through_ms), None):
             entries += stored
         batch, _ = self._due_rows(codec, entries)
-        order = np.lexsort((_entries(batch, codec.schema), hashes_of(batch), _times(batch)))
-        return batch.take(pa.array(order))
+        return batch.take(pa.array(np.lexsort((_entries(batch, codec.schema), hashes_of(batch)))))
 
     def next_due(self, state: str, after_ms: int | None = None) -> int | None:
         """See `StateReader.next_due`. Looks past rows that were removed since, but not past more than a few

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -53,12 +53,12 @@ __all__ = [
     "expired",
     "first_of_groups",
     "fold",
-    "hash_ranges",
     "hashes_of",
     "int64_values",
-    "lookup",
-    "lookup_entries",
+    "interleaved",
+    "plain_numbers",
     "ranges",
+    "removal_of",
     "same_keys",
     "slice_hash_range",
     "time_of_entry",
@@ -181,6 +181,14 @@ class StateSchema:
         """The `expires` or `due` column of a batch; only for states that have one."""
         return batch.column(batch.num_columns - 1)
 
+    def answers(self, columns: Sequence[str] | None) -> list[int]:
+        """The numbers of the batch columns that a look-up answers: some value columns by name; None stands for all,
+        and the time behind them if there is one."""
+        first = self._first_key + len(self.keys) + len(self.entries or ())
+        if columns is not None:
+            return [first + self.values.get_field_index(name) for name in columns]
+        return [*range(first, first + len(self.values) + bool(self.time))]
+
     def empty(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=self.arrow)
 
@@ -250,6 +258,26 @@ def int64_values(column: pa.Array) -> npt.NDArray[np.int64]:
     return values[column.offset :]
 
 
+def plain_numbers(column: pa.Array) -> npt.NDArray[Any] | None:
+    """The values of a column of numbers or times as they lie in memory, times as integers, without a copy; None if it
+    is of another kind or holds a null."""
+    if column.null_count or not _is_plain(column.type):
+        return None
+    kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
+    dtype = np.dtype(f"{kind}{column.type.bit_width // 8}")
+    if len(column) == 0:
+        return np.empty(0, dtype=dtype)
+    return np.frombuffer(column.buffers()[1], dtype=dtype, count=column.offset + len(column))[column.offset :]
+
+
+@lru_cache(maxsize=256)
+def _is_plain(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_interval(kind))
+    )
+
+
 def expired(times: pa.Array, now_ms: int) -> Mask:
     """Which rows are gone by a batch time, from their `expires` column."""
     gone: Mask = pc.fill_null(pc.less_equal(times, now_ms), False).to_numpy(zero_copy_only=False)
@@ -282,10 +310,15 @@ def same_keys(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask:
 
 
 def _same_column(a: pa.Array, b: pa.Array) -> Mask:
+    equal: Mask
     if pa.types.is_struct(a.type):
         equal = same_keys(a.flatten(), b.flatten()) if a.type.num_fields else np.ones(len(a), dtype=np.bool_)
     elif pa.types.is_list(a.type) or pa.types.is_large_list(a.type):
         equal = _same_lists(a, b)
+    elif a.type == b.type and (left := plain_numbers(a)) is not None and (right := plain_numbers(b)) is not None:
+        equal = left == right
+        if left.dtype.kind == "f":
+            equal |= np.isnan(left) & np.isnan(right)
     else:
         equal = pc.fill_null(pc.equal(a, b), False).to_numpy(zero_copy_only=False)
         if pa.types.is_floating(a.type):
@@ -360,135 +393,6 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def lookup(
-    run: pa.RecordBatch,
-    schema: StateSchema,
-    hashes: Hashes,
-    keys: Sequence[pa.Array],
-    rows: Positions | None = None,
-) -> Positions:
-    """Positions of many keys in one sorted run of the value layout.
-
-    Args:
-        run: a batch of the state.
-        hashes: sorted, one per wanted key.
-        keys: the wanted keys' columns.
-        rows: where in `keys` the wanted ones lie, one per hash; by default they are all of them. Only keys whose hash
-            the run has are taken out of their columns.
-
-    Returns:
-        One position per wanted key, -1 where the run does not have it.
-    """
-    stored = hashes_of(run)
-    at, wanted = _search_hashes(stored, hashes)
-    return _match(stored, None, at, wanted, hashes, None, schema.keys_of(run), keys, rows)
-
-
-def lookup_entries(
-    run: pa.RecordBatch,
-    schema: StateSchema,
-    hashes: Hashes,
-    keys: Sequence[pa.Array],
-    entries: Hashes,
-    entry_columns: Sequence[pa.Array],
-    rows: Positions | None = None,
-) -> tuple[Positions, Mask]:
-    """Positions of many rows in one sorted run of the entries layout: a binary search by hash, then one by entry.
-
-    Args:
-        hashes, entries: one per wanted row, sorted by hash.
-        keys, entry_columns: the rest of the wanted rows' identity.
-        rows: see `lookup`.
-
-    Returns:
-        One position per wanted row, -1 where the run does not have it; and whether the run has a clear marker of its
-        key.
-    """
-    stored, stored_entries = hashes_of(run), entries_of(run)
-    starts, wanted = _search_hashes(stored, hashes)
-    ends = np.searchsorted(stored, hashes[wanted], side="right")
-    at = _lower_bound(stored_entries, starts, ends, entries[wanted])
-    there = np.flatnonzero(at < ends)
-    there = there[stored_entries[at[there]] == entries[wanted[there]]]
-    columns = [*schema.keys_of(run), *schema.entry_columns_of(run)]
-    asked = [*keys, *entry_columns]
-    found = _match(stored, stored_entries, at[there], wanted[there], hashes, entries, columns, asked, rows)
-    # A clear marker comes first of its hash.
-    marked = np.flatnonzero(stored_entries[starts] == CLEAR_MARKER)
-    markers = np.zeros(len(hashes), dtype=np.uint64)
-    own = schema.keys_of(run)
-    cleared = _match(stored, stored_entries, starts[marked], wanted[marked], hashes, markers, own, keys, rows)
-    return found, cleared >= 0
-
-
-def hash_ranges(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
-    """Of each wanted hash where its rows begin among sorted ones, and how many there are."""
-    starts, counts = np.zeros(len(hashes), dtype=np.int64), np.zeros(len(hashes), dtype=np.int64)
-    at, wanted = _search_hashes(stored, hashes)
-    starts[wanted] = at
-    counts[wanted] = np.searchsorted(stored, hashes[wanted], side="right") - at
-    return starts, counts
-
-
-def _search_hashes(stored: Hashes, hashes: Hashes) -> tuple[Positions, Positions]:
-    """Where each wanted hash begins, and which wanted ones there are at all."""
-    if len(stored) == 0 or len(hashes) == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    at = np.searchsorted(stored, hashes, side="left")
-    wanted = np.flatnonzero((at < len(stored)) & (stored[np.minimum(at, len(stored) - 1)] == hashes))
-    return at[wanted], wanted
-
-
-def _lower_bound(entries: Hashes, low: Positions, high: Positions, wanted: Hashes) -> Positions:
-    """Of each range the first position whose entry is not below the wanted one; all ranges are halved at once."""
-    low, high = low.copy(), high.copy()
-    going = np.flatnonzero(low < high)
-    while len(going):
-        middle = (low[going] + high[going]) >> 1
-        below = entries[middle] < wanted[going]
-        low[going[below]] = middle[below] + 1
-        high[going[~below]] = middle[~below]
-        going = going[low[going] < high[going]]
-    return low
-
-
-def _match(
-    stored: Hashes,
-    stored_entries: Hashes | None,
-    positions: Positions,
-    wanted: Positions,
-    hashes: Hashes,
-    entries: Hashes | None,
-    stored_columns: Sequence[pa.Array],
-    columns: Sequence[pa.Array],
-    rows: Positions | None,
-) -> Positions:
-    """The rows among candidates whose real columns are those wanted.
-
-    Args:
-        positions, wanted: candidate and wanted row, which agree in hash and entry.
-        rows: where in `columns` the wanted rows lie; None is in their order.
-    """
-    found = np.full(len(hashes), -1, dtype=np.int64)
-    while len(wanted):
-        there = [k.take(pa.array(positions)) for k in stored_columns]
-        taken = (
-            None if rows is None and len(wanted) == len(hashes) else pa.array(wanted if rows is None else rows[wanted])
-        )
-        here = list(columns) if taken is None else [k.take(taken) for k in columns]
-        same = same_keys(here, there) if columns else np.ones(len(wanted), dtype=np.bool_)
-        found[wanted[same]] = positions[same]
-        # What is left met another key with its hash: look one further, as long as the hash is the same.
-        wanted, positions = wanted[~same], positions[~same] + 1
-        inside = positions < len(stored)
-        wanted, positions = wanted[inside], positions[inside]
-        going_on = stored[positions] == hashes[wanted]
-        if stored_entries is not None and entries is not None:
-            going_on &= stored_entries[positions] == entries[wanted]
-        wanted, positions = wanted[going_on], positions[going_on]
-    return found
-
-
 def concat(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """One batch from many, in order."""
     if len(batches) == 1:
@@ -496,6 +400,32 @@ def concat(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=schema)
     return pa.concat_batches(batches)
+
+
+def removal_of(rows: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
+    """A tombstone for each of some rows."""
+    return schema.batch(
+        hashes_of(rows),
+        np.ones(rows.num_rows, dtype=np.bool_),
+        schema.keys_of(rows),
+        [pa.nulls(rows.num_rows, field.type) for field in schema.values],
+        entries=None if schema.entries is None else entries_of(rows),
+        entry_columns=schema.entry_columns_of(rows),
+        times=pa.nulls(rows.num_rows, pa.int64()) if schema.time else None,
+    )
+
+
+def interleaved(batches: Sequence[pa.RecordBatch], schema: StateSchema) -> pa.RecordBatch:
+    """The rows of sorted batches in one sorted batch; no identity is in two of them."""
+    filled = [batch for batch in batches if batch.num_rows]
+    if len(filled) < 2:
+        return filled[0] if filled else schema.empty()
+    merged = concat(filled, schema.arrow)
+    if schema.entries is None:
+        order = np.argsort(hashes_of(merged), kind="stable")
+    else:
+        order, _ = _entry_order(hashes_of(merged), entries_of(merged))
+    return merged.take(pa.array(order))
 
 
 def fold(

@@ -9,19 +9,21 @@ runs gets `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from state_runtime.base.errors import check
+from state_runtime.state.answers import Answers
 from state_runtime.state.cursors import Cursor, RunCursor, StreamCursor
 from state_runtime.state.pieces import Piece, RunData, Wanted, rows_of_piece
 from state_runtime.state.reader import StateReader
 from state_runtime.state.runs import Layout, RunFile, Version, add_run
+from state_runtime.state.search import hash_ranges
 from state_runtime.state.table import (
     CLEAR_MARKER,
     Hashes,
@@ -32,9 +34,9 @@ from state_runtime.state.table import (
     entries_of,
     expired,
     fold,
-    hash_ranges,
     hashes_of,
     int64_values,
+    interleaved,
     ranges,
     same_keys,
 )
@@ -163,9 +165,11 @@ class OpenVersion:
 
     # --- look-up -------------------------------------------------------------------------------------------------
 
-    def find(self, state: str, hashes: Hashes, keys: Sequence[pa.Array]) -> tuple[Mask, list[pa.Array]]:
+    def find(
+        self, state: str, hashes: Hashes, keys: Sequence[pa.Array], columns: Sequence[str] | None = None
+    ) -> tuple[Mask, list[pa.Array]]:
         """See `StateReader.find`."""
-        return self._find(state, Wanted(hashes, keys))
+        return self._find(state, Wanted(hashes, keys), columns)
 
     def find_entries(
         self,
@@ -176,48 +180,65 @@ class OpenVersion:
         entry_columns: Sequence[pa.Array],
     ) -> tuple[Mask, list[pa.Array]]:
         """See `StateReader.find_entries`."""
-        return self._find(state, Wanted(hashes, keys, entries, entry_columns))
+        return self._find(state, Wanted(hashes, keys, entries, entry_columns), None)
 
-    def _find(self, state: str, wanted: Wanted) -> tuple[Mask, list[pa.Array]]:
+    def _find(self, state: str, wanted: Wanted, columns: Sequence[str] | None) -> tuple[Mask, list[pa.Array]]:
         schema = self._schemas[state]
-        count = len(wanted.hashes)
-        answers = _Answers(count)
+        asked_for = schema.answers(columns)
+        answers = Answers(len(wanted.hashes))
         # What no run has answered yet.
-        still_open = np.arange(count)
-        for piece in self._pieces_of(state):
+        still_open = np.arange(len(wanted.hashes))
+        for run in self._runs_of(state):
             if len(still_open) == 0:
                 break
-            open_hashes = wanted.hashes if len(still_open) == count else wanted.hashes[still_open]
-            inside = piece.inside(open_hashes)
-            if inside.start == inside.stop:
-                continue
-            asked = still_open[inside]
-            at, answered = piece.ask(schema, wanted, asked)
-            # A tombstone ends the search for its row just as a value does.
-            rows = asked[at >= 0]
-            at = at[at >= 0]
-            live = self._live_at(piece.batch, schema, at)
-            answers.add(rows[live], _answers_of(piece.batch, schema), at[live])
-            still_open = np.concatenate([still_open[: inside.start], asked[~answered], still_open[inside.stop :]])
+            still_open = self._ask_run(run, schema, wanted, still_open, asked_for, answers)
         if self._bottom is not None and len(still_open):
             rest = wanted.take(still_open)
             if rest.entries is None:
-                found, columns = self._bottom.find(state, rest.hashes, rest.keys)
+                found, values = self._bottom.find(state, rest.hashes, rest.keys, columns)
             else:
-                found, columns = self._bottom.find_entries(
+                found, values = self._bottom.find_entries(
                     state, rest.hashes, rest.keys, rest.entries, rest.entry_columns
                 )
             there = np.flatnonzero(found)
-            answers.add(still_open[there], columns, there)
-        types = [f.type for f in schema.values] + ([pa.int64()] if schema.time else [])
-        return answers.columns(types)
+            answers.add(still_open[there], values, there)
+        return answers.found, answers.columns([schema.arrow.types[number] for number in asked_for])
 
-    def _live_at(self, batch: pa.RecordBatch, schema: StateSchema, at: Positions) -> Mask:
-        """Which rows at some positions are neither removed nor expired."""
-        taken = pa.array(at)
-        live: Mask = np.logical_not(batch.column(1).take(taken).to_numpy(zero_copy_only=False))
+    def _ask_run(
+        self,
+        run: Sequence[Piece],
+        schema: StateSchema,
+        wanted: Wanted,
+        still_open: Positions,
+        asked_for: Sequence[int],
+        answers: Answers,
+    ) -> Positions:
+        """Look rows up in the pieces of one run, whose ranges are neighbours; what is open after it."""
+        hashes = wanted.hashes if len(still_open) == len(wanted.hashes) else wanted.hashes[still_open]
+        stays = np.ones(len(still_open), dtype=np.bool_)
+        for piece in run:
+            inside = piece.inside(hashes)
+            if inside.start == inside.stop:
+                continue
+            asked = still_open[inside]
+            said = piece.ask(schema, wanted, asked)
+            # A tombstone ends the search for its row just as a value does.
+            stays[said.answered + inside.start] = False
+            rows, at = asked[said.found], said.at
+            live = self._live_at(piece.batch, schema, at)
+            if live is not None:
+                rows, at = rows[live], at[live]
+            answers.add(rows, [piece.batch.column(number) for number in asked_for], at)
+        return still_open[stays]
+
+    def _live_at(self, batch: pa.RecordBatch, schema: StateSchema, at: Positions) -> Mask | None:
+        """Which rows at some positions are neither removed nor expired; None if all are."""
+        live = None
+        if pc.any(batch.column(1)).as_py():
+            live = np.logical_not(batch.column(1).take(pa.array(at)).to_numpy(zero_copy_only=False))
         if schema.time == "expires":
-            live &= ~expired(schema.times_of(batch).take(taken), self._now_ms)
+            there = ~expired(schema.times_of(batch).take(pa.array(at)), self._now_ms)
+            live = there if live is None else live & there
         return live
 
     def entry_bounds(self, state: str, hashes: Hashes) -> Positions:
@@ -291,19 +312,19 @@ class OpenVersion:
         schema = self._schemas[state]
         found: list[pa.RecordBatch] = []
         for piece in self._pieces_of(state):
+            if not piece.data.is_indexed:
+                # What an epoch has just written is rarely due in it: no index is made for it.
+                earliest = piece.earliest_due()
+                if earliest is None or earliest > through_ms:
+                    continue
             rows = piece.rows_at(piece.due_between(piece.taken_ms, through_ms))
             found.append(self._not_superseded(state, rows, piece.age))
         if self._bottom is not None:
             below = self._bottom.due(state, through_ms)
             if (taken_ms := self._taken_below.get(state)) is not None:
-                # In order of due: what comes after the bound is a slice.
-                below = below.slice(bisect_right(int64_values(schema.times_of(below)), taken_ms))
+                below = below.filter(pa.array(int64_values(schema.times_of(below)) > taken_ms))
             found.append(self._not_superseded(state, below, None))
-        rows = concat([batch for batch in found if batch.num_rows], schema.arrow)
-        sorting = [hashes_of(rows), int64_values(schema.times_of(rows))]
-        if schema.entries is not None:
-            sorting.insert(0, entries_of(rows))
-        return rows.take(pa.array(np.lexsort(sorting)))
+        return interleaved(found, schema)
 
     def next_due(self, state: str, after_ms: int | None = None) -> int | None:
         """See `StateReader.next_due`.
@@ -322,6 +343,9 @@ class OpenVersion:
 
     def _next_due_of(self, state: str, piece: Piece, before_ms: int | None) -> int | None:
         """A lower bound of the earliest due in one piece; None if there is none, or none before `before_ms`."""
+        if not piece.data.is_indexed and piece.taken_ms is None and piece.age == self._pieces_of(state)[0].age:
+            # Nothing hides the newest rows, and an epoch asks this of its own changes, which have no index yet.
+            return piece.earliest_due()
         order, due = piece.data.due_order, piece.data.due
         place = 0 if piece.taken_ms is None else piece.due_between(None, piece.taken_ms).stop
         limit = min(len(order), place + _STALE_ROWS_MAX)
@@ -337,13 +361,11 @@ class OpenVersion:
         return int(due[order[place]]) if place < len(order) else None
 
     def _not_superseded(self, state: str, rows: pa.RecordBatch, age: int | None) -> pa.RecordBatch:
-        """Those rows of a run of some age (None is the bottom) that no newer run removes or replaces; sorted by
-        hash."""
+        """Those sorted rows of a run of some age (None is the bottom) that no newer run removes or replaces."""
         schema = self._schemas[state]
         newer = [piece for piece in self._pieces_of(state) if age is None or piece.age < age]
         if rows.num_rows == 0 or not newer:
             return rows
-        rows = rows.take(pa.array(np.argsort(hashes_of(rows), kind="stable")))
         wanted = Wanted(
             hashes_of(rows),
             schema.keys_of(rows),
@@ -354,34 +376,9 @@ class OpenVersion:
         for piece in newer:
             inside = piece.inside(wanted.hashes[kept])
             if inside.start < inside.stop:
-                asked = kept[inside]
-                _, answered = piece.ask(schema, wanted, asked)
-                kept = np.concatenate([kept[: inside.start], asked[~answered], kept[inside.stop :]])
+                said = piece.ask(schema, wanted, kept[inside])
+                kept = np.delete(kept, said.answered + inside.start)
         return rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
-
-
-class _Answers:
-    """The answers to a look-up as they are found, run after run."""
-
-    def __init__(self, count: int) -> None:
-        self._position = np.full(count, -1, dtype=np.int64)
-        self._parts: list[list[pa.Array]] = []
-        self._rows = 0
-
-    def add(self, wanted: Positions, columns: Sequence[pa.Array], at: Positions) -> None:
-        """For some wanted rows the values at some positions of columns."""
-        self._position[wanted] = self._rows + np.arange(len(wanted))
-        self._rows += len(wanted)
-        taken = pa.array(at)
-        self._parts.append([column.take(taken) for column in columns])
-
-    def columns(self, types: Sequence[pa.DataType]) -> tuple[Mask, list[pa.Array]]:
-        """What was found, and the columns aligned with what was wanted."""
-        found = self._position >= 0
-        if self._rows == 0:
-            return found, [pa.nulls(len(found), kind) for kind in types]
-        index = pa.array(self._position, mask=~found)
-        return found, [pa.concat_arrays([part[i] for part in self._parts]).take(index) for i in range(len(types))]
 
 
 def _in_memory(version: str, states: Mapping[str, pa.RecordBatch]) -> tuple[Version, dict[str, dict[str, RunData]]]:
@@ -395,10 +392,6 @@ def _in_memory(version: str, states: Mapping[str, pa.RecordBatch]) -> tuple[Vers
 def _later(left: int | None, right: int | None) -> int | None:
     """The later of two bounds; None is none."""
     return right if left is None else left if right is None else max(left, right)
-
-
-def _answers_of(batch: pa.RecordBatch, schema: StateSchema) -> list[pa.Array]:
-    return [*schema.values_of(batch), *([schema.times_of(batch)] if schema.time else [])]
 
 
 def _of_key(schema: StateSchema, rows: pa.RecordBatch, key: Sequence[pa.Array]) -> Mask:

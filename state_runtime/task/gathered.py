@@ -19,7 +19,7 @@ import pyarrow as pa
 from state_runtime.base.ids import Ids
 from state_runtime.changelog.rows import rows_batch
 from state_runtime.processors.builtin.partial_rows import rows_behind
-from state_runtime.processors.grouping import GroupedRows, stable_order
+from state_runtime.processors.grouping import GroupedRows, order_of_rows
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.table import Hashes, Positions, concat
 from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
@@ -161,7 +161,7 @@ class _Spill:
             self.woken = [waking]
             return
         hashes, places = _hashes(rows), _places(rows)
-        order = stable_order(hashes, places)
+        order = order_of_rows(hashes, places)
         sorted_rows = SortedRows(_data(rows).take(pa.array(order)), hashes[order], places[order])
         try:
             run = self._mapped(sorted_rows)

@@ -80,8 +80,12 @@ class MemoryReader:
     def _batch(self, state: str, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist(list(rows), schema=self.schemas[state].arrow)
 
-    def find(self, state: str, hashes: Any, keys: Sequence[pa.Array]) -> tuple[Any, list[pa.Array]]:
-        return self._columns(state, [rows[0] if rows else None for rows in self._wanted(state, hashes, keys)])
+    def find(
+        self, state: str, hashes: Any, keys: Sequence[pa.Array], columns: Sequence[str] | None = None
+    ) -> tuple[Any, list[pa.Array]]:
+        found, values = self._columns(state, [rows[0] if rows else None for rows in self._wanted(state, hashes, keys)])
+        names = self.schemas[state].values.names
+        return found, values if columns is None else [values[names.index(name)] for name in columns]
 
     def find_entries(
         self, state: str, hashes: Any, keys: Sequence[pa.Array], entries: Any, entry_columns: Sequence[pa.Array]
@@ -117,7 +121,7 @@ class MemoryReader:
 
     def due(self, state: str, through_ms: int) -> pa.RecordBatch:
         rows = [r for r in self.rows(state) if r["due"] is not None and r["due"] <= through_ms]
-        return self._batch(state, sorted(rows, key=lambda r: (r["due"], r[HASH], r.get(ENTRY, 0))))
+        return self._batch(state, sorted(rows, key=lambda r: (r[HASH], r.get(ENTRY, 0))))
 
     def next_due(self, state: str, after_ms: int | None = None) -> int | None:
         times = [

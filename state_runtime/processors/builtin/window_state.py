@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import check
+from state_runtime.state.search import lookup
 from state_runtime.state.table import (
     Hashes,
     Mask,
@@ -24,7 +25,6 @@ from state_runtime.state.table import (
     entry_of_time,
     first_of_groups,
     hashes_of,
-    lookup,
     time_of_entry,
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.processors.event_time import is_late
-from state_runtime.state.table import Hashes, Positions, StateSchema, first_of_groups, hashes_of
+from state_runtime.state.table import Hashes, Positions, StateSchema, first_of_groups, hashes_of, int64_values
 
 __all__ = ["DueTimers", "due_slices", "too_early"]
 
@@ -31,7 +31,8 @@ class DueTimers:
 
 
 def due_slices(due: pa.RecordBatch, schema: StateSchema, timers_max: int) -> Iterator[DueTimers]:
-    """Cut what `StateReader.due` gave into slices; a key may be in several of them."""
+    """Cut what `StateReader.due` gave into slices, in order of time; a key may be in several of them."""
+    due = due.take(pa.array(np.argsort(int64_values(schema.times_of(due)), kind="stable")))
     for low in range(0, due.num_rows, timers_max):
         piece = due.slice(low, timers_max)
         order = np.argsort(hashes_of(piece), kind="stable")

@@ -10,27 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import SCHEMA, HashOf, Key, canonical_key, examples, hash_functions, key_columns, keys, seeds
 
-from state_runtime.processors.grouping import group_rows, stable_order
+from state_runtime.processors.grouping import group_rows, order_of_rows
 
 hashes = st.sampled_from([0, 1, 7, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]) | st.integers(0, (1 << 64) - 1)
 
 
 @given(st.lists(st.tuples(hashes, st.integers(-(1 << 62), 1 << 62)), max_size=60))
 @examples(300)
-def test_stable_order_is_lexsort(pairs: list[tuple[int, int]]) -> None:
-    """Two quick sorts must order exactly as the slow one, ties of both columns included."""
+def test_the_order_of_rows_is_lexsort(pairs: list[tuple[int, int]]) -> None:
+    """A quick sort of packed numbers must order exactly as the slow one, ties of both columns included."""
     key_hashes = np.array([h for h, _ in pairs], dtype=np.uint64)
     sequence = np.array([s for _, s in pairs], dtype=np.int64)
-    assert stable_order(key_hashes, sequence).tolist() == np.lexsort((sequence, key_hashes)).tolist()
+    assert order_of_rows(key_hashes, sequence).tolist() == np.lexsort((sequence, key_hashes)).tolist()
 
 
-def test_stable_order_is_lexsort_on_many_rows() -> None:
+def test_the_order_of_many_rows_is_lexsort() -> None:
     """numpy sorts large arrays by other code than small ones."""
     for _, rng in seeds(5):
         generator = np.random.default_rng(rng.randrange(1 << 30))
         key_hashes = generator.integers(0, 500, 20_000).astype(np.uint64) << np.uint64(50)
         sequence = generator.permutation(20_000).astype(np.int64)
-        assert np.array_equal(stable_order(key_hashes, sequence), np.lexsort((sequence, key_hashes)))
+        assert np.array_equal(order_of_rows(key_hashes, sequence), np.lexsort((sequence, key_hashes)))
 
 
 def grouped(rows: list[tuple[Key, int]], arrival: list[int], hash_of: HashOf) -> list[tuple[Key, list[int]]]:

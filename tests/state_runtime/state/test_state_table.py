@@ -35,13 +35,13 @@ from shapes import SHAPES, Model, batch_of_change, changes_of, plain
 
 from state_runtime.base.errors import CorruptSegment
 from state_runtime.state.key_groups import hash_range_of_shard
+from state_runtime.state.search import lookup
 from state_runtime.state.table import (
     StateSchema,
     adapt,
     concat,
     first_of_groups,
     fold,
-    lookup,
     same_keys,
     slice_hash_range,
     widens,
@@ -128,6 +128,13 @@ def test_equality_of_keys_is_sparks_grouping_equality() -> None:
     right = pa.array([score[b] for _, b in pairs], pa.float64(), from_pandas=False)
     expected = [a == b or {a, b} == {2, 3} for a, b in pairs]
     assert same_keys([left], [right]).tolist() == expected
+
+
+def test_equal_times_of_different_units_are_equal() -> None:
+    """What lies in memory is compared only where it means the same."""
+    left = pa.array([1, 2, 3_000], pa.timestamp("ms", "UTC"))
+    right = pa.array([1_000, 2, 3_000], pa.timestamp("us", "UTC"))
+    assert same_keys([left], [right]).tolist() == [True, False, False]
 
 
 @given(st.lists(st.tuples(keys, keys), max_size=20))

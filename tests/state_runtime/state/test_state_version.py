@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,15 @@ class Epoch:
     later_ms: int
     take: bool
     again_ms: int | None
+
+
+def always_marked() -> AbstractContextManager[Any]:
+    """Pieces are marked for any number of rows, not only where it is worth it."""
+    return patch.multiple("state_runtime.state.pieces", _MARKED_MIN=1, _MARKED_ROWS_MAX=1_000)
+
+
+marks = st.sampled_from([nullcontext, always_marked])
+"""Whether the few rows of these tests are looked up as many are."""
 
 
 def epochs_of(shape: str) -> st.SearchStrategy[list[Epoch]]:
@@ -88,30 +98,40 @@ class Shard:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@given(st.data(), hash_functions, st.integers(2, 5), st.sampled_from([1, 3, 10, BUDGET_ROWS_MIN]))
+@given(st.data(), hash_functions, st.integers(2, 5), st.sampled_from([1, 3, 10, BUDGET_ROWS_MIN]), marks)
 @examples(40)
 def test_a_version_is_the_history_of_its_changes(
-    tmp_path_factory: pytest.TempPathFactory, shape: str, data: Any, hash_of: HashOf, runs_max: int, budget: int
+    tmp_path_factory: pytest.TempPathFactory,
+    shape: str,
+    data: Any,
+    hash_of: HashOf,
+    runs_max: int,
+    budget: int,
+    marked: Any,
 ) -> None:
     """After every epoch, in every method, with merges over several epochs, expiry, and times that were handled."""
     shard = Shard(tmp_path_factory.mktemp("local"), shape, hash_of, runs_max, budget)
-    for epoch in data.draw(epochs_of(shape)):
-        shard.epoch(epoch)
-    check_same(shard.open(), shard.model(), shape, hash_of)
+    with marked():
+        for epoch in data.draw(epochs_of(shape)):
+            shard.epoch(epoch)
+        check_same(shard.open(), shard.model(), shape, hash_of)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@given(st.data(), hash_functions, st.integers(-3, 12))
+@given(st.data(), hash_functions, st.integers(-3, 12), marks)
 @examples(40)
-def test_changes_on_top_of_any_reader_are_a_reader(shape: str, data: Any, hash_of: HashOf, now_ms: int) -> None:
+def test_changes_on_top_of_any_reader_are_a_reader(
+    shape: str, data: Any, hash_of: HashOf, now_ms: int, marked: Any
+) -> None:
     """A backend without runs is overlaid this way; here the plain reader is the backend."""
     below = [batch_of_change(shape, c, hash_of) for c in data.draw(st.lists(changes_of(shape), max_size=3))]
     bottom = Model(shape, below, now_ms)
     first, second = (batch_of_change(shape, data.draw(changes_of(shape)), hash_of) for _ in range(2))
     above = OpenVersion.on_top_of(bottom, {shape: first}, SHAPES, now_ms)
-    check_same(above, Model(shape, [first, *below], now_ms), shape, hash_of, bound_only=True)
-    expected = Model(shape, [second, first, *below], now_ms)
-    check_same(above.overlaid({shape: second}), expected, shape, hash_of, bound_only=True)
+    with marked():
+        check_same(above, Model(shape, [first, *below], now_ms), shape, hash_of, bound_only=True)
+        expected = Model(shape, [second, first, *below], now_ms)
+        check_same(above.overlaid({shape: second}), expected, shape, hash_of, bound_only=True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -160,7 +180,7 @@ class Timed:
         return self.reader
 
     def due(self, through_ms: int) -> list[str]:
-        return self.reader.due("rows-due", through_ms).column("entry.name").to_pylist()
+        return self.reader.due("rows-due", through_ms).sort_by("due").column("entry.name").to_pylist()
 
 
 def test_what_an_epoch_took_is_not_looked_at_again(tmp_path: Path) -> None:
@@ -232,7 +252,7 @@ def test_what_is_taken_below_is_passed_over_but_not_what_is_on_top(in_runs: bool
     if in_runs:
         assert isinstance(below, OpenVersion)
         above = below.overlaid(changes, {"rows-due": 5})
-    assert above.due("rows-due", 20).column("due").to_pylist() == [3, 9]
+    assert sorted(above.due("rows-due", 20).column("due").to_pylist()) == [3, 9]
     assert above.next_due("rows-due") == 3
     assert above.next_due("rows-due", 3) == 9
     assert above.next_due("rows-due", 9) is None
@@ -297,9 +317,31 @@ def test_what_is_due_is_found_without_reading_what_is_not(tmp_path: Path, monkey
     monkeypatch.setitem(piece.data.__dict__, "due", Counting(piece.data.due))
     before = pa.total_allocated_bytes()
     due = reader.due("timers", 9)
-    assert due.column("due").to_pylist() == list(range(10))
+    assert sorted(due.column("due").to_pylist()) == list(range(10))
     assert looked_at[0] < 100
     assert pa.total_allocated_bytes() - before < 10_000
+
+
+def test_changes_that_are_not_due_get_no_index_by_time() -> None:
+    """An epoch asks for what is due, and when the next is, on top of what it has just changed: sorting that by time for
+    it was a fifth of a deduplicating epoch."""
+    changed = due_rows(*((f"row {n}", 100 + n) for n in range(50)))
+    above = OpenVersion.of_batches("", {"rows-due": due_rows(("old", 3))}, SHAPES).overlaid({"rows-due": changed})
+    assert above.due("rows-due", 99).column("due").to_pylist() == [3]
+    assert above.next_due("rows-due") == 3
+    newest = above._pieces_of("rows-due")[0]
+    assert not newest.data.is_indexed
+    assert above.next_due("rows-due", 120) == 121  # what is passed over lies in front of it in the index
+    assert sorted(above.due("rows-due", 101).column("due").to_pylist()) == [3, 100, 101]
+
+
+def test_the_next_due_of_a_stored_run_is_read_from_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that nothing comes to asks in each epoch; a look at all of its rows would cost what is stored."""
+    local = LocalShard(tmp_path, SHAPES, FakeClock())
+    local.write_restored("0" * 16, {"rows-due": due_rows(("a", 7), ("b", 5), ("c", None))}, 0)
+    reader = local.open("0" * 16, 0, verify=False)
+    monkeypatch.setattr("state_runtime.state.pieces.Piece.earliest_due", None)
+    assert reader.next_due("rows-due") == 5
 
 
 @pytest.mark.parametrize("shape", ["value-expires", "map-expires"])
