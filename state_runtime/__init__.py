@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from state_runtime.job import JobContext, StreamingJob
     from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
     from state_runtime.processors.declared import aggregates, windows
-    from state_runtime.processors.user.vectorized import KeyedBatch, TimedState, VectorizedProcessor
+    from state_runtime.processors.user.keyed_batch import KeyedBatch
+    from state_runtime.processors.user.vectorized import TimedState, VectorizedProcessor
     from state_runtime.reading.query import query_state
     from state_runtime.spark.session import build_session
 
@@ -42,7 +43,7 @@ __all__ = [
 _HOMES = {
     "JobContext": "state_runtime.job",
     "JobSettings": "state_runtime.base.settings",
-    "KeyedBatch": "state_runtime.processors.user.vectorized",
+    "KeyedBatch": "state_runtime.processors.user.keyed_batch",
     "ParquetSink": "state_runtime.pipeline.sinks",
     "Progress": "state_runtime.base.progress",
     "RunResult": "state_runtime.driver.run",

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.event_time import check_event_time, micros_of, millis_up, nullable_millis, plus
-from state_runtime.processors.user.vectorized import KeyedBatch, TimeMode
-from state_runtime.state.table import Time
+from state_runtime.processors.user.keyed_batch import KeyedBatch
+from state_runtime.processors.user.vectorized import TimeMode
+from state_runtime.state.ordering import stable_order
+from state_runtime.state.table import Mask, Positions, Time
 
 __all__ = ["SEEN", "Deduplicate", "plan_deduplicate"]
 
@@ -61,17 +61,18 @@ class Deduplicate:
 
     def process(self, batch: KeyedBatch) -> pa.RecordBatch | None:
         """The first row of each key that the state does not have."""
-        new = ~batch.state(SEEN).found
+        found = batch.look_up(SEEN).found
+        new = ~found
         if not bool(new.any()):
             return None
         first = batch.starts[new]
         if self.event_time:
-            self._remember(batch, first, new)
+            self._remember(batch, first, new, found)
         else:
-            batch.update(SEEN, {}, where=new)
-        return batch.rows.take(pa.array(first[np.argsort(batch.sequence[first])]))
+            batch.write(SEEN, {}, new, found)
+        return batch.rows.take(pa.array(first[stable_order(batch.sequence[first])]))
 
-    def _remember(self, batch: KeyedBatch, first: Any, new: Any) -> None:
+    def _remember(self, batch: KeyedBatch, first: Positions, new: Mask, found: Mask) -> None:
         """Store what the watermark of this epoch would not remove at its end."""
         micros, valid = micros_of(batch.rows.column(self.event_time).take(pa.array(first)))
         if self.delay_ms is None:
@@ -83,7 +84,7 @@ class Deduplicate:
             stays |= ~valid
         where = new.copy()
         where[new] = stays
-        batch.update(SEEN, {}, where=where, due=nullable_millis(due, valid).filter(pa.array(stays)))
+        batch.write(SEEN, {}, where, found, due=nullable_millis(due, valid).filter(pa.array(stays)))
 
 
 def plan_deduplicate(

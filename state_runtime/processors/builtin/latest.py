@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.ranks import has_order, ranks_of, ranks_of_rows
-from state_runtime.processors.user.vectorized import KeyedBatch
+from state_runtime.processors.user.keyed_batch import KeyedBatch
 from state_runtime.state.table import Mask, Positions
 
 __all__ = ["LATEST", "LatestBy", "plan_latest"]
@@ -53,14 +53,15 @@ class LatestBy:
         """The best row of the epoch per key, then against the kept one."""
         order = [batch.rows.column(name) for name in self.order]
         best = self._last_greatest(order, batch)
-        found, before = batch.state(LATEST)
+        # What else a kept row has is not read: it stays, or goes as a whole.
+        found, before = batch.look_up(LATEST, self.order)
         at = pa.array(best)
-        wins = ~found | self._not_below([c.take(at) for c in order], before.columns[: len(order)])
+        wins = ~found | self._not_below([c.take(at) for c in order], before.columns)
         if not bool(wins.any()):
             return None
         winners = batch.rows.select(list(self.kept)).take(pa.array(best[wins]))
-        batch.update(LATEST, winners, where=None if bool(wins.all()) else wins)
-        keys = batch.keys.filter(pa.array(wins))
+        batch.write(LATEST, winners, wins, found)
+        keys = batch.keys if bool(wins.all()) else batch.keys.filter(pa.array(wins))
         return pa.table([*keys.columns, *winners.columns], names=[*keys.schema.names, *self.kept])
 
     def _last_greatest(self, order: Sequence[pa.Array], batch: KeyedBatch) -> Positions:

@@ -23,7 +23,8 @@ from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate, plan
 from state_runtime.processors.event_time import drop_late, micros_of, millis_up, plus
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock
-from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOperator, plan_states, time_mode_of
+from state_runtime.processors.user.keyed_batch import KeyedBatch
+from state_runtime.processors.user.vectorized import VectorizedOperator, plan_states, time_mode_of
 from state_runtime.state.table import StateSchema
 from state_runtime.state.version import OpenVersion
 

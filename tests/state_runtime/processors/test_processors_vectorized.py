@@ -44,7 +44,8 @@ from state_runtime.processors.builtin.ranks import ranks_of_rows
 from state_runtime.processors.columns import fit_column
 from state_runtime.processors.grouping import GroupedRows, group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
-from state_runtime.processors.user.vectorized import KeyedBatch, VectorizedOperator
+from state_runtime.processors.user.keyed_batch import KeyedBatch
+from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.table import StateSchema, fold
 from state_runtime.state.version import OpenVersion
 

@@ -1,0 +1,406 @@
+"""What a vectorised processor gets: the rows of one shard in one epoch, by key, and the state of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from state_runtime.base.errors import InvalidData, InvalidPipeline
+from state_runtime.processors.columns import fit_column
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.operator import EpochClock
+from state_runtime.state.reader import StateReader
+from state_runtime.state.table import Mask, Positions, StateSchema, Time
+
+__all__ = ["KeyedBatch", "KeyedState"]
+
+Array = TypeVar("Array", bound="np.ndarray[Any, Any]")
+
+
+class KeyedState(NamedTuple):
+    """One state of a batch's keys, to be unpacked: `found, values = batch.state("totals")`.
+
+    Attributes:
+        found: whether the key has a value.
+        values: the value columns, one row per key; null where it has none.
+    """
+
+    found: Mask
+    values: pa.RecordBatch
+
+
+class KeyedBatch:
+    """The rows of one shard in one epoch, by key, and the state of their keys.
+
+    A key's rows are neighbours, in source order; key number k has the rows `starts[k]` up to (without) `stops[k]`, and
+    at least one. So `np.add.reduceat(column, batch.starts)` sums per key, and likewise with `np.maximum`,
+    `np.logical_or`, … The order of the keys has no meaning. Equal keys are equal as in Spark's GROUP BY (null equals
+    null, NaN equals NaN).
+
+    Everything that is handed out is read-only; state changes only by `update` and `clear`, and `state` shows them at
+    once.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        key_schema: pa.Schema,
+        schemas: Mapping[str, StateSchema],
+        rows: GroupedRows,
+        version: StateReader,
+        clock: EpochClock,
+        ttl_ms: Mapping[str, int],
+    ) -> None:
+        self._operator = operator
+        self._key_schema = key_schema
+        self._schemas = schemas
+        self._rows = rows
+        self._version = version
+        self._ttl_ms = ttl_ms
+        self._states: dict[str, _StateColumns] = {}
+        self._written: dict[str, _Written] = {}
+        self.batch_time_ms = clock.batch_time_ms
+        """Spark's time of the batch, the same in every attempt of a task."""
+        self.watermark_ms = clock.watermark_ms
+        """Event time up to which everything should have come: the highest of earlier epochs minus the allowed delay; 0
+        at first."""
+        self.late_watermark_ms = clock.late_watermark_ms
+        """The watermark of the epoch before; rows at or below it are too late. In time mode "event" they are not
+        there."""
+
+    def __repr__(self) -> str:
+        return f"KeyedBatch({self.num_keys} keys, {self.rows.num_rows} rows)"
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """All input columns, the key columns too; equal keys together, a key's rows in source order."""
+        return self._rows.rows
+
+    @cached_property
+    def keys(self) -> pa.RecordBatch:
+        """The key columns, one row per key."""
+        return pa.RecordBatch.from_arrays(self._rows.keys, schema=self._key_schema)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return self._rows.groups
+
+    @cached_property
+    def starts(self) -> Positions:
+        """Of each key, the position of its first row."""
+        return _frozen(self._rows.starts)
+
+    @cached_property
+    def stops(self) -> Positions:
+        """Of each key, the position after its last row."""
+        return _frozen(self._rows.stops)
+
+    @cached_property
+    def sizes(self) -> Positions:
+        """Of each key, how many rows it has."""
+        return _frozen(self._rows.stops - self._rows.starts)
+
+    @cached_property
+    def key_of_row(self) -> Positions:
+        """Of each row, the number of its key."""
+        return _frozen(np.repeat(np.arange(self.num_keys), self.sizes))
+
+    @cached_property
+    def row_in_key(self) -> Positions:
+        """Of each row, how many rows of its key come before it in this batch."""
+        return _frozen(np.arange(self.rows.num_rows) - np.repeat(self.starts, self.sizes))
+
+    @cached_property
+    def sequence(self) -> Positions:
+        """Of each row, a number that orders the rows of all keys as the source had them (with gaps)."""
+        return _frozen(self._rows.sequence)
+
+    def per_row(self, values: Any) -> Any:
+        """Repeat what there is once per key (numpy array, Arrow column or batch) for each of the key's rows.
+
+        Raises:
+            InvalidData: not one value per key.
+        """
+        if len(values) != self.num_keys:
+            raise InvalidData(
+                f"operator {self._operator!r}: per_row() got {len(values)} values for {self.num_keys} keys; give one "
+                "per key"
+            )
+        return values[self.key_of_row] if isinstance(values, np.ndarray) else values.take(pa.array(self.key_of_row))
+
+    def first_rows(self) -> pa.RecordBatch:
+        """The first row of each key, aligned with `keys`."""
+        return self.rows.take(pa.array(self.starts))
+
+    def last_rows(self) -> pa.RecordBatch:
+        """The last row of each key, aligned with `keys`."""
+        return self.rows.take(pa.array(self.stops - 1))
+
+    def state(self, name: str) -> KeyedState:
+        """The state of all keys, aligned with `keys`; with what this call of `process` has changed so far.
+
+        Raises:
+            InvalidPipeline: `states()` does not name it.
+        """
+        columns = self._columns(name)
+        # The time of a state that has one is the runtime's, behind the value columns.
+        schema = columns.schema.values
+        values = pa.RecordBatch.from_arrays(columns.values[: len(schema)], schema=schema)
+        return KeyedState(_frozen(columns.found.copy()), values)
+
+    def update(self, name: str, values: Any, where: Any = None, *, due: Any = None) -> None:
+        """Set the state of all keys, or of those where a mask is true.
+
+        Args:
+            values: all value columns of the state: a mapping of names to numpy arrays or Arrow columns, a record batch
+                or a table. One row per key; with `where` also one row per key for which it is true.
+            where: booleans, one per key.
+            due: of a state with `due`, when the keys fall due (ms): one integer for all, or a column like those of
+                `values`, where null is never. None: never.
+
+        Raises:
+            InvalidData: a wrong column, length or type, or a value that does not fit.
+            InvalidPipeline: `states()` does not name the state.
+        """
+        columns = self._columns(name)
+        mask = self._mask(name, "update", where)
+        fitted = self._fit(name, columns.schema.values, values, mask)
+        count = self.num_keys if mask is None else int(np.count_nonzero(mask))
+        columns.put(mask, [*fitted, *self._times(name, columns.schema.time, due, mask, count)])
+
+    def clear(self, name: str, where: Any = None) -> None:
+        """Remove the state of all keys, or of those where a mask is true; nothing happens where there is none.
+
+        Raises:
+            InvalidData: the mask is not one boolean per key.
+            InvalidPipeline: `states()` does not name the state.
+        """
+        self._columns(name).clear(self._mask(name, "clear", where))
+
+    def look_up(self, name: str, columns: Sequence[str] = ()) -> KeyedState:
+        """For the built-in processors, which do not call `state` for it: which keys have a value, and only some of the
+        value columns."""
+        found, values = self._version.find(name, self._rows.hashes, self._rows.keys, columns)
+        schema = pa.schema([self._schemas[name].values.field(column) for column in columns])
+        return KeyedState(found, pa.RecordBatch.from_arrays(values, schema=schema))
+
+    def write(self, name: str, values: Any, where: Mask, found: Mask, *, due: Any = None) -> None:
+        """For the built-in processors, once in a call and instead of `update`: nobody reads the values again, so they
+        are not put among those that were there.
+
+        Args:
+            values, where, due: see `update`.
+            found: as `look_up` gave it.
+        """
+        schema = self._schemas[name]
+        fitted = self._fit(name, schema.values, values, where)
+        times = self._times(name, schema.time, due, where, int(np.count_nonzero(where)))
+        self._written[name] = _Written(schema, where, found, [*fitted, *times])
+
+    def changes(self) -> tuple[dict[str, pa.RecordBatch], int]:
+        """For the runtime: per state what changed, as a sorted batch, and the live rows gained."""
+        batches = {name: written.changes(self._rows) for name, written in self._written.items()}
+        gained = sum(written.gained for written in self._written.values())
+        for name, columns in self._states.items():
+            batches[name] = columns.changes(self._rows)
+            gained += int(np.count_nonzero(columns.found)) - int(np.count_nonzero(columns.existed))
+        return batches, gained
+
+    def start_due(self, name: str, values: list[pa.Array]) -> None:
+        """For the runtime: the state of all keys is known, because it was found by its time."""
+        self._states[name] = _StateColumns(self._schemas[name], np.ones(self.num_keys, dtype=np.bool_), values)
+
+    def end_due(self, name: str) -> None:
+        """For the runtime: what was due and was not given another value is removed."""
+        columns = self._states[name]
+        columns.clear(~columns.touched)
+
+    def _columns(self, name: str) -> _StateColumns:
+        if name not in self._schemas:
+            raise InvalidPipeline(
+                f"operator {self._operator!r} has no state {name!r}; states() names {', '.join(sorted(self._schemas))}"
+            )
+        if name not in self._states:
+            found, values = self._version.find(name, self._rows.hashes, self._rows.keys)
+            self._states[name] = _StateColumns(self._schemas[name], found, values)
+        return self._states[name]
+
+    def _mask(self, name: str, method: str, where: Any) -> Mask | None:
+        if where is None:
+            return None
+        mask = np.asarray(where)
+        if mask.dtype != np.bool_ or mask.shape != (self.num_keys,):
+            raise InvalidData(
+                f"operator {self._operator!r}, state {name!r}: {method}(where=…) needs {self.num_keys} booleans, one "
+                "per key "
+                f"and none null, not {mask.dtype} of shape {mask.shape}"
+            )
+        return mask
+
+    def _fit(self, name: str, schema: pa.Schema, values: Any, mask: Mask | None) -> list[pa.Array]:
+        """The columns of an update in the declared types and order, cut down to the keys of the mask."""
+        where = f"operator {self._operator!r}, state {name!r}"
+        given = _named_columns(values, where)
+        if sorted(given) != sorted(schema.names):
+            raise InvalidData(
+                f"{where}: update() got the columns {', '.join(sorted(given)) or 'none'}; the state has "
+                f"{', '.join(schema.names)}, and an update sets all of them"
+            )
+        count = self.num_keys if mask is None else int(np.count_nonzero(mask))
+        return [self._fit_column(where, f, given[f.name], mask, count) for f in schema]
+
+    def _fit_column(self, where: str, field: pa.Field, values: Any, mask: Mask | None, count: int) -> pa.Array:
+        column = _as_column(values, field, where)
+        if len(column) not in (count, self.num_keys):
+            raise InvalidData(
+                f"{where}: update() got {len(column)} values in column {field.name!r} for "
+                f"{count} of {self.num_keys} keys; give one per key, or one per key of the mask"
+            )
+        if len(column) != count:
+            column = column.filter(pa.array(mask))
+        return fit_column(column, field, lambda: where)
+
+    def _times(self, name: str, time: Time, due: Any, mask: Mask | None, count: int) -> list[pa.Array]:
+        """The time column of an update, if the state has one."""
+        where = f"operator {self._operator!r}, state {name!r}"
+        if due is not None and time != "due":
+            raise InvalidData(
+                f"{where}: update() got due=…, and the state has none; declare it as TimedState(…, due=True)"
+            )
+        if time == "":
+            return []
+        if time == "expires":
+            return [pa.array(np.full(count, self.batch_time_ms + self._ttl_ms[name]))]
+        if due is None:
+            return [pa.nulls(count, pa.int64())]
+        if isinstance(due, int | np.integer):
+            due = np.full(count, due)
+        return [self._fit_column(where, pa.field("due", pa.int64()), due, mask, count)]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """New values of some keys of one state, and their times if it has one.
+
+    Attributes:
+        where: which keys.
+        found: which had a value before.
+    """
+
+    schema: StateSchema
+    where: Mask
+    found: Mask
+    values: Sequence[pa.Array]
+
+    @property
+    def gained(self) -> int:
+        """Live rows that there were not before."""
+        return int(np.count_nonzero(self.where & ~self.found))
+
+    def changes(self, rows: GroupedRows) -> pa.RecordBatch:
+        """What to log."""
+        hashes, keys = rows.hashes, rows.keys
+        if not bool(self.where.all()):
+            at = pa.array(np.flatnonzero(self.where))
+            hashes, keys = hashes[self.where], [k.take(at) for k in keys]
+        count = len(self.schema.values)
+        times = self.values[-1] if self.schema.time else None
+        return self.schema.batch(hashes, None, keys, self.values[:count], times=times)
+
+
+class _StateColumns:
+    """One state of the batch's keys: what was stored, and what it is by now.
+
+    Attributes:
+        existed: which keys had a value when the epoch began.
+        found: which have one now.
+        values: the value columns now, and the time column if the state has one; null where there is none.
+        touched: which were updated or cleared.
+    """
+
+    def __init__(self, schema: StateSchema, existed: Mask, values: list[pa.Array]) -> None:
+        self.schema = schema
+        self.existed = existed
+        self.found = existed.copy()
+        self.values = values
+        self.touched = np.zeros(len(existed), dtype=np.bool_)
+
+    def put(self, mask: Mask | None, values: list[pa.Array]) -> None:
+        """New values, as many as the mask has true ones."""
+        if mask is None:
+            self.values = values
+            self.found[:] = self.touched[:] = True
+            return
+        count = len(self.found)
+        # Picking from old and new ones put together works for every type, nested ones too.
+        at = np.arange(count)
+        at[mask] = count + np.arange(np.count_nonzero(mask))
+        picked = pa.array(at)
+        self.values = [pa.concat_arrays([old, new]).take(picked) for old, new in zip(self.values, values)]
+        self.found[mask] = self.touched[mask] = True
+
+    def clear(self, mask: Mask | None) -> None:
+        """No value any more."""
+        gone = np.ones(len(self.found), dtype=np.bool_) if mask is None else mask
+        kept = pa.array(np.arange(len(gone)), mask=gone)
+        self.values = [column.take(kept) for column in self.values]
+        self.found[gone] = False
+        self.touched[gone] = True
+
+    def changes(self, rows: GroupedRows) -> pa.RecordBatch:
+        """What to log; clearing what was never stored leaves no trace."""
+        changed = self.touched & (self.found | self.existed)
+        gone = ~self.found
+        hashes, keys, values = rows.hashes, rows.keys, self.values
+        if not bool(changed.all()):
+            at = np.flatnonzero(changed)
+            taken = pa.array(at)
+            hashes, gone = hashes[at], gone[at]
+            keys, values = [k.take(taken) for k in keys], [v.take(taken) for v in values]
+        times = values[-1] if self.schema.time else None
+        return self.schema.batch(hashes, gone, keys, values[: len(self.schema.values)], times=times)
+
+
+def _named_columns(values: Any, where: str) -> dict[str, Any]:
+    """The columns of an update by name."""
+    if isinstance(values, Mapping):
+        return dict(values)
+    if isinstance(values, pa.Table | pa.RecordBatch):
+        if len(set(values.schema.names)) < len(values.schema.names):
+            raise InvalidData(f"{where}: update() got a column twice: {', '.join(values.schema.names)}")
+        return dict(zip(values.schema.names, values.columns))
+    raise InvalidData(
+        f'{where}: update() got a {type(values).__name__}; give {{"column": array, …}}, a record batch or a table'
+    )
+
+
+def _as_column(values: Any, field: pa.Field, where: str) -> pa.Array:
+    """One column as an Arrow array of whatever type it has."""
+    if isinstance(values, pa.ChunkedArray):
+        if values.num_chunks == 1:
+            return values.chunk(0)
+        return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
+    if isinstance(values, pa.Array):
+        return values
+    try:
+        if isinstance(values, str | bytes | Mapping):
+            raise TypeError("not a column")
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise InvalidData(
+            f"{where}: update() got a {type(values).__name__} for column {field.name!r} that Arrow makes no column of; "
+            "give a one-dimensional numpy array or an Arrow array"
+        ) from None  # Arrow's own message holds the value
+
+
+def _frozen(array: Array) -> Array:
+    """A view that cannot be written through: the runtime works on the same memory."""
+    view: Array = array.view()
+    view.flags.writeable = False
+    return view
