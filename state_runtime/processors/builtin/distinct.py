@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,12 @@ from state_runtime.state.table import Positions
 __all__ = ["Distinct", "registers_log2"]
 
 Doubles = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.signedinteger[Any]]
 _RANK_BITS = 6
+_RANK_MASK = (1 << _RANK_BITS) - 1
+_POWERS = np.exp2(-np.arange(1 << _RANK_BITS, dtype=np.float64))
 _NEIGHBOURS = 6
+_BELOW_MANTISSA = 64 - 53
 
 
 def registers_log2(rsd: float) -> int:
@@ -71,26 +76,34 @@ class Distinct:
         register = (hashes >> np.uint64(64 - self.p)).astype(np.int64)
         # A one behind the last bit ends the search where all others are 0.
         rest = (hashes << np.uint64(self.p)) | np.uint64(1 << (self.p - 1))
-        return self._sketches(register << _RANK_BITS | (_leading_zeros(rest) + 1), group, groups.count)
+        packed = self._packed(register << _RANK_BITS | (_leading_zeros(rest) + 1), group, groups.count)
+        packed.sort()
+        return self._sketches(packed, groups.count)
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        both = pa.concat_arrays([old[0], new[0]])
-        return self._regroup(both, np.tile(np.arange(len(new[0])), 2), len(new[0]))
+        count = len(new[0])
+        both = np.concatenate([self._packed_lists(sketches[0], np.arange(count), count) for sketches in (old, new)])
+        # Both halves are in order: a stable sort merges them.
+        both.sort(kind="stable")
+        return self._sketches(both, count)
 
     def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
-        return list(slots) if groups.all_single else self._regroup(slots[0], groups.group_of_row, groups.count)
+        if groups.all_single:
+            return list(slots)
+        packed = self._packed_lists(slots[0], groups.group_of_row, groups.count)
+        packed.sort()
+        return self._sketches(packed, groups.count)
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
         """Estimates, rounded half up as Java's `Math.round`."""
         sketches = slots[0]
-        codes = pc.list_flatten(sketches).to_numpy(zero_copy_only=False)
-        sizes = pc.fill_null(pc.list_value_length(sketches), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes, sizes = _codes_of(sketches)
         empty = (1 << self.p) - sizes
         # The sum of 2^-rank over all registers; empty ones have rank 0.
         inverse = empty.astype(np.float64)
         filled = np.flatnonzero(sizes)
         if len(filled):
-            powers = np.exp2(-(codes & ((1 << _RANK_BITS) - 1)).astype(np.float64))
+            powers = _POWERS[codes & _RANK_MASK]
             inverse[filled] += np.add.reduceat(powers, (np.cumsum(sizes) - sizes)[filled])
         return pa.array(np.floor(_estimate(self.p, inverse, empty) + 0.5).astype(np.int64))
 
@@ -98,33 +111,42 @@ class Distinct:
     def _code_type(self) -> pa.DataType:
         return pa.int16() if self.p + _RANK_BITS <= 15 else pa.int32()
 
-    def _regroup(self, sketches: pa.Array, group_of_list: Positions, count: int) -> list[pa.Array]:
-        parents = pc.list_parent_indices(sketches).to_numpy(zero_copy_only=False)
-        codes = pc.list_flatten(sketches).to_numpy(zero_copy_only=False).astype(np.int64)
-        return self._sketches(codes, group_of_list[parents], count)
-
-    def _sketches(self, codes: Positions, group: Positions, count: int) -> list[pa.Array]:
+    def _packed(self, codes: Integers, group: Positions, count: int) -> Integers:
+        """Group and code as one number of the same order: of 32 bits, which are sorted twice as fast, where they
+        do."""
         bits = self.p + _RANK_BITS
-        ordered = np.sort(group.astype(np.int64) << bits | codes)
-        register = ordered >> _RANK_BITS
-        highest = np.ones(len(ordered), dtype=np.bool_)
+        kind = np.int32 if count << bits < 1 << 31 else np.int64
+        packed: Integers = (group << bits).astype(kind) | codes.astype(kind)
+        return packed
+
+    def _packed_lists(self, sketches: pa.Array, group_of_list: Positions, count: int) -> Integers:
+        codes, sizes = _codes_of(sketches)
+        return self._packed(codes, np.repeat(group_of_list, sizes), count)
+
+    def _sketches(self, packed: Integers, count: int) -> list[pa.Array]:
+        """Of sorted numbers, each a group and a code, one sketch per group."""
+        bits = self.p + _RANK_BITS
+        register = packed >> _RANK_BITS
+        highest = np.ones(len(packed), dtype=np.bool_)
         highest[:-1] = register[:-1] != register[1:]
-        ordered = ordered[highest]
-        sizes = np.bincount(ordered >> bits, minlength=count)
-        offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))), type=pa.int32())
-        kept = pa.array(ordered & ((1 << bits) - 1)).cast(self._code_type)
-        return [pa.ListArray.from_arrays(offsets, kept, type=self.slots[0].type)]
+        packed = packed[highest]
+        offsets = np.searchsorted(packed, np.arange(count + 1, dtype=np.int64) << bits)
+        kept = (packed & ((1 << bits) - 1)).astype(self._code_type.to_pandas_dtype())
+        return [pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), pa.array(kept), type=self.slots[0].type)]
+
+
+def _codes_of(sketches: pa.Array) -> tuple[Integers, Positions]:
+    """The codes of sketches, one after the other, and how many each has: none where there is no sketch."""
+    sizes = pc.fill_null(pc.list_value_length(sketches), 0).to_numpy(zero_copy_only=False)
+    return pc.list_flatten(sketches).to_numpy(zero_copy_only=False), sizes.astype(np.int64)
 
 
 def _leading_zeros(numbers: npt.NDArray[np.uint64]) -> Positions:
     """Of 64-bit numbers; none is 0."""
-    count = np.zeros(len(numbers), dtype=np.int64)
-    rest = numbers.copy()
-    for width in (32, 16, 8, 4, 2, 1):
-        small = rest < np.uint64(1 << (64 - width))
-        count += np.where(small, width, 0)
-        rest = np.where(small, rest << np.uint64(width), rest)
-    return count
+    upper = numbers >> np.uint64(_BELOW_MANTISSA)
+    # A double holds 53 bits as they are, so none is rounded up to the next power of two.
+    _, bits = np.frexp(np.where(upper > 0, upper, numbers).astype(np.float64))
+    return np.where(upper > 0, 64 - _BELOW_MANTISSA, 64) - bits
 
 
 def _estimate(p: int, inverse: Doubles, empty: Positions) -> Doubles:

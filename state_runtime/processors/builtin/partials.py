@@ -255,11 +255,16 @@ def reduce_column(how: Combine, data_type: pa.DataType, values: pa.Array | None,
 def _sum_of_integers_as_doubles(numbers: Positions, groups: Groups) -> Doubles:
     """Exact sums, rounded once: so it does not matter which rows were added up before the shuffle, and in which
     order."""
-    largest = max(int(numbers.max()), -int(numbers.min()))
-    if largest * int(groups.sizes.max()) < 1 << 63:
+    if _fit_a_long(numbers, groups):
         return np.add.reduceat(numbers, groups.starts).astype(np.float64)
     upper = np.add.reduceat(numbers >> 32, groups.starts)
     return doubles_of_halves(upper, np.add.reduceat(numbers & LOWER_HALF, groups.starts))
+
+
+def _fit_a_long(numbers: Any, groups: Groups) -> bool:
+    """Whether no sum of a group's integers can leave the range of long."""
+    largest = max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
+    return largest * int(groups.sizes.max(initial=0)) < 1 << 63
 
 
 def _zeros_for_nulls(column: pa.Array) -> Positions:
@@ -281,7 +286,9 @@ def _neutral(how: Combine, dtype: Any) -> Any:
 
 
 def _check_overflow(numbers: Any, groups: Groups, reduced: Any, uid: str) -> None:
-    """int64 wraps silently in numpy; a float sum tells whether it can have."""
+    """int64 wraps silently in numpy; a float sum tells whether it can have, where that is possible at all."""
+    if _fit_a_long(numbers, groups):
+        return
     rough = np.add.reduceat(numbers.astype(np.float64), groups.starts)
     if bool(np.any(np.abs(rough - reduced.astype(np.float64)) > 1e18)):
         raise _overflow(uid)
