@@ -12,22 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql.functions import col, expr
-from pyspark.sql.functions import max as max_of
+from pyspark.sql import DataFrame
 
 from state_runtime.pipeline.compile import CompiledPipeline, Stage, TransformStep, shard_columns
+from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.seats import SeatedPlan
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
-from state_runtime.spark.jvm import InOwnPlan, in_own_plan
+from state_runtime.spark.frames import Frames, Seen
 from state_runtime.spark.sql import quoted
 from state_runtime.task.stage import StageTask
 
 __all__ = ["EpochPlan", "plan_epoch"]
 
-_EVENT_TIME = "__stillstate_event_time"
 _TASK = "__stillstate_task"
+_OF_RUNTIME = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class EpochPlan:
     """What to run, and where its event times will be seen.
 
     Attributes:
-        final: collect it: the epoch happens, and no row comes back.
-        seen: after the action, the highest event time of each column.
+        run: the epoch happens, and no row comes back.
+        seen: after `run`, the highest event time of each column.
     """
 
-    final: DataFrame
+    run: Callable[[], None]
     columns: tuple[WatermarkColumn, ...]
     seen: Callable[[], Sequence[int | None]]
 
@@ -54,6 +53,7 @@ def plan_epoch(
     pipeline: CompiledPipeline,
     parallelism: int,
     *,
+    frames: Callable[[], Frames],
     task: Callable[[Stage, int], StageTask],
     wake: Mapping[str, Sequence[int]],
     beginning: frozenset[str],
@@ -64,80 +64,73 @@ def plan_epoch(
 
     Args:
         frame: the batch; may be empty.
+        frames: makes its steps.
         task: the function of a stage, by its number.
         wake: per operator uid the shards that something is due in: they are visited although no row may come.
         beginning: operators that have no state so far and get their initial one.
         seats: keep each shard on its executor; None leaves it to Spark.
         aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
     """
-    frame, seen = _observed(frame, pipeline.watermarks, by_name=bool(aggregated))
+    made = frames()
+    seen: Seen = _nothing
+    if pipeline.watermarks:
+        frame, seen = made.observe(frame, tuple(f"max({c.sql})" for c in pipeline.watermarks))
+    observing: DataFrame | None = None
     number = 0
     for part in pipeline.parts:
         if isinstance(part, TransformStep):
             frame = part.function(frame)
             continue
+        columns = part.columns
         if part.operator is not None:
             keys, uid = part.operator.key_columns, part.operator.uid
-            if part.partial is not None and uid in aggregated:
-                own = in_own_plan(frame.selectExpr(*part.reads, f"true AS {_TASK}"), _TASK)
-                seen = seen or partial(_observed_in, own)
-                frame = part.partial.of(own.frame, _TASK).selectExpr(
-                    "*", *shard_columns(keys, parallelism, place="CAST(0 AS BIGINT)")
-                )
+            if part.partial is not None and uid in aggregated and made.can_aggregate:
+                # What a plan of its own observed is not told for the plan that it is in.
+                frame = made.select(frame, (*part.selected, f"true AS {_TASK}"))
+                observing = frame if observing is None else observing
+                frame = _aggregated(made, frame, part.partial, parallelism)
+                columns = part.partial.columns
             else:
-                frame = frame.selectExpr(*(part.reads or ("*",)), *shard_columns(keys, parallelism))
+                frame = made.select(frame, (*part.selected, *shard_columns(keys, parallelism)))
+            columns = (*columns, *_OF_RUNTIME)
             if part.initial is not None and uid in beginning:
-                frame = _with_initial_state(frame, part.initial, keys, parallelism)
+                frame, columns = _with_initial_state(frame, part.initial, keys, parallelism), (*columns, INITIAL_COLUMN)
             if wake.get(uid):
-                frame = _with_wake_rows(frame, wake[uid], parallelism)
+                frame = _with_wake_rows(made, frame, wake[uid], parallelism)
             if seats is not None:
                 frame = seats.seat(frame, SHARD_COLUMN)
             else:
-                frame = frame.repartitionById(parallelism, col(SHARD_COLUMN))
-        frame = frame.mapInArrow(task(part, number), part.output)
+                frame = made.numbered(frame, parallelism, SHARD_COLUMN)
+        frame = made.map_in_arrow(frame, task(part, number), columns, part.output)
         number += 1
-    return EpochPlan(frame, pipeline.watermarks, seen or _nothing)
+    ran = frame if observing is None else observing
+    return EpochPlan(partial(made.run, frame), pipeline.watermarks, partial(seen, ran))
 
 
-def _observed(
-    frame: DataFrame, columns: Sequence[WatermarkColumn], *, by_name: bool
-) -> tuple[DataFrame, Callable[[], Sequence[int | None]] | None]:
-    """The frame, observed for its highest event times, and how these are had after the action.
-
-    Args:
-        by_name: the observation will be in a plan of its own (`in_own_plan`), of which Spark tells nobody, so that an
-            `Observation` would wait for ever: None is returned for how.
-    """
-    if not columns:
-        return frame, _nothing
-    highest = [max_of(expr(c.sql)).alias(f"c{number}") for number, c in enumerate(columns)]
-    if by_name:
-        return frame.observe(_EVENT_TIME, *highest), None
-    observation = Observation()
-    return frame.observe(observation, *highest), lambda: [observation.get[f"c{n}"] for n in range(len(highest))]
-
-
-def _observed_in(own: InOwnPlan) -> Sequence[int | None]:
-    return own.observed()[_EVENT_TIME]
-
-
-def _nothing() -> Sequence[int | None]:
+def _nothing(_: DataFrame) -> Sequence[int | None]:
     return ()
 
 
-def _with_wake_rows(frame: DataFrame, shards: Sequence[int], parallelism: int) -> DataFrame:
+def _aggregated(made: Frames, frame: DataFrame, rows: PartialRows, parallelism: int) -> DataFrame:
+    """The partial rows of a frame, with the runtime's columns; they have no place in the input."""
+    runtime = shard_columns(rows.keys, parallelism, place="CAST(0 AS BIGINT)")
+    return made.aggregate(frame, _TASK, rows.by, rows.aggregates, (*map(quoted, rows.columns), *runtime))
+
+
+def _with_wake_rows(made: Frames, frame: DataFrame, shards: Sequence[int], parallelism: int) -> DataFrame:
     """A row per shard that holds nothing but the shard's number: a task without rows could not tell which one it is."""
-    rows = frame.sparkSession.range(0, parallelism, 1, 1)
-    if len(shards) < parallelism:
-        rows = rows.where(f"id IN ({', '.join(map(str, shards))})")
-    return frame.unionByName(
-        rows.selectExpr(
+
+    def rows_of_all() -> DataFrame:
+        return frame.sparkSession.range(0, parallelism, 1, 1).selectExpr(
             f"CAST(0 AS BIGINT) AS {HASH_COLUMN}",
             f"CAST(id AS INT) AS {SHARD_COLUMN}",
             f"CAST({WAKE_SEQUENCE} AS BIGINT) AS {SEQUENCE_COLUMN}",
-        ),
-        allowMissingColumns=True,
-    )
+        )
+
+    rows = made.kept(f"wake {parallelism}", rows_of_all)
+    if len(shards) < parallelism:
+        rows = rows.where(f"{SHARD_COLUMN} IN ({', '.join(map(str, shards))})")
+    return frame.unionByName(rows, allowMissingColumns=True)
 
 
 def _with_initial_state(frame: DataFrame, initial: DataFrame, keys: tuple[str, ...], parallelism: int) -> DataFrame:

@@ -66,6 +66,8 @@ from state_runtime.pipeline.watermark import END_OF_TIME_MS, observed
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.commit import Committer
 from state_runtime.spark.errors import cause_of, typed_error
+from state_runtime.spark.frames import Frames
+from state_runtime.spark.prepared import frames_of
 from state_runtime.task.acknowledgement import Acknowledgement
 from state_runtime.task.shard_access import TaskJob
 
@@ -136,6 +138,7 @@ class EpochDriver:
         self._placement = self._tasks.placement(spark)
         able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
         self._aggregated = Aggregated(context.settings.partial_aggregation, able)
+        self._made_frames: Frames | None = None
         self._batch_began_s, self._batch_epochs = context.clock.monotonic_s(), 0
         self._empty: DataFrame | None = None
 
@@ -525,6 +528,7 @@ class EpochDriver:
                 frame,
                 self._context.pipeline,
                 job.parallelism,
+                frames=self._frames,
                 task=task,
                 wake=wake,
                 beginning=beginning,
@@ -533,9 +537,15 @@ class EpochDriver:
             )
             planned_s = self._context.clock.monotonic_s()
             with self._acknowledgements.expecting(job.epoch):
-                plan.final.collect()
+                plan.run()
         acknowledged = self._acknowledgements.take(job.epoch, job.parallelism, self._context.pipeline.stages)
         return acknowledged, plan.event_time_ms(), planned_s
+
+    def _frames(self) -> Frames:
+        """What makes the frames of an epoch's plan; it keeps what all epochs have in common."""
+        if self._made_frames is None:
+            self._made_frames = frames_of(self._spark)
+        return self._made_frames
 
     def _take(self, done: Processed, batch_id: int | None, *, drains: bool) -> Progress:
         """Make what an epoch did the new head; its numbers as far as they are known."""

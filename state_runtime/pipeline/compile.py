@@ -80,8 +80,8 @@ class Stage:
         output: Spark schema of what it emits.
         emit: whether a later step reads it.
         initial: rows that the operator's state begins with, in its first epoch.
-        reads: SQL for the input columns that it reads; all, if empty.
-        input: what these are.
+        input: the columns that it is given: those that its operator reads, or all of a stage of sinks.
+        reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
     """
 
@@ -93,6 +93,16 @@ class Stage:
     reads: tuple[str, ...] = ()
     partial: PartialRows | None = None
     input: T.StructType = field(default_factory=T.StructType)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of `input`."""
+        return tuple(self.input.names)
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """SQL for `input`."""
+        return self.reads or tuple(map(quoted, self.columns))
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ def compile_pipeline(
             if isinstance(last, Stage):
                 parts[-1] = replace(last, sinks=(*last.sinks, step.name))
             else:
-                parts.append(Stage(None, (step.name,), schema, True))
+                parts.append(Stage(None, (step.name,), schema, True, input=schema))
                 asked.by()
         else:
             if step.uid in uids:
@@ -195,9 +205,11 @@ def compile_pipeline(
     if isinstance(last, Stage):
         parts[-1] = replace(last, emit=False)
     else:
-        # Something must run the user's last transform; its rows go nowhere.
+        # The user's last transform runs too; its rows go nowhere, and no Python needs to see them.
         asked.by()
-        parts.append(Stage(None, (), schema, False))
+        if not any(isinstance(part, Stage) for part in parts):
+            # Somebody must count the rows.
+            parts.append(Stage(None, (), schema, False, input=schema))
     return CompiledPipeline(tuple(parts), sinks, source.watermarks, dropped, asked.columns)
 
 

@@ -9,12 +9,9 @@ See docs/design/0029-partial-rows.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
-from pyspark.sql.functions import col, expr
 
 from state_runtime.processors.builtin.aggregate import AggregateOperator, AggregatePlan
 from state_runtime.processors.builtin.partial_rows import LOWER_HALF, ROWS_COLUMN, slot_column, upper_column
@@ -48,22 +45,21 @@ class PartialRows:
     pane: str
     made: tuple[tuple[str, str], ...]
 
-    def of(self, frame: DataFrame, beside: str) -> DataFrame:
-        """The partial rows of a frame.
+    @property
+    def by(self) -> tuple[str, ...]:
+        """SQL of what rows are grouped by."""
+        keys = tuple(map(quoted, self.keys))
+        return (*keys, f"{self.pane} AS {_PANE}") if self.pane else keys
 
-        Args:
-            beside: a column to group by as well, which has one value.
-        """
-        by, made, kept = self._columns
-        return frame.groupBy(quoted(beside), *by).agg(*made).select(*kept)
+    @property
+    def aggregates(self) -> tuple[str, ...]:
+        """SQL of the other columns."""
+        return tuple(f"{sql} AS {quoted(name)}" for sql, name in self.made)
 
-    @cached_property
-    def _columns(self) -> tuple[list[Column], list[Column], list[Column]]:
-        # Made once: they are names that each epoch's plan resolves anew, and some calls of the JVM each.
-        by = [col(quoted(key)) for key in self.keys]
-        made = [expr(sql).alias(name) for sql, name in self.made]
-        kept = [*by, *(col(quoted(name)) for _, name in self.made)]
-        return [*by, expr(self.pane).alias(_PANE)] if self.pane else by, made, kept
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the partial rows' columns."""
+        return (*self.keys, *(name for _, name in self.made))
 
 
 def partial_rows(operator: Operator, schema: T.StructType) -> PartialRows | None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
-    "InOwnPlan",
     "analyzed",
     "columns_of",
     "has_subqueries",
-    "in_own_plan",
     "items",
     "jobs_so_far",
     "kind_of",
@@ -57,50 +54,6 @@ def write_no_checksums(context: SparkContext) -> None:
     """
     jvm: Any = context._jvm
     jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)
-
-
-@dataclass(frozen=True)
-class InOwnPlan:
-    """A frame whose rows another plan makes.
-
-    Attributes:
-        frame: the same rows.
-        observed: after an action on it: what the other plan's observations (`DataFrame.observe`) saw, by their names.
-    """
-
-    frame: DataFrame
-    observed: Callable[[], dict[str, list[Any]]]
-
-
-def in_own_plan(frame: DataFrame, clustered_by: str) -> InOwnPlan:
-    """The same rows for a plan that takes the tasks that make them for a partitioning by one column.
-
-    Spark puts no shuffle before an aggregate by that column and others, and none between its two halves: each task
-    aggregates its own rows. With a column of one value nothing is said of the rows that is not meant.
-
-    Raises:
-        Py4JError: this version of Spark makes plans in another way.
-    """
-    spark = frame.sparkSession
-    jvm: Any = spark.sparkContext._jvm
-    execution = frame._jdf.queryExecution()
-    rows, output = execution.toRdd(), execution.analyzed().output()
-    column = output.apply(frame.columns.index(clustered_by))
-    sequence, nothing = jvm.PythonUtils.toSeq, getattr(jvm.scala, "None$").__getattr__("MODULE$")
-    partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning(
-        sequence([column]), rows.getNumPartitions()
-    )
-    # output, rdd, partitioning, ordering, streaming, source, session, statistics, constraints, shared ids
-    plan = jvm.org.apache.spark.sql.execution.LogicalRDD(
-        output, rows, partitioning, sequence([]), False, nothing, spark._jsparkSession, nothing, nothing, False
-    )
-    datasets = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
-
-    def observed() -> dict[str, list[Any]]:
-        seen = execution.observedMetrics()
-        return {name: items(seen.apply(name).toSeq()) for name in map(str, items(seen.keys().toSeq()))}
-
-    return InOwnPlan(DataFrame(datasets.ofRows(spark._jsparkSession, plan), spark), observed)
 
 
 def items(sequence: Any) -> list[Any]:

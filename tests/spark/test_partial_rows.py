@@ -13,15 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import col
-from pyspark.sql.functions import max as max_of
-from pyspark.sql.functions import min as min_of
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, reading, windows
 from state_runtime.base.errors import InvalidData
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
 from state_runtime.pipeline.sources import OpenedSource
-from state_runtime.spark.jvm import in_own_plan
+from state_runtime.spark.prepared import frames_of
 
 pytestmark = pytest.mark.spark
 
@@ -197,8 +194,10 @@ def test_spark_aggregates_once_and_before_the_one_shuffle(spark: SparkSession, t
     """Not in two halves with a shuffle of its own between them."""
     (stage,) = compiled(spark, tmp_path, PIPELINES["aggregate"]).stages
     assert stage.partial is not None
-    rows = spark.createDataFrame([], SCHEMA).selectExpr(*stage.reads, "true AS one")
-    made = stage.partial.of(in_own_plan(rows, "one").frame, "one").repartitionById(3, col("g"))
+    frames, partial = frames_of(spark), stage.partial
+    rows = frames.select(spark.createDataFrame([], SCHEMA), (*stage.selected, "true AS one"))
+    kept = tuple(f"`{name}`" for name in partial.columns)
+    made = frames.numbered(frames.aggregate(rows, "one", partial.by, partial.aggregates, kept), 3, "g")
     plan = made._jdf.queryExecution().executedPlan().toString()
     assert plan.count("HashAggregate") == 1, plan
     assert plan.count("Exchange") == 1, plan
@@ -206,7 +205,9 @@ def test_spark_aggregates_once_and_before_the_one_shuffle(spark: SparkSession, t
 
 
 def test_what_the_plan_within_observes_is_told_after_the_action(spark: SparkSession) -> None:
-    watched = spark.range(0, 100, 1, 2).observe("of it", max_of("id").alias("highest"), min_of("id").alias("lowest"))
-    own = in_own_plan(watched.selectExpr("id", "true AS one"), "one")
-    assert own.frame.count() == 100
-    assert own.observed() == {"of it": [99, 0]}
+    frames = frames_of(spark)
+    watched, seen = frames.observe(spark.range(0, 100, 1, 2).toDF("id"), ("max(id)", "min(id)"))
+    watched = frames.select(watched, ("id", "true AS one"))
+    made = frames.aggregate(watched, "one", ("id",), ("count(1) AS n",), ("id", "n"))
+    frames.run(made)
+    assert seen(watched) == [99, 0]

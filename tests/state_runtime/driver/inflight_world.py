@@ -226,7 +226,7 @@ class World:
                 )
 
         seen = max((r[3] for r in frame), default=None)
-        return SimpleNamespace(final=SimpleNamespace(collect=collect), event_time_ms=lambda: {"at": seen})
+        return SimpleNamespace(run=collect, event_time_ms=lambda: {"at": seen})
 
     def wait(self, seconds: float) -> bool:
         return False

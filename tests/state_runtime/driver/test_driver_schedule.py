@@ -139,7 +139,7 @@ class World:
                 for _ in range(attempts):
                     assert list(task(stage, 0)([batch] if batch.num_rows else [])) == []
 
-        return SimpleNamespace(final=SimpleNamespace(collect=collect), event_time_ms=dict)
+        return SimpleNamespace(run=collect, event_time_ms=dict)
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)

@@ -1,0 +1,105 @@
+"""The steps of an epoch's plan, as Spark's frames; by pyspark's public ways. In fewer calls: spark/prepared.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import types as T
+from pyspark.sql.functions import expr
+
+from state_runtime.spark.sql import quoted
+
+__all__ = ["Frames", "PublicFrames", "Seen"]
+
+Seen = Callable[[DataFrame], Sequence[Any]]
+"""What was observed, of the frame that was run."""
+
+
+class Frames(Protocol):
+    """Makes the frames of one epoch's plan after the other. Not thread-safe."""
+
+    def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
+        """`frame.selectExpr(…)`."""
+        ...
+
+    def numbered(self, frame: DataFrame, partitions: int, column: str) -> DataFrame:
+        """`frame.repartitionById(…)`: the rows in the partition whose number a column has."""
+        ...
+
+    def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
+        """The frame, observed for some aggregates, and what gives these after `run` of a frame that was made of it."""
+        ...
+
+    def map_in_arrow(
+        self, frame: DataFrame, function: Callable[..., Any], columns: tuple[str, ...], output: T.StructType
+    ) -> DataFrame:
+        """`frame.mapInArrow(…)`.
+
+        Args:
+            columns: the frame's, all of them in their order.
+        """
+        ...
+
+    @property
+    def can_aggregate(self) -> bool:
+        """Whether there is `aggregate`."""
+        ...
+
+    def aggregate(
+        self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
+    ) -> DataFrame:
+        """Aggregates of what each task has, by a plan of two: what the frame observed is told for the frame, not for
+        what was made of it.
+
+        Args:
+            beside: a column of one value.
+            by: SQL of what rows are grouped by.
+            made: SQL of the aggregates, with their names.
+            kept: SQL of what is kept of both.
+        """
+        ...
+
+    def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
+        """A frame that is no epoch's; it may be made once and used in many plans."""
+        ...
+
+    def run(self, frame: DataFrame) -> None:
+        """Have all rows made, for what is done on the way; the rows themselves are dropped where they are."""
+        ...
+
+
+class PublicFrames:
+    """See `Frames`; by pyspark's public ways."""
+
+    def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
+        return frame.selectExpr(*sql)
+
+    def numbered(self, frame: DataFrame, partitions: int, column: str) -> DataFrame:
+        return frame.repartitionById(partitions, expr(quoted(column)))
+
+    def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
+        observation, named = Observation(), [f"c{number}" for number in range(len(sql))]
+        watched = frame.observe(observation, *(expr(s).alias(name) for s, name in zip(sql, named, strict=True)))
+        return watched, lambda _: [observation.get[name] for name in named]
+
+    def map_in_arrow(
+        self, frame: DataFrame, function: Callable[..., Any], columns: tuple[str, ...], output: T.StructType
+    ) -> DataFrame:
+        return frame.mapInArrow(function, output)
+
+    @property
+    def can_aggregate(self) -> bool:
+        return False
+
+    def aggregate(
+        self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
+    ) -> DataFrame:
+        raise NotImplementedError("Spark's public ways have no aggregate without a shuffle")
+
+    def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
+        return make()
+
+    def run(self, frame: DataFrame) -> None:
+        frame.write.format("noop").mode("overwrite").save()

@@ -1,0 +1,243 @@
+"""Frames made in fewer calls of the JVM: what the plans of all epochs have in common is handed to Spark's JVM once.
+
+pyspark hands every expression over anew for each frame that it is used in, in several calls of the JVM each: the plan
+of one aggregate was a hundred calls, and a fifth of what an epoch of a thousand rows takes. Here columns, types and what
+stays of a Python function are made once for a run; then a step is one call, a function four
+(docs/design/0033-floor.md).
+
+These are inner ways of pyspark and of Spark. `frames_of` tries all of them before the first epoch, without a job; where
+a version has others, the public ways are taken (spark/frames.py), which come to the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.functions import expr
+from pyspark.util import PythonEvalType
+
+from state_runtime.spark.frames import Frames, PublicFrames, Seen
+from state_runtime.spark.jvm import items
+from state_runtime.spark.sql import quoted
+
+__all__ = ["PreparedFrames", "frames_of"]
+
+_LOG = logging.getLogger(__name__)
+_PICKLER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
+_OBSERVED = "__stillstate_observed"
+_FUNCTION_BYTES_MAX = 1 << 20
+"""A larger function travels as a broadcast of its own, which pyspark sees to."""
+
+
+class PreparedFrames:
+    """See `Frames`; what does not change is handed to the JVM once."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context: Any = spark.sparkContext
+        self._columns: dict[tuple[str, ...], Any] = {}
+        self._functions: dict[tuple[tuple[str, ...], str], _ArrowFunctions] = {}
+        self._kept: dict[str, DataFrame] = {}
+        self._own_plans = _OwnPlans(spark)
+        self._public = PublicFrames()
+
+    def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
+        return _like(frame, frame._jdf.select(self._made(frame, sql)))
+
+    def numbered(self, frame: DataFrame, partitions: int, column: str) -> DataFrame:
+        only = self._made(frame, (quoted(column),)).apply(0)
+        return _like(frame, frame._jdf.repartitionById(partitions, only))
+
+    def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
+        first, rest = self._made(frame, sql[:1]).apply(0), self._made(frame, sql[1:])
+        watched = _like(frame, frame._jdf.observe(_OBSERVED, first, rest))
+        return watched, lambda ran: _observed(ran) or [None] * len(sql)
+
+    def map_in_arrow(
+        self, frame: DataFrame, function: Callable[..., Any], columns: tuple[str, ...], output: T.StructType
+    ) -> DataFrame:
+        known = (columns, output.json())
+        functions = self._functions.get(known)
+        if functions is None:
+            reads = self._made(frame, tuple(map(quoted, columns)))
+            functions = self._functions[known] = _ArrowFunctions.of(frame.sparkSession, reads, output)
+        column = functions.column(self._context, function)
+        if column is None:
+            return self._public.map_in_arrow(frame, function, columns, output)
+        return _like(frame, frame._jdf.mapInArrow(column, False, None))
+
+    @property
+    def can_aggregate(self) -> bool:
+        return True
+
+    def aggregate(
+        self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
+    ) -> DataFrame:
+        own = self._own_plans.of(frame, frame.columns.index(beside))
+        grouped = own.groupBy(self._made(frame, (quoted(beside), *by)))
+        first, rest = self._made(frame, made[:1]).apply(0), self._made(frame, made[1:])
+        return _like(frame, grouped.agg(first, rest).select(self._made(frame, kept)))
+
+    def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
+        frame = self._kept.get(name)
+        if frame is None:
+            frame = self._kept[name] = make()
+        return frame
+
+    def run(self, frame: DataFrame) -> None:
+        frame._jdf.queryExecution().toRdd().count()
+
+    def _made(self, frame: DataFrame, sql: tuple[str, ...]) -> Any:
+        """A sequence of the JVM's columns. They are names and expressions, of no frame yet."""
+        columns = self._columns.get(sql)
+        if columns is None:
+            classic: Any = frame
+            columns = self._columns[sql] = classic._jcols(*map(expr, sql))
+        return columns
+
+
+@dataclass
+class _ArrowFunctions:
+    """What stays of a `mapInArrow` while its function changes, as objects of the JVM."""
+
+    output: T.StructType
+    columns: Any
+    output_type: Any
+    function_class: Any
+    udf_class: Any
+    nothing: Any
+    environment: tuple[Any, ...] = ()
+    environment_of: object = None
+
+    @staticmethod
+    def of(spark: SparkSession, columns: Any, output: T.StructType) -> _ArrowFunctions:
+        jvm: Any = spark.sparkContext._jvm
+        return _ArrowFunctions(
+            output=output,
+            columns=columns,
+            output_type=spark._jsparkSession.parseDataType(output.json()),
+            function_class=jvm.SimplePythonFunction,
+            udf_class=jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction,
+            nothing=jvm.java.util.ArrayList(),
+        )
+
+    def column(self, context: Any, function: Callable[..., Any]) -> Any:
+        """What the JVM's `mapInArrow` takes; None for a function that is too large for this way."""
+        registry = context._pickled_broadcast_vars
+        pickled = _PICKLER.dumps((function, self.output))
+        broadcasts = [broadcast._jbroadcast for broadcast in registry]
+        registry.clear()
+        if len(pickled) > _FUNCTION_BYTES_MAX:
+            return None
+        made = self.function_class(
+            bytearray(pickled),
+            *self._environment(context),
+            context.pythonExec,
+            context.pythonVer,
+            broadcasts or self.nothing,
+            context._javaAccumulator,
+        )
+        udf = self.udf_class(
+            type(function).__name__,
+            made,
+            self.output_type,
+            PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+            True,
+            self.nothing,
+            self.nothing,
+        )
+        return udf.apply(self.columns)
+
+    def _environment(self, context: Any) -> tuple[Any, ...]:
+        """Variables and files of Python workers, which a user may add to."""
+        variables, files = dict(context.environment), list(context._python_includes)
+        if self.environment_of != (variables, files):
+            java = context._jvm.java.util
+            self.environment, self.environment_of = (java.HashMap(), java.ArrayList()), (variables, files)
+            for name, value in variables.items():
+                self.environment[0].put(name, value)
+            for path in files:
+                self.environment[1].add(path)
+        return self.environment
+
+
+class _OwnPlans:
+    """Frames whose rows another plan makes, whose tasks are taken for a partitioning by one column.
+
+    Spark puts no shuffle before an aggregate by that column and others, and none between its two halves: each task
+    aggregates its own rows. With a column of one value nothing is said of the rows that is not meant.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        self._sequence = jvm.PythonUtils.toSeq
+        self._array = jvm.java.util.ArrayList
+        self._partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        self._relation = jvm.org.apache.spark.sql.execution.LogicalRDD
+        self._frames = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
+        self._none = getattr(jvm.scala, "None$").__getattr__("MODULE$")
+        self._nothing = self._sequence(self._array())
+
+    def of(self, frame: DataFrame, clustered_by: int) -> Any:
+        """The rows of a frame, as a frame of the JVM.
+
+        Args:
+            clustered_by: place of the column.
+        """
+        session, execution = frame.sparkSession._jsparkSession, frame._jdf.queryExecution()
+        rows, output = execution.toRdd(), execution.analyzed().output()
+        column = self._array()
+        column.add(output.apply(clustered_by))
+        partitioning = self._partitioning(self._sequence(column), rows.getNumPartitions())
+        # output, rdd, partitioning, ordering, streaming, source, session, statistics, constraints, shared ids
+        none, nothing = self._none, self._nothing
+        plan = self._relation(output, rows, partitioning, nothing, False, none, session, none, none, False)
+        return self._frames.ofRows(session, plan)
+
+
+def frames_of(spark: SparkSession) -> Frames:
+    """How this session's frames are made: prepared, if its version of Spark has all that it takes."""
+    prepared = PreparedFrames(spark)
+    try:
+        _try(spark, prepared)
+    except (AttributeError, TypeError, ValueError, Py4JError, PySparkException) as error:
+        _LOG.warning(
+            "epochs are planned in more calls than need be: pyspark or Spark are made in another way inside (%s: %s)",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        return PublicFrames()
+    return prepared
+
+
+def _try(spark: SparkSession, frames: Frames) -> None:
+    """Plan what an epoch has in it; no job runs."""
+    frame, seen = frames.observe(frames.select(spark.range(0, 1, 1, 1), ("id", "CAST(0 AS INT) AS n")), ("max(id)",))
+    output = T.StructType([T.StructField("id", T.LongType())])
+    grouped = frames.aggregate(frame, "n", ("id",), ("count(1) AS rows",), ("id", "CAST(0 AS INT) AS n"))
+    made = frames.map_in_arrow(frames.numbered(grouped, 1, "n"), _nothing, ("id", "n"), output)
+    rows = made._jdf.queryExecution().toRdd()
+    if int(rows.getNumPartitions()) != 1:
+        raise ValueError("rows are not where their number says")
+    seen(frame)
+
+
+def _nothing(batches: Any) -> Any:
+    return iter(())
+
+
+def _observed(frame: DataFrame) -> Sequence[Any]:
+    """What the plan of a frame observed, whether or not Spark told anybody."""
+    found = frame._jdf.queryExecution().observedMetrics().get(_OBSERVED)
+    return items(found.get().toSeq()) if found.isDefined() else ()
+
+
+def _like(frame: DataFrame, jdf: Any) -> DataFrame:
+    return DataFrame(jdf, frame.sparkSession)
