@@ -2,6 +2,7 @@
 
     StillstateError                exit 1   a bug or something unforeseen
     ├── ChangesPending             —        between a task and its driver only: the driver writes, the epoch runs again
+    ├── TooMuchForOneTask          —        the same: the epoch runs again with a task for each shard
     ├── Invalid                    exit 2   fix the call, the configuration or the data
     │   ├── InvalidConfiguration
     │   ├── InvalidPipeline
@@ -60,6 +61,7 @@ __all__ = [
     "StoreRefused",
     "StoreUnavailable",
     "TasksDisagree",
+    "TooMuchForOneTask",
     "Unavailable",
     "UnsupportedFormat",
     "UserCodeError",
@@ -79,6 +81,13 @@ class ChangesPending(StillstateError):
     """A task needs the primary store for a shard whose newest changes only the driver holds.
 
     Never leaves the driver: it writes them to a segment and runs the epoch's action once more.
+    """
+
+
+class TooMuchForOneTask(StillstateError):
+    """A task that has the rows of all shards got more of them than it should, or takes too long.
+
+    Never leaves the driver: it runs the epoch's action once more, with a task for each shard.
     """
 
 

@@ -292,11 +292,16 @@ class Checkpointer:
         self._previous = together(interval.numbers, complete)
         return replace(complete, epochs=self._previous.epochs)
 
-    def remove(self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None) -> None:
+    def remove(
+        self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None, staged_of: int | None = None
+    ) -> None:
         """Remove output and changelog objects that no manifest names or ever will, as far as the stores answer.
 
         So a job that fails again and again does not fill its store. What a killed driver leaves stays: the next run
         removes the staged output, garbage collection the rest.
+
+        Args:
+            staged_of: an epoch that has not happened, of which output was staged by tasks that could not tell.
         """
         context = self._context
         staged = [(s.sink, f.staged) for a in acknowledged for s in a.staged for f in s.files]
@@ -309,6 +314,9 @@ class Checkpointer:
                 context.sinks[sink].store().delete(path)
             for path in objects:
                 context.root.delete(path)
+            if staged_of is not None:
+                for spec in context.sinks.values():
+                    spec.remove_epoch(self._committer.term.term, staged_of)
         except (StillstateError, OSError):
             # They are unreachable and do no harm; the error that brought us here is the one to tell.
             _LOG.warning("what a failed epoch wrote could not be removed", exc_info=True)

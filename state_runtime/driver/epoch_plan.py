@@ -59,6 +59,7 @@ def plan_epoch(
     beginning: frozenset[str],
     seats: SeatedPlan | None = None,
     aggregated: frozenset[str] = frozenset(),
+    narrow: bool = False,
 ) -> EpochPlan:
     """Plan an epoch over a batch; nothing runs yet.
 
@@ -70,6 +71,7 @@ def plan_epoch(
         beginning: operators that have no state so far and get their initial one.
         seats: keep each shard on its executor; None leaves it to Spark.
         aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
+        narrow: one task gets the rows of all shards; nothing is shuffled.
     """
     made = frames()
     seen: Seen = _nothing
@@ -97,7 +99,9 @@ def plan_epoch(
                 frame, columns = _with_initial_state(frame, part.initial, keys, parallelism), (*columns, INITIAL_COLUMN)
             if wake.get(uid):
                 frame = _with_wake_rows(made, frame, wake[uid], parallelism)
-            if seats is not None:
+            if narrow:
+                frame = frame.coalesce(1)
+            elif seats is not None:
                 frame = seats.seat(frame, SHARD_COLUMN)
             else:
                 frame = made.numbered(frame, parallelism, SHARD_COLUMN)

@@ -29,7 +29,7 @@ from typing import TypeVar
 from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime.base import faults
-from state_runtime.base.errors import ChangesPending, Fenced, can_pass
+from state_runtime.base.errors import ChangesPending, Fenced, StillstateError, TooMuchForOneTask, can_pass
 from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.heap import collection_paused
 from state_runtime.base.progress import Progress
@@ -56,6 +56,7 @@ from state_runtime.driver.head import (
     of_operators,
     steps_of,
 )
+from state_runtime.driver.narrow import Narrow, may_be_narrow
 from state_runtime.driver.numbers import of_epoch, of_rows_in_flight, with_times
 from state_runtime.driver.published import newest_published
 from state_runtime.driver.savepoints import Savepoints
@@ -63,6 +64,7 @@ from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.staged import staged_outputs
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, observed
+from state_runtime.placement.seats import has_executors
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.commit import Committer
 from state_runtime.spark.errors import cause_of, typed_error
@@ -138,6 +140,7 @@ class EpochDriver:
         self._placement = self._tasks.placement(spark)
         able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
         self._aggregated = Aggregated(context.settings.partial_aggregation, able)
+        self._narrow = Narrow(may_be_narrow(context, has_executors=has_executors(spark)))
         self._made_frames: Frames | None = None
         self._batch_began_s, self._batch_epochs = context.clock.monotonic_s(), 0
         self._empty: DataFrame | None = None
@@ -442,7 +445,8 @@ class EpochDriver:
     ) -> Processed:
         """Plan and run the epoch's Spark action; none where there is neither a batch nor anything due.
 
-        If a task needs from the primary what only the driver holds, that is written and the action run once more.
+        If a task needs from the primary what only the driver holds, that is written and the action run once more; and
+        if it is too much for one task, with a task for each shard.
         """
         context, head = self._context, self._books.interval.head
         started_s = context.clock.monotonic_s()
@@ -478,22 +482,30 @@ class EpochDriver:
                 planned_s=now_s,
                 processed_s=now_s,
             )
-        flushed_ms, flushed_bytes = 0.0, 0
-        try:
-            acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning, budget)
-        except Exception as error:
-            if not isinstance(typed_error(error), ChangesPending):
-                raise
-            # What its tasks wrote will not be used: the action begins anew.
-            self._checkpointer.remove(self._acknowledgements.so_far())
-            _LOG.info("epoch %d needs changes that were not written yet: %s", job.clock.epoch, typed_error(error))
-            flushed_bytes, flushed_ms = self._flush()
-            if self._books.batch is not None:
-                batch = self._books.batch  # its rows have places on the store now
-            # With the time that there was before: what it took to write is not the tasks'.
+        flushed_ms, flushed_bytes, is_flushed = 0.0, 0, False
+        narrow = self._narrow.choose(budget.within_s, goes_on=self._books.batch is not None)
+        while True:
+            try:
+                acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning, budget, narrow=narrow)
+                break
+            except Exception as error:
+                typed = typed_error(error)
+                # What its tasks wrote will not be used: the action begins anew.
+                if isinstance(typed, TooMuchForOneTask) and narrow:
+                    self._give_up_narrow(job, typed)
+                    narrow = False
+                elif isinstance(typed, ChangesPending) and not is_flushed:
+                    self._checkpointer.remove(self._acknowledgements.so_far())
+                    _LOG.info("epoch %d needs changes that were not written yet: %s", job.clock.epoch, typed)
+                    flushed_bytes, flushed_ms = self._flush()
+                    is_flushed = True
+                    if self._books.batch is not None:
+                        batch = self._books.batch  # its rows have places on the store now
+                else:
+                    raise
+            # With the time that there was before: what was done meanwhile is not the tasks'.
             budget = self._budget(None if unlimited else batch, reads=has_batch)
-            again = self._tasks.job(acting, late_ms)
-            acknowledged, event_times, planned_s = self._act(frame, again, wake, beginning, budget)
+            job = self._tasks.job(acting, late_ms)
         return Processed(
             acknowledged=acknowledged,
             time=observed(time, event_times),
@@ -521,9 +533,11 @@ class EpochDriver:
         wake: Mapping[str, Sequence[int]],
         beginning: frozenset[str],
         budget: EpochBudget,
+        *,
+        narrow: bool,
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
         """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
-        with self._tasks.of_action(job, budget, self._books.batch) as task:
+        with self._tasks.of_action(job, budget, self._books.batch, narrow=narrow) as task:
             plan = plan_epoch(
                 frame,
                 self._context.pipeline,
@@ -534,12 +548,20 @@ class EpochDriver:
                 beginning=beginning,
                 seats=self._placement.for_epoch(),
                 aggregated=self._aggregated.chosen(),
+                narrow=narrow,
             )
             planned_s = self._context.clock.monotonic_s()
             with self._acknowledgements.expecting(job.epoch):
                 plan.run()
         acknowledged = self._acknowledgements.take(job.epoch, job.parallelism, self._context.pipeline.stages)
         return acknowledged, plan.event_time_ms(), planned_s
+
+    def _give_up_narrow(self, job: TaskJob, why: StillstateError) -> None:
+        """The next action has a task for each shard. Nothing that the one task staged stays: it failed, so no
+        acknowledgement tells of it."""
+        self._narrow.refused()
+        _LOG.info("epoch %d is run again with a task for each shard: %s", job.clock.epoch, why)
+        self._checkpointer.remove(self._acknowledgements.so_far(), None, job.clock.epoch)
 
     def _frames(self) -> Frames:
         """What makes the frames of an epoch's plan; it keeps what all epochs have in common."""
@@ -572,6 +594,7 @@ class EpochDriver:
         ran = list(of_operators(done.acknowledged, stages))
         moved = self._placement.ran((o.uid, a.shard, a.executor) for o, a in ran)
         self._aggregated.seen((o.uid, a) for o, a in ran)
+        self._narrow.seen(done.acknowledged, stages, done.phases["process"])
         self._note_batch(done, batch, ((o.uid, a) for o, a in ran))
         for operator, acknowledgement in ran:
             _log_restore(operator, acknowledgement)

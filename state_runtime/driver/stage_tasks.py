@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.governor import EpochBudget
+from state_runtime.driver.narrow import LIMITS
 from state_runtime.pipeline.compile import Stage
 from state_runtime.placement.seats import Placement
 from state_runtime.processors.operator import EpochClock
@@ -22,6 +24,7 @@ from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import ShardFilesEntry, TimeEntry
 from state_runtime.task.listed_files import ListedFiles
+from state_runtime.task.narrow import NarrowLimits
 from state_runtime.task.shard_access import TaskJob, root_id, state_folder
 from state_runtime.task.slicing import NO_LIMITS
 from state_runtime.task.stage import StageTask
@@ -79,16 +82,17 @@ class StageTasks:
 
     @contextmanager
     def of_action(
-        self, job: TaskJob, budget: EpochBudget, batch: BatchBook | None
+        self, job: TaskJob, budget: EpochBudget, batch: BatchBook | None, *, narrow: bool
     ) -> Iterator[Callable[[Stage, int], StageTask]]:
         """The function of each stage, by its number; good until the action has ended.
 
         Args:
             batch: that the epoch goes on with, if it does.
+            narrow: one task gets the rows of all shards.
         """
         listed = self._share_listing()
         try:
-            yield partial(self._stage_task, job, listed, budget, batch)
+            yield partial(self._stage_task, job, listed, budget, batch, narrow)
         finally:
             if listed is not None:
                 _give_up(listed)
@@ -120,6 +124,7 @@ class StageTasks:
         listed: Broadcast[Mapping[str, ListedFiles]] | None,
         budget: EpochBudget,
         batch: BatchBook | None,
+        narrow: bool,
         stage: Stage,
         number: int,
     ) -> StageTask:
@@ -141,7 +146,12 @@ class StageTasks:
             passes=batch.of_operator(uid) if batch is not None else (),
             needed_rows=self._books.needed_rows,
             budget=budget.stages.get(uid, NO_LIMITS),
+            narrow=self._narrow_limits() if narrow else None,
         )
+
+    def _narrow_limits(self) -> NarrowLimits:
+        """A task for a single shard lets what is more than it may hold wait on the host's disk; the one for all does not."""
+        return replace(LIMITS, bytes_max=min(LIMITS.bytes_max, self._context.settings.task_bytes_max))
 
     def _share_listing(self) -> Broadcast[Mapping[str, ListedFiles]] | None:
         files = self._books.files

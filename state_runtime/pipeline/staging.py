@@ -67,6 +67,16 @@ class SinkSpec:
                 if _STAGED.match(name) and path not in named:
                     store.delete(path)
 
+    def remove_epoch(self, term: int, epoch: int) -> None:
+        """Remove what a run's tasks staged of an epoch that has not happened, whether or not they could tell of it.
+
+        Race: what a task of a dying action stages after this stays until the next run (`remove_abandoned`).
+        """
+        store, folder = self.store(), f"{self.staging_prefix}/{term:020d}"
+        for name in store.list_names(folder):
+            if _STAGED.match(name) and name.startswith(f"{epoch:020d}-"):
+                store.delete(f"{folder}/{name}")
+
     def open(self, term: int, epoch: int, shard: int, attempt: str) -> _Staging:
         """Begin staging for one task; names are unique to the attempt.
 

@@ -48,6 +48,7 @@ from state_runtime.task.held_changes import HeldChanges
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.keep_rows import begin_keeping
 from state_runtime.task.listed_files import ListedFiles
+from state_runtime.task.narrow import NarrowLimits, by_shard
 from state_runtime.task.persist import Persisted, Step, changes_writer, persist, uploader
 from state_runtime.task.row_passes import KeyColumns, RowPass, SortedRows, StoredPass
 from state_runtime.task.shard_access import ShardAccess, TaskJob, rows_folder
@@ -85,6 +86,7 @@ class StageTask:
         passes: rows of all shards that earlier epochs left; each range lies in one shard.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: how far its tasks go in this epoch.
+        narrow: the one task of the stage has the rows of all shards, within these limits (task/narrow.py); None: of one.
     """
 
     job: TaskJob
@@ -102,6 +104,7 @@ class StageTask:
     passes: tuple[InflightPass, ...] = ()
     needed_rows: frozenset[str] = frozenset()
     budget: StageBudget = NO_LIMITS
+    narrow: NarrowLimits | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap_once()
@@ -111,7 +114,8 @@ class StageTask:
                 context = TaskContext.get()
                 yield from self._run_sinks(batches, context.partitionId() if context is not None else 0)
             else:
-                yield from self._run_operator(self.operator, batches)
+                for of_shard in self._by_shard(batches):
+                    yield from self._run_operator(self.operator, of_shard)
         except StillstateError as error:
             raise marked(error) from error
 
@@ -129,6 +133,13 @@ class StageTask:
         self._acknowledge(
             Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=shard, input_rows=rows, staged=staged)
         )
+
+    def _by_shard(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The input of each shard that this task has, in their order."""
+        if self.narrow is None:
+            yield batches
+        else:
+            yield from by_shard(batches, self.job.parallelism, self.narrow, SYSTEM_CLOCK)
 
     def _run_operator(self, operator: Operator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         began_s, began_ms = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now_ms()

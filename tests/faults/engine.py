@@ -129,6 +129,7 @@ class InProcess:
         task: Callable[[Stage, int], StageTask],
         wake: Mapping[str, Sequence[int]],
         beginning: frozenset[str],
+        narrow: bool,
         **_: Any,
     ) -> Any:
         """In place of `plan_epoch`."""
@@ -138,7 +139,8 @@ class InProcess:
             for number, stage in enumerate(chain.stages):
                 assert stage.operator is not None
                 emitted: list[str] = []
-                for batches in by_shard(keys, parallelism, wake.get(stage.operator.uid, ())):
+                shards = by_shard(keys, parallelism, wake.get(stage.operator.uid, ()))
+                for batches in [list(itertools.chain(*shards))] if narrow else shards:
                     emitted += self._run(task(stage, number), batches)
                 keys = emitted
 

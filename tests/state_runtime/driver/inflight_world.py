@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import JobSettings, ParquetSink, Progress, aggregates
+from state_runtime.base.errors import TooMuchForOneTask
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.governor import EpochBudget, Governor
@@ -173,6 +174,9 @@ class World:
     passed: int = 0
     dead: bool = False
     losses: float = 0.0
+    narrow: float = 0.0
+    refused: int = 0
+    narrow_epochs: int = 0
     repeats: float = 0.0
     epochs: list[Progress] = field(default_factory=list)
     late: Counter[str] = field(default_factory=Counter)
@@ -193,9 +197,13 @@ class World:
         *,
         task: Callable[..., Any],
         wake: Mapping[str, Sequence[int]],
+        narrow: bool,
         **__: Any,
     ) -> SimpleNamespace:
-        """Spark's action: the operators one after the other, tasks in any order, some attempts lost and made again."""
+        """Spark's action: the operators one after the other, tasks in any order, some attempts lost and made again.
+
+        A narrow one is one task of Spark's: if it fails, no acknowledgement of it arrives.
+        """
 
         def collect() -> None:
             rows = pa.RecordBatch.from_arrays(
@@ -212,12 +220,24 @@ class World:
                 outputs: dict[int, list[pa.RecordBatch]] = {}
                 shards = list(range(parallelism))
                 self.draw.shuffle(shards)
-                for shard in shards:
-                    batch = rows_of_shard(rows, operator, shard, parallelism, woken=shard in wake.get(operator.uid, ()))
+                of_shards = {
+                    shard: rows_of_shard(rows, operator, shard, parallelism, woken=shard in wake.get(operator.uid, ()))
+                    for shard in shards
+                }
+                if narrow:
+                    of_shards = {0: pa.concat_batches([*of_shards.values()])}
+                for shard, batch in of_shards.items():
                     pieces = [batch.slice(at, 3) for at in range(0, batch.num_rows, 3)]
                     attempts = 2 if self.draw.random() < self.repeats else 1
                     for _ in range(attempts):
-                        outputs[shard] = list(task(stage, number)(pieces))
+                        made = task(stage, number)
+                        try:
+                            outputs[shard] = list(made(pieces))
+                        except TooMuchForOneTask:
+                            made.accumulator.value.clear()
+                            self.refused += 1
+                            raise
+                self.narrow_epochs += narrow and number == 2
                 emitted = [b for shard in sorted(outputs) for b in outputs[shard]]
                 rows = (
                     pa.concat_batches(emitted)
@@ -289,7 +309,9 @@ def start(world: World, settings: JobSettings, *, drop_inflight: bool = False) -
         drop_inflight=drop_inflight,
     )
     spark = SimpleNamespace(
-        sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator(), broadcast=FakeBroadcast)
+        sparkContext=SimpleNamespace(
+            master="local[2]", accumulator=lambda value, param: Accumulator(), broadcast=FakeBroadcast
+        )
     )
     begun: Any = EpochDriver(context, committer, Checkpoint(), spark, world.note, None, world.wait)  # type: ignore[arg-type]
     begun.publish_pending(spark)

@@ -7,6 +7,7 @@ cleans up after. What counts is what a reader sees: each batch's output exactly 
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import shutil
 from collections import Counter
@@ -125,19 +126,24 @@ class World:
         *,
         task: Callable[..., Any],
         wake: Mapping[str, Sequence[int]],
+        narrow: bool,
         **__: Any,
     ) -> SimpleNamespace:
-        """Spark's action over a batch: tasks in any order; some attempts are lost and made again. Shards are woken as asked."""
+        """Spark's action over a batch: tasks in any order, or one for all shards; some attempts are lost and made again. Shards
+        are woken as asked."""
 
         def collect() -> None:
             stage = SimpleNamespace(operator=operator(), sinks=("out",), emit=False)
             shards = list(range(parallelism))
             self.draw.shuffle(shards)
-            for shard in shards:
-                batch = rows_of_shard(frame, shard, parallelism, woken=shard in wake.get("counts", ()))
+            of_shards = [
+                [b for b in [rows_of_shard(frame, s, parallelism, woken=s in wake.get("counts", ()))] if b.num_rows]
+                for s in shards
+            ]
+            for batches in [list(itertools.chain(*of_shards))] if narrow else of_shards:
                 attempts = 2 if self.draw.random() < 0.1 else 1
                 for _ in range(attempts):
-                    assert list(task(stage, 0)([batch] if batch.num_rows else [])) == []
+                    assert list(task(stage, 0)(batches)) == []
 
         return SimpleNamespace(run=collect, event_time_ms=dict)
 
@@ -207,7 +213,9 @@ def start(
         ids=world.ids,
     )
     spark = SimpleNamespace(
-        sparkContext=SimpleNamespace(accumulator=lambda value, param: Accumulator(), broadcast=world.broadcast)
+        sparkContext=SimpleNamespace(
+            master="local[2]", accumulator=lambda value, param: Accumulator(), broadcast=world.broadcast
+        )
     )
     made = savepoints(committer, catalog.root) if savepoints is not None else None
     begun: Any = EpochDriver(context, committer, Checkpoint(world.root), spark, world.rob, made, world.wait)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from inflight_world import Frame, Input, Killed, World, deadlines, finish, resul
 from model import seeds
 
 from state_runtime.base import faults
-from state_runtime.base.errors import TasksDisagree
+from state_runtime.base.errors import TasksDisagree, TooMuchForOneTask
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver import epochs as driver
+from state_runtime.driver import stage_tasks
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.governor import Governor
+from state_runtime.driver.narrow import Narrow
 from state_runtime.processors import slices
 from state_runtime.task import slicing, stage
 from state_runtime.task.gathered import gather
+from state_runtime.task.narrow import NarrowLimits, by_shard
 from state_runtime.task.slicing import Slicer
 
 
@@ -56,7 +60,20 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
         def gathering(batches: Any, keys: Any, _: int, folder: Path, ids: Any) -> Any:
             return gather(batches, keys, world.draw.choice([1, 600, 1 << 27]), folder, ids)
 
+        def narrowing(self: Narrow, *_: Any, **__: Any) -> bool:
+            return world.draw.random() < world.narrow
+
+        def refusing(*arguments: Any) -> Any:
+            for of_shard in by_shard(*arguments):
+                if world.draw.random() < 0.05:
+                    raise TooMuchForOneTask("it takes too long")
+                yield of_shard
+
         monkeypatch.setattr(stage, "gather", gathering)
+        monkeypatch.setattr(Narrow, "choose", narrowing)
+        monkeypatch.setattr(stage, "by_shard", refusing)
+        rows_max = world.draw.choice([15, 1 << 16]) if world.narrow else 1 << 16
+        monkeypatch.setattr(stage_tasks, "LIMITS", NarrowLimits(rows_max, time_max_s=float("inf")))
 
     return begin
 
@@ -129,6 +146,33 @@ def test_kills_rescales_and_modes_with_rows_in_flight_lose_nothing(
         finish(world, some_settings(world))
         assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
     assert min(seen["killed"], seen["stopped"]) > 0, f"a law without cases: {seen}"
+
+
+def test_one_task_for_all_shards_gives_what_a_task_for_each_gives(
+    tmp_path: Path, playing: Callable[[World], None]
+) -> None:
+    """Output, state, late rows, whichever epochs are narrow, with rows in flight, kills and rescales too; and one that is
+    refused in the middle has not happened."""
+    seen: Counter[str] = Counter()
+    for seed, draw in seeds(25):
+        batches = some_batches(draw)
+        expected, late = of_one_run(tmp_path / f"{seed}-aligned", batches, playing)
+        world = World(tmp_path / str(seed), draw, batches, narrow=0.7)
+        playing(world)
+        is_killed = draw.random() < 0.5
+        if is_killed:
+            world.dies_at = draw.randrange(1, 100)
+            with suppress(Killed):
+                finish(world, some_settings(world))
+            world.dies_at, world.dead = 0, False
+        finish(world, some_settings(world))
+        assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
+        assert is_killed or world.late["rows"] == late, f"STILLSTATE_TEST_SEED={seed}"
+        left = [str(f) for f in world.root.glob("*/_stillstate/staging/*/*/*.parquet")]
+        assert not left, f"STILLSTATE_TEST_SEED={seed}: {left}"
+        seen["narrow"] += world.narrow_epochs
+        seen["refused"] += world.refused
+    assert min(seen["narrow"], seen["refused"]) > 0, f"a law without cases: {seen}"
 
 
 def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
