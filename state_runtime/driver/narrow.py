@@ -1,12 +1,12 @@
 """Whether the next epoch is narrow, one task for all shards: by what the newest ones showed; pure.
 
-In an epoch of few rows a shuffle and a task for each shard are most of the time. One task does the same, one shard after
-the other (task/narrow.py). It never changes a result, so the choice is nobody's but this run's.
+In an epoch of few rows a shuffle and a task for each shard are most of the time. One task does the same, one shard
+after the other (task/narrow.py). It never changes a result, so the choice is nobody's but this run's.
 
-Never narrow is an epoch that goes on with rows in flight: it has a backlog, for which all cores are wanted, and the rows
-of many epochs. One that has a deadline may be; each shard of its task keeps to the deadline as a task of its own would,
-and what is left waits as ever. But if the deadline comes before one task would be refused, shards beside each other get
-further until then, so that the batch takes fewer epochs.
+Never narrow is an epoch that goes on with rows in flight: it has a backlog, for which all cores are wanted, and the
+rows of many epochs. One that has a deadline may be; each shard of its task keeps to the deadline as a task of its own
+would, and what is left waits as ever. But if the deadline comes before one task would be refused, shards beside each
+other get further until then, so that the batch takes fewer epochs.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Narrow:
 def may_be_narrow(context: DriverContext, *, has_executors: bool) -> bool:
     """Whether a run's epochs may be narrow at all.
 
-    Of several executors each has its own shards. What a shard's task sends to a store is sent while those of other shards
-    do the same; one task would wait for each: for uploads without the changelog, and for a sink that is far away. And a
-    sink above an operator gets all rows of the source, of which the operator's may be few, and as many tasks as the
-    source has.
+    Of several executors each has its own shards. What a shard's task sends to a store is sent while those of other
+    shards do the same; one task would wait for each: for uploads without the changelog, and for a sink that is far
+    away. And a sink above an operator gets all rows of the source, of which the operator's may be few, and as many
+    tasks as the source has.
     """
     stages = context.pipeline.stages
     of_operators = {name for stage in stages if stage.operator is not None for name in stage.sinks}

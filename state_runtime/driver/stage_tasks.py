@@ -150,7 +150,8 @@ class StageTasks:
         )
 
     def _narrow_limits(self) -> NarrowLimits:
-        """A task for a single shard lets what is more than it may hold wait on the host's disk; the one for all does not."""
+        """A task for a single shard lets what is more than it may hold wait on the host's disk; the one for all does
+        not."""
         return replace(LIMITS, bytes_max=min(LIMITS.bytes_max, self._context.settings.task_bytes_max))
 
     def _share_listing(self) -> Broadcast[Mapping[str, ListedFiles]] | None:

@@ -1,8 +1,8 @@
 """Frames made in fewer calls of the JVM: what the plans of all epochs have in common is handed to Spark's JVM once.
 
 pyspark hands every expression over anew for each frame that it is used in, in several calls of the JVM each: the plan
-of one aggregate was a hundred calls, and a fifth of what an epoch of a thousand rows takes. Here columns, types and what
-stays of a Python function are made once for a run; then a step is one call, a function four
+of one aggregate was a hundred calls, and a fifth of what an epoch of a thousand rows takes. Here columns, types and
+what stays of a Python function are made once for a run; then a step is one call, a function four
 (docs/design/0033-floor.md).
 
 These are inner ways of pyspark and of Spark. `frames_of` tries all of them before the first epoch, without a job; where

@@ -1,10 +1,10 @@
 """The rows of all shards in one task: for epochs of few rows, in which a shuffle and a task per shard would be most of
 the time.
 
-The task does one shard after the other, as their own tasks would, in order of the shards: so what comes next in the plan
-gets the same rows in the same order. It must stay small. Rows are counted while they are read, before anything is done
-with them, and time is looked at between two shards; what is too much is refused with `TooMuchForOneTask`, and the driver
-runs the epoch with a task for each shard. See docs/design/0033-floor.md.
+The task does one shard after the other, as their own tasks would, in order of the shards: so what comes next in the
+plan gets the same rows in the same order. It must stay small. Rows are counted while they are read, before anything
+is done with them, and time is looked at between two shards; what is too much is refused with `TooMuchForOneTask`, and
+the driver runs the epoch with a task for each shard. See docs/design/0033-floor.md.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class StageTask:
         passes: rows of all shards that earlier epochs left; each range lies in one shard.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: how far its tasks go in this epoch.
-        narrow: the one task of the stage has the rows of all shards, within these limits (task/narrow.py); None: of one.
+        narrow: the one task of the stage has the rows of all shards, within these limits (task/narrow.py); None: of
+            one.
     """
 
     job: TaskJob
