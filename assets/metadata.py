@@ -18,6 +18,7 @@ from orchestration.looking.points import Point
 from orchestration.text import duration_text, time_text
 from state_runtime.base.progress import Progress
 from state_runtime.materialize.records import Record
+from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 
@@ -43,7 +44,9 @@ def shape_of(manifest: Manifest) -> str:
     """What a person wants to hear of at once when it changes: format, parallelism, and whether the job was drained."""
     bottom = "files" if manifest.shards is not None else "tables"
     end = "drained" if manifest.drained else "open"
-    return f"{manifest.format_version}-{manifest.parallelism}-{bottom}-{end}"
+    # Rows in flight come and go with every burst; a format of theirs is no news.
+    version = manifest.format_version if manifest.open_batch is None else FORMAT_VERSION
+    return f"{version}-{manifest.parallelism}-{bottom}-{end}"
 
 
 def checkpoint_materialization(

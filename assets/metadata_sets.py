@@ -35,14 +35,16 @@ class IntervalNumbers:
         epoch_max_s, epoch_p50_s, epoch_p99_s: durations of the epochs that ended in the checkpoints read.
         interval_log_bytes: changelog that was written.
         interval_rows_per_s: input rows by the time from the first to the last of them.
+        inflight_rows: that were read and wait in the newest.
         lag_s: how far the watermark is behind the clock; 0 without one.
-        log_bytes, table_bytes: what a restart of the newest replays and reads.
+        log_bytes: what a restart of the newest replays.
     """
 
     checkpoint_s: float
     epoch_max_s: float
     epoch_p50_s: float
     epoch_p99_s: float
+    inflight_rows: int
     interval_checkpoints: int
     interval_input_rows: int
     interval_log_bytes: int
@@ -50,7 +52,6 @@ class IntervalNumbers:
     lag_s: float
     log_bytes: int
     state_rows: int
-    table_bytes: int
 
     @staticmethod
     def of(points: Sequence[Point], count: int) -> IntervalNumbers:
@@ -72,6 +73,7 @@ class IntervalNumbers:
             epoch_max_s=durations[-1],
             epoch_p50_s=_quantile(durations, 0.50),
             epoch_p99_s=_quantile(durations, 0.99),
+            inflight_rows=last.inflight.rows if last.inflight is not None else 0,
             interval_checkpoints=max(count, len(points)),
             interval_input_rows=round(rows * share),
             interval_log_bytes=round(sum(progress.segment_bytes for progress in read) * share),
@@ -79,7 +81,6 @@ class IntervalNumbers:
             lag_s=max(0, last.timestamp_ms - last.watermark_ms) / 1000 if last.watermark_ms else 0.0,
             log_bytes=newest.log_bytes,
             state_rows=last.state_rows,
-            table_bytes=newest.table_bytes,
         )
 
 

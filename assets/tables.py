@@ -10,7 +10,7 @@ import dagster as dg
 from assets.metadata_sets import rounded
 from orchestration.looking.points import Point
 from orchestration.text import time_text
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration
 
@@ -50,9 +50,12 @@ def _cell(cell: Cell) -> str:
 
 
 def checkpoints_table(newest: Sequence[Point]) -> dg.MarkdownMetadataValue:
-    """The newest snapshots, newest first."""
+    """The newest snapshots, newest first. Rows in flight have columns while there are some."""
     columns = ["id", "time", "kind", "epoch_s", "input_rows", "output_rows", "log_bytes", "table_bytes", "restored"]
-    return markdown(columns, (_row(point) for point in reversed(newest)))
+    if not any(_inflight(point) for point in newest):
+        return markdown(columns, (_row(point) for point in reversed(newest)))
+    rows = ((*_row(point), *_inflight_cells(point)) for point in reversed(newest))
+    return markdown([*columns, "inflight_rows", "oldest_s", "slowest_task"], rows)
 
 
 def _row(point: Point) -> Sequence[Cell]:
@@ -68,6 +71,18 @@ def _row(point: Point) -> Sequence[Cell]:
         point.table_bytes,
         restored_text(done),
     )
+
+
+def _inflight(point: Point) -> InflightProgress | None:
+    return point.progress.inflight if point.kind == "checkpoint" and point.progress is not None else None
+
+
+def _inflight_cells(point: Point) -> Sequence[Cell]:
+    waiting = _inflight(point)
+    if waiting is None:
+        return 0, 0, ""
+    slowest = f"{waiting.slowest} {rounded(waiting.slowest_ms / 1000)} s" if waiting.slowest else ""
+    return waiting.rows, rounded(waiting.oldest_ms / 1000), slowest
 
 
 def restored_text(progress: Progress) -> str:

@@ -18,11 +18,13 @@ from assets import (
     job_asset_specs,
     run_materialization,
 )
+from assets.metadata import shape_of
 from assets.metadata_sets import IntervalNumbers, RunNumbers, numbers_metadata
+from assets.tables import checkpoints_table
 from orchestration.config.spec import load_spec
 from orchestration.looking.points import POINTS_MAX, Point
-from state_runtime.base.progress import Progress
-from state_runtime.snapshot.manifest import Manifest, SegmentEntry
+from state_runtime.base.progress import InflightProgress, Progress
+from state_runtime.snapshot.manifest import Manifest, OpenBatch, SegmentEntry
 from state_runtime.snapshot.term_files import RunStatus
 
 SECRET = "s3cr3t-sentinel-7f1e"
@@ -192,6 +194,26 @@ def test_event_time_shows_as_a_lag_that_has_no_holes() -> None:
     behind = Progress(snapshot_id=12, timestamp_ms=100_000, watermark_ms=70_000)
     assert IntervalNumbers.of([dataclasses.replace(one, progress=behind)], 1).lag_s == 30.0
     assert IntervalNumbers.of([one], 1).lag_s == 0.0
+
+
+def test_rows_in_flight_are_plotted_and_tabled_with_the_task_that_is_slowest() -> None:
+    """The one slow shard is found on the page of the job's checkpoints; without rows in flight nothing is added to it."""
+    (one,) = points(1.0)
+    waiting = InflightProgress(rows=1_200, oldest_ms=90_000, slowest="legs/3", slowest_ms=4_000.0)
+    behind = dataclasses.replace(one, progress=Progress(snapshot_id=12, inflight=waiting))
+    assert IntervalNumbers.of([behind], 1).inflight_rows == 1_200
+    assert IntervalNumbers.of([one], 1).inflight_rows == 0
+    assert "|1,200|90.0|legs/3 4.0 s|" in str(checkpoints_table([one, behind]).value)
+    assert "inflight" not in str(checkpoints_table([one]).value)
+
+
+def test_rows_in_flight_that_come_and_go_are_no_other_format() -> None:
+    """Each change of the shape is an event at once; a job whose bursts take two epochs would make thousands a day."""
+    settled = manifest(None)
+    batch = OpenBatch(late_watermark_ms=0, settled=(), begun="", listing="", segments=(), operators=())
+    at_rest = dataclasses.replace(settled, format_version=4)
+    assert shape_of(dataclasses.replace(at_rest, format_version=5, open_batch=batch)) == shape_of(at_rest)
+    assert shape_of(at_rest) != shape_of(dataclasses.replace(at_rest, format_version=3))
 
 
 def test_the_fields_of_a_set_are_its_keys_and_their_types_are_dagster_s() -> None:
