@@ -21,6 +21,7 @@ from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
 from state_runtime.spark.jvm import items
+from state_runtime.spark.prepared import PreparedFrames
 from state_runtime.spark.sql import quoted
 
 pytestmark = pytest.mark.spark
@@ -199,8 +200,18 @@ def test_the_column_of_malformed_records_is_found_in_whole_records(spark: SparkS
     assert spark.conf.get(CORRUPT_COLUMN_CONF) == "_corrupt_record"
 
 
-def test_a_job_scans_and_shuffles_only_what_it_reads(spark: SparkSession, tmp_path: Path) -> None:
-    """As Spark tells of the epoch: the scan below the stream, and what each task is handed."""
+def test_a_job_scans_and_shuffles_only_what_it_reads(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark plans the epoch: the scan below the stream, and what each task is handed."""
+    plans: list[str] = []
+    run = PreparedFrames.run
+
+    def running(self: PreparedFrames, frame: Any) -> None:
+        run(self, frame)
+        plans.append(str(frame._jdf.queryExecution().executedPlan().toString()))
+
+    monkeypatch.setattr(PreparedFrames, "run", running)
     source = tmp_path / "in"
     spark.createDataFrame(ROWS, SCHEMA).coalesce(1).write.parquet(str(source))
     job = StreamingJob("scan", store=str(tmp_path / "store"), settings=JobSettings(local_dir=str(tmp_path / "local")))
@@ -218,7 +229,8 @@ def test_a_job_scans_and_shuffles_only_what_it_reads(spark: SparkSession, tmp_pa
     out = {row["k"]: row["total"] for row in spark.read.parquet(str(tmp_path / "out")).collect()}
     assert out == {f"k{i}": sum(2 * n for n in range(20) if n % 3 == i) for i in range(3)}
     epoch = [str(execution.physicalPlanDescription()) for execution in items(executions.executionsList())[earlier:]]
-    scan, handed = (re.search(pattern, "\n".join(epoch)) for pattern in (r"ReadSchema: (.*)", r"StageTask\(([^)]*)\)"))
+    scan = re.search(r"ReadSchema: (.*)", "\n".join(epoch))
+    handed = re.search(r"StageTask\(([^)]*)\)", "\n".join(plans))
     assert scan is not None
     assert handed is not None
     assert scan[1] == "struct<k:string,n:bigint,at:timestamp>"
