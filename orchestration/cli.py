@@ -1,7 +1,7 @@
 """The command line, `stillstate`: puts the commands of `orchestration/commands/` together.
 
-Reading commands (`jobs`, `snapshots`, `describe`, `query`) look at the store and nothing else, so they work from any
-machine and start quickly: neither Spark nor Dagster is imported for them.
+Reading commands (`jobs`, `snapshots`, `epochs`, `describe`, `query`) look at the store and nothing else, so they work
+from any machine and start quickly: neither Spark nor Dagster is imported for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from orchestration.commands import (
     convert,
     deleting,
     drill,
+    epochs,
     export,
     import_spark,
     jobs,
@@ -71,6 +72,7 @@ for topic in (
     jobs,
     metrics,
     snapshots,
+    epochs,
     materialize,
     convert,
     import_spark,

@@ -61,6 +61,7 @@ from state_runtime.driver.numbers import of_epoch, of_rows_in_flight, with_times
 from state_runtime.driver.published import newest_published
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.stage_tasks import StageTasks
+from state_runtime.driver.task_book import TaskBook, epoch_of
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.staged import staged_outputs
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, observed
@@ -101,6 +102,7 @@ class EpochDriver:
     Attributes:
         lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
         progress: numbers of the newest epoch.
+        tasks: what the tasks of the newest epochs did, one by one.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class EpochDriver:
         self.lock = FairLock()
         self.failure: BaseException | None = None
         self.progress: Progress | None = None
+        self.tasks = TaskBook()
         self._failures = 0
         self._is_at_work = False
         self._epochs_when_nothing_was_due = -1
@@ -383,7 +386,7 @@ class EpochDriver:
             unlimited: it takes as long as it takes, whatever the mode says.
         """
 
-        def epoch() -> tuple[Progress, bool]:
+        def epoch() -> tuple[Progress, Processed, bool]:
             with collection_paused():
                 done = self._process(
                     frame, batch_id is not None, batch_time_ms, drains=drains, unlimited=unlimited or drains
@@ -393,10 +396,12 @@ class EpochDriver:
                 # Asked after the action: a savepoint that was asked for during it need not wait for the next epoch.
                 is_asked = self._is_savepoint_asked()
                 if self._checkpointer.is_due() or is_asked:
-                    return self._checkpointer.commit(numbers, done, frame.sparkSession), is_asked
-            return self._leave_pending(numbers, done), False
+                    return self._checkpointer.commit(numbers, done, frame.sparkSession), done, is_asked
+            return self._leave_pending(numbers, done), done, False
 
-        numbers, is_asked = self._tolerating("epoch", epoch)
+        numbers, done, is_asked = self._tolerating("epoch", epoch)
+        ran = of_operators(done.acknowledged, self._context.pipeline.stages)
+        self.tasks = self.tasks.after(epoch_of(numbers.epoch, numbers.batch_id, ((o.uid, a) for o, a in ran)))
         self._report(numbers)
         if is_asked:
             self._begin_savepoints()
@@ -660,7 +665,8 @@ class EpochDriver:
         return written, took_ms
 
     def _report(self, progress: Progress) -> None:
-        self.progress = progress
+        self.progress, last = progress, self._committer.last
+        self.tasks = self.tasks.durable(last.epoch, snapshot_id=last.snapshot_id, at_ms=last.created_at_ms)
         if self._on_progress is None:
             return
         try:

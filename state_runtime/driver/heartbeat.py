@@ -11,11 +11,13 @@ from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.driver.advance import Advance
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.task_book import TaskBook
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import new_requests
+from state_runtime.snapshot.epoch_tasks import RunEpochs
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
-from state_runtime.snapshot.term_files import RunState, RunStatus, newest_term, write_status
+from state_runtime.snapshot.term_files import RunState, RunStatus, newest_term, write_epochs, write_status
 from state_runtime.store import Store
 
 __all__ = ["Heartbeat"]
@@ -28,7 +30,8 @@ class Heartbeat:
 
     A store that fails is logged and asked again: a heartbeat never ends a run by itself. Only its owner writes the
     file: each time it looks first whether the term in the root is still this run's, because a run that slept through
-    the end of its job would overwrite the heartbeat of the next job's run.
+    the end of its job would overwrite the heartbeat of the next job's run. What the tasks of the newest epochs did goes
+    into a document beside it, with the first heartbeat after an epoch.
 
     Args:
         advance: when the run last got on; what is told of it is told here, for this thread does not hang with the run.
@@ -69,6 +72,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._state: RunState = "starting"
         self._driver: EpochDriver | None = None
+        self._told_tasks = TaskBook()
         self._thread = threading.Thread(target=self._loop, name="stillstate-heartbeat", daemon=True)
         self.fenced: str | None = None
 
@@ -94,6 +98,7 @@ class Heartbeat:
         self._state = state
         try:
             self._write(message)
+            self._tell_tasks()
         except StillstateError:
             _LOG.exception("the last heartbeat of term %d could not be written", self._committer.term.term)
 
@@ -112,6 +117,8 @@ class Heartbeat:
             # An idle run would only learn at its next commit that it is fenced.
             if self.fenced is None:
                 self.fenced = self._fencing_snapshot(term)
+            if self.fenced is None:
+                self._tell_tasks()  # last: nobody waits for it
         except Fenced as error:
             self.fenced = str(error)
         except (StillstateError, FileNotFoundError):
@@ -178,3 +185,13 @@ class Heartbeat:
                 settings=self._settings,
             ),
         )
+
+    def _tell_tasks(self) -> None:
+        """Write what the tasks of the newest epochs did, if that has changed."""
+        tasks = self._driver.tasks if self._driver is not None else self._told_tasks
+        if tasks == self._told_tasks:
+            return
+        ownership, term = self._committer.ownership, self._committer.term
+        ownership.check_term()  # once more: since the heartbeat this run may have slept
+        write_epochs(self._root, RunEpochs(term=term.term, run_uid=term.run_uid, epochs=tasks.epochs))
+        self._told_tasks = tasks

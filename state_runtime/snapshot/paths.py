@@ -28,6 +28,8 @@ __all__ = [
     "boundary_path",
     "check_job_name",
     "check_uid",
+    "epochs_path",
+    "epochs_term_of",
     "heartbeat_path",
     "listing_path",
     "manifest_path",
@@ -112,6 +114,16 @@ def term_path(term: int) -> str:
 
 def heartbeat_path(term: int) -> str:
     return f"{TERMS_DIR}/{term:0{_DIGITS}d}.heartbeat.json"
+
+
+def epochs_path(term: int) -> str:
+    return f"{TERMS_DIR}/{term:0{_DIGITS}d}.epochs.json"
+
+
+def epochs_term_of(name: str) -> int | None:
+    """The term in a file name `<20 digits>.epochs.json` below `terms/`, or None for other names."""
+    stem, dot, rest = name.partition(".epochs.")
+    return term_of(f"{stem}.{rest}") if dot else None
 
 
 def materialization_path(record_id: int, *, started: bool = False) -> str:

@@ -1,4 +1,5 @@
-"""The documents that say who runs the job: per run a term, created once, and a heartbeat that the run rewrites.
+"""The documents that say who runs the job: per run a term, created once, and two that the run rewrites: a heartbeat,
+and what the tasks of its newest epochs did.
 
 A term alone stops nobody. What stops an older run is the fencing snapshot, see snapshot/fencing.py.
 """
@@ -15,10 +16,28 @@ from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
-from state_runtime.snapshot.paths import TERMS_DIR, heartbeat_path, term_of, term_path
+from state_runtime.snapshot.epoch_tasks import RunEpochs, decode_epochs, encode_epochs
+from state_runtime.snapshot.paths import (
+    TERMS_DIR,
+    epochs_path,
+    epochs_term_of,
+    heartbeat_path,
+    term_of,
+    term_path,
+)
 from state_runtime.store import Store
 
-__all__ = ["RunState", "RunStatus", "Term", "claim_term", "newest_term", "read_status", "write_status"]
+__all__ = [
+    "RunState",
+    "RunStatus",
+    "Term",
+    "claim_term",
+    "newest_term",
+    "read_epochs",
+    "read_status",
+    "write_epochs",
+    "write_status",
+]
 
 RunState = Literal["starting", "running", "stopped", "finished", "failed", "fenced"]
 
@@ -137,7 +156,7 @@ def read_status(store: Store) -> RunStatus | None:
 
 
 def _starting(store: Store, term: int) -> RunStatus:
-    claim = decode_document("term", Term, store.read(term_path(term), SMALL_JSON_BYTES_MAX), term_path(term))
+    claim = _read_term(store, term)
     return RunStatus(
         term=term,
         run_uid=claim.run_uid,
@@ -150,6 +169,37 @@ def _starting(store: Store, term: int) -> RunStatus:
     )
 
 
+def _read_term(store: Store, term: int) -> Term:
+    return decode_document("term", Term, store.read(term_path(term), SMALL_JSON_BYTES_MAX), term_path(term))
+
+
 def write_status(store: Store, status: RunStatus) -> None:
     """Replace the heartbeat of a term. Only the run that owns the term calls it."""
     store.put(heartbeat_path(status.term), encode_document("heartbeat", status))
+
+
+def read_epochs(store: Store) -> RunEpochs | None:
+    """What the tasks of the newest epochs did, of the newest run that has told of any; None if none has.
+
+    A job that was in this root before may have left such a document, if a version that did not know it deleted the job:
+    it counts for nothing without its own term.
+
+    Raises:
+        Unavailable: such documents came and went while they were read; try again.
+    """
+
+    def newest() -> int:
+        names = store.list_names(TERMS_DIR)
+        told = {t for t in map(epochs_term_of, names) if t is not None}
+        return max(told.intersection(map(term_of, names)), default=0)
+
+    def read(term: int) -> RunEpochs | None:
+        told = decode_epochs(store.read(epochs_path(term), SMALL_JSON_BYTES_MAX), epochs_path(term))
+        return told if _read_term(store, term).run_uid == told.run_uid else None
+
+    return read_newest(newest, read, f"the newest epochs in {store.url}")
+
+
+def write_epochs(store: Store, told: RunEpochs) -> None:
+    """Replace what is told of a run's newest epochs. Only the run that owns the term calls it."""
+    store.put(epochs_path(told.term), encode_epochs(told))

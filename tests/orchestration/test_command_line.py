@@ -20,7 +20,7 @@ from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopp
 from state_runtime.base.errors import JobAlreadyRunning
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
-COMMANDS += ["migrate", "rescale", "fork"]
+COMMANDS += ["migrate", "rescale", "fork", "epochs"]
 
 
 def call(*arguments: str) -> Result:
@@ -219,7 +219,7 @@ def test_reading_commands_start_without_spark_or_dagster(write_config: Callable[
     code = (
         "import sys\n"
         "from orchestration.cli import app\n"
-        f"for arguments in (['jobs'], ['snapshots'], ['describe', 'latest']):\n"
+        f"for arguments in (['jobs'], ['snapshots'], ['describe', 'latest'], ['epochs']):\n"
         f"    app([*arguments, '--json', '-c', {config!r}], standalone_mode=False)\n"
         "print([m for m in ('pyspark', 'dagster', 'pandas', 'pyarrow') if m in sys.modules], file=sys.stderr)\n"
     )

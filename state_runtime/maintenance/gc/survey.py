@@ -34,7 +34,7 @@ from state_runtime.store import Store, StoredObject
 __all__ = ["Survey"]
 
 TERMS_KEPT = 100
-"""Runs whose term and last heartbeat are kept, to be looked at."""
+"""Runs whose term, last heartbeat and newest epochs are kept, to be looked at."""
 _FOREIGN_SHOWN_MAX = 100
 _KEPT = frozenset(
     ("job", "mark", "claim", "savepoint", "moving", "conversion", "building", "moved", "published", "migration")
@@ -178,7 +178,7 @@ class Survey:
         kind, number = kind_of(found.path), number_in(found.path)
         if kind == "boundary" and number < self.existing.boundary.sequence - 1:
             return "newer boundaries count"
-        if kind in ("term", "heartbeat") and number <= self.term - TERMS_KEPT:
+        if kind in ("term", "heartbeat", "epochs") and number <= self.term - TERMS_KEPT:
             return f"more than {TERMS_KEPT} runs ago"
         if kind in ("request", "answer") and number < self.term:
             return "to a run that has ended"

@@ -42,6 +42,7 @@ from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.handover import Moving
 from state_runtime.snapshot.paths import (
     boundary_path,
+    epochs_path,
     heartbeat_path,
     manifest_path,
     materialization_path,
@@ -453,6 +454,7 @@ def test_requests_answers_probes_old_terms_boundaries_and_void_pins_go(job: Job,
     for number in range(survey.TERMS_KEPT + 2):
         root.put(term_path(number + 1), root.read(term_path(1), 1 << 20))
         root.put(heartbeat_path(number + 1), b"old")
+        root.put(epochs_path(number + 1), b"old")
     newest = survey.TERMS_KEPT + 2
     names = [f"control/{1:020d}-stop-a.json", f"control/{newest:020d}-stop-b.json", "_probe-77"]
     names += [f"control/{newest:020d}-savepoint-c.json", f"control/{newest:020d}-savepoint-c.answer.json"]
@@ -468,7 +470,7 @@ def test_requests_answers_probes_old_terms_boundaries_and_void_pins_go(job: Job,
         names[3],
         names[4],
         *(boundary_path(n) for n in (1, 2)),  # the last one before the newest tells a sleeper that the root is his
-        *(path(n) for n in (1, 2) for path in (term_path, heartbeat_path)),
+        *(path(n) for n in (1, 2) for path in (term_path, heartbeat_path, epochs_path)),
         pin_path(2, "late"),
         *(p for p in gone if p.startswith(f"pins/{3:020d}")),
     }

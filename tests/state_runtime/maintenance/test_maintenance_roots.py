@@ -31,9 +31,11 @@ from state_runtime.materialize.records import claim
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.claim import Claim, claim_root
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.epoch_tasks import RunEpochs
 from state_runtime.snapshot.paths import JOB_FILE, migration_path, pin_path, savepoint_path
 from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, read_record, read_savepoint
+from state_runtime.snapshot.term_files import write_epochs
 from state_runtime.store import Store, open_store
 
 
@@ -86,6 +88,7 @@ def names(root: Store) -> set[str]:
 
 def test_a_deleted_job_leaves_nothing_and_another_can_begin_there(job: Job) -> None:
     job.fold()
+    write_epochs(job.root, RunEpochs(term=1, run_uid="r", epochs=()))
     done = removed(job.root)
     assert (done.failures, done.snapshot_ids) == ((), (1, 2, 3, 4))
     assert names(job.root) == set()

@@ -33,13 +33,14 @@ from state_runtime.snapshot.boundary import advance_boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.epoch_tasks import RunEpochs
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.handover import read_moving, read_outcome
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.snapshot.savepoint import SavepointRecord, read_record, record_path, savepoint_names
-from state_runtime.snapshot.term_files import RunStatus, read_status, write_status
+from state_runtime.snapshot.term_files import RunStatus, read_epochs, read_status, write_epochs, write_status
 from state_runtime.store import Created, Store, open_store
 
 ENDS = ["disk to disk", "disk to s3", "s3 to disk", "s3 to s3"]
@@ -163,6 +164,20 @@ def test_the_word_on_published_output_goes_along(plain: Ends, mode: str) -> None
     assert is_published(plain.target, [output])
     assert not is_published(plain.target, [replace(output, epoch=6)])
     assert plain.source.exists("published.json") == (mode == "copy")
+
+
+@pytest.mark.parametrize("mode", ["copy", "move"])
+def test_what_a_run_told_of_its_epochs_stays_with_the_run(plain: Ends, mode: str) -> None:
+    """At the new place nobody has run an epoch yet. A copy leaves it, and a move leaves nothing."""
+    committer = run_in(plain.source)
+    write_status(plain.source, replace(live(committer), state="stopped"))
+    told = RunEpochs(term=1, run_uid=committer.term.run_uid, epochs=())
+    write_epochs(plain.source, told)
+    assert read_epochs(plain.source) == told
+    result = plain.go(mode)
+    assert read_epochs(plain.target) is None
+    assert (read_epochs(plain.source) is not None) == (mode == "copy")
+    assert not result.left
 
 
 def test_a_copied_job_leaves_its_source_as_it_was(ends: Ends) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from state_runtime.base.errors import Fenced, SnapshotInUse, StillstateError
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.task_book import TaskBook, epoch_of
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.claimed import ClaimEnding, end_claim
 from state_runtime.maintenance.delete.roots import delete_root
@@ -39,6 +41,7 @@ from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.paths import term_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.store import Store
+from state_runtime.task.acknowledgement import Acknowledgement
 
 DAY_MS = 86_400_000
 REQUESTS_MAX = 400
@@ -467,6 +470,28 @@ def test_a_heartbeat_that_slept_does_not_speak_for_the_next_jobs_run() -> None:
         return work
 
     spoilt = play(make, 4)
+    assert not [s for s in spoilt if "asleep before put" not in s]
+
+
+def test_a_heartbeat_that_slept_tells_nothing_of_its_epochs_in_the_next_jobs_root() -> None:
+    """The same of the document beside it: it is proved anew, for the run may have slept since the heartbeat."""
+
+    def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
+        def work(root: Store) -> None:
+            old.committer.ownership = ownership_of(old, root)
+            savepoints = Savepoints(root, old.committer.info, 1, clock=world.clock, ids=CountingIds(8))
+            beat = Heartbeat(root, old.committer, 1.0, world.clock, threading.Event(), savepoints)
+            driver: Any = SimpleNamespace(tasks=TaskBook(), restoring=lambda: (0, 0), progress=None)
+            beat.watch(driver)
+            for number in range(1, 4):
+                done = Acknowledgement(epoch="e", stage=0, shard=0, input_rows=1)
+                driver.tasks = driver.tasks.after(epoch_of(number, number, [("op", done)]))
+                beat._beat()
+
+        return work
+
+    spoilt = play(make, 4)
+    assert any("epochs.json" in s for s in spoilt), "the one request at which it falls asleep after the proof remains"
     assert not [s for s in spoilt if "asleep before put" not in s]
 
 
