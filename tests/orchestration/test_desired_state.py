@@ -205,15 +205,18 @@ def _changed(value: Any) -> Any:
     return "something-else" if isinstance(value, str) else ["x"] if isinstance(value, list) else 7
 
 
+CHOICES = {("materialization", "by"): "dagster", ("checkpoint", "mode"): "aligned"}
+"""Of settings that take some words only: another than the default."""
+
+
 def test_a_setting_that_a_driver_takes_is_one_that_it_says() -> None:
     """Else an edit of it would be green, and wait for a restart that nobody makes."""
     job = JobSpec(name="job", entry_point="a:b", store="s")
     for section, model in SECTIONS.items():
         for name in model.model_fields:
             now = getattr(job, section)
-            other = job.model_copy(update={section: now.model_copy(update={name: _changed(getattr(now, name))})})
-            if section == "materialization" and name == "by":
-                other = job.model_copy(update={section: now.model_copy(update={name: "dagster"})})
+            value = CHOICES.get((section, name)) or _changed(getattr(now, name))
+            other = job.model_copy(update={section: now.model_copy(update={name: value})})
             takes = to_settings(other) != to_settings(job)
             if takes:
                 assert driver_settings(other) != driver_settings(job), f"{section}.{name}"
