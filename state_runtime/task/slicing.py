@@ -1,8 +1,8 @@
 """How far a task goes with its rows in one epoch: slice by slice, until they are done or the epoch's time is up.
 
 At the deadline no further slice begins, and what is left waits as in-flight rows. One slice is processed in any case,
-or nothing would ever move; and a task goes on beyond the deadline as long as what it would leave is more than it may
-keep. Most tasks are done long before: where the rows fit, they are one slice, as if there were no deadline.
+or nothing would ever move; half a second is had in any case; and a task goes on beyond the deadline as long as what it
+would leave is more than it may keep. Most tasks are done long before: where the rows fit, they are one slice, as if there were no deadline.
 
 How large a slice is: so that it takes a small share of the time, by the rate of the slices before it (of earlier
 epochs, at first).
@@ -22,6 +22,8 @@ __all__ = ["NO_LIMITS", "Slicer", "StageBudget"]
 
 _SLICE_S = 0.2
 """What a slice is to take, about: the deadline is overrun by one at most."""
+_LEAST_S = 0.5
+"""That a task may take although the time was up before it began: the first one of a run starts Python, too."""
 _FIRST_ROWS = 256
 """Of an operator of which no rate is known."""
 _ROWS_MIN = 64
@@ -90,7 +92,7 @@ class Slicer:
         self._keep_bytes = budget.keep_bytes[shard] if budget.keep_bytes else 0
         self._deadline_s: float | None = None
         if budget.deadline_ms is not None:
-            left_s = min(max(0.0, (budget.deadline_ms - began_ms) / 1000), budget.within_s)
+            left_s = min(max(_LEAST_S, (budget.deadline_ms - began_ms) / 1000), budget.within_s)
             self._deadline_s = began_s + left_s
         self._rows_per_s = budget.rows_per_s
         self.count = 0

@@ -223,6 +223,7 @@ class Both:
                 parallelism=self.case.partitions,
                 local_dir=str(self.folder / "local"),
                 materialize_max_segments=3,
+                checkpoint_mode="aligned",  # what is compared with a batch of Spark's is an epoch
                 runs_max=2,
             ),
             clock=time,

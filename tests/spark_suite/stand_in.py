@@ -211,6 +211,7 @@ class _Query:
             settings=JobSettings(
                 parallelism=int(spark.conf.get("spark.sql.shuffle.partitions") or "1"),
                 local_dir=self._replacement.place(),
+                checkpoint_mode="aligned",  # a batch of Spark's suite is an epoch
             ),
         )
         stream = job.read(self._source)
