@@ -76,10 +76,11 @@ def test_runs_that_end_with_rows_in_flight_are_gone_on_with_at_any_parallelism(
     spark: SparkSession, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Stopped in the middle of a batch, again and again, each time before the rows of the last run are done."""
-    write_input(tmp_path / "in", 0, 30)
+    write_input(tmp_path / "in", 0, 60)
+    short = UNALIGNED | {"unaligned_epoch_s": 0.1}
     held: list[int] = []
     for parallelism in (2, 3, 3, 1):
-        Stopping(1).run(two_step_job(tmp_path, Slow(), parallelism=parallelism, **UNALIGNED, **changes), spark)
+        Stopping(1).run(two_step_job(tmp_path, Slow(), parallelism=parallelism, **short, **changes), spark)
         batch = newest(tmp_path).open_batch
         held.append(sum(o.rows for o in batch.operators) if batch is not None else 0)
     assert held[0] > held[1] > held[2] > 0
