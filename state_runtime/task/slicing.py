@@ -1,8 +1,9 @@
 """How far a task goes with its rows in one epoch: slice by slice, until they are done or the epoch's time is up.
 
 At the deadline no further slice begins, and what is left waits as in-flight rows. One slice is processed in any case,
-or nothing would ever move; half a second is had in any case; and a task goes on beyond the deadline as long as what it
-would leave is more than it may keep. Most tasks are done long before: where the rows fit, they are one slice, as if there were no deadline.
+or nothing would ever move; half a second is had in any case; and a task goes on beyond the deadline as long as what
+it would leave is more than it may keep. Most tasks are done long before: where the rows fit, they are one slice, as
+if there were no deadline.
 
 How large a slice is: so that it takes a small share of the time, by the rate of the slices before it (of earlier
 epochs, at first).
