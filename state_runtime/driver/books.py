@@ -177,6 +177,7 @@ class Books:
             parts: those in the segment, with their places.
             listed: whether it lists all rows in flight.
         """
+        self._interval = self._interval.rows_flushed(segment)
         if self._batch is not None:
             batch = self._batch.placed(segment, parts)
             self._batch = batch.listed(segment) if listed else batch

@@ -305,7 +305,7 @@ class Checkpointer:
         """
         context = self._context
         staged = [(s.sink, f.staged) for a in acknowledged for s in a.staged for f in s.files]
-        objects = objects_of([a.changes for a in acknowledged])
+        objects = objects_of([changes for a in acknowledged for changes in (a.changes, a.kept)])
         if interval is not None:
             staged += [(o.sink, f.staged) for o in interval.outputs for f in o.files]
             objects += [*interval.uploaded, *(s.path for s in interval.segments)]

@@ -19,7 +19,7 @@ from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.seats import SeatedPlan
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
-from state_runtime.spark.frames import Frames, Seen
+from state_runtime.spark.frames import Aggregate, Frames, Seen
 from state_runtime.spark.sql import quoted
 from state_runtime.task.stage import StageTask
 
@@ -86,11 +86,11 @@ def plan_epoch(
         columns = part.columns
         if part.operator is not None:
             keys, uid = part.operator.key_columns, part.operator.uid
-            if part.partial is not None and uid in aggregated and made.can_aggregate:
+            if part.partial is not None and uid in aggregated and made.aggregate is not None:
                 # What a plan of its own observed is not told for the plan that it is in.
                 frame = made.select(frame, (*part.selected, f"true AS {_TASK}"))
                 observing = frame if observing is None else observing
-                frame = _aggregated(made, frame, part.partial, parallelism)
+                frame = _aggregated(made.aggregate, frame, part.partial, parallelism)
                 columns = part.partial.columns
             else:
                 frame = made.select(frame, (*part.selected, *shard_columns(keys, parallelism)))
@@ -115,10 +115,10 @@ def _nothing(_: DataFrame) -> Sequence[int | None]:
     return ()
 
 
-def _aggregated(made: Frames, frame: DataFrame, rows: PartialRows, parallelism: int) -> DataFrame:
+def _aggregated(aggregate: Aggregate, frame: DataFrame, rows: PartialRows, parallelism: int) -> DataFrame:
     """The partial rows of a frame, with the runtime's columns; they have no place in the input."""
     runtime = shard_columns(rows.keys, parallelism, place="CAST(0 AS BIGINT)")
-    return made.aggregate(frame, _TASK, rows.by, rows.aggregates, (*map(quoted, rows.columns), *runtime))
+    return aggregate(frame, _TASK, rows.by, rows.aggregates, (*map(quoted, rows.columns), *runtime))
 
 
 def _with_wake_rows(made: Frames, frame: DataFrame, shards: Sequence[int], parallelism: int) -> DataFrame:

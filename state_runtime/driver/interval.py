@@ -46,7 +46,7 @@ class Interval:
         rows: parts of in-flight rows that no segment has, in memory or uploaded by tasks.
         segments: what was flushed of them, in order of age; older than `changes`.
         outputs: staged and not published, in order of epochs.
-        uploaded: objects that tasks uploaded; in `segments` or in `changes`.
+        uploaded: objects that tasks uploaded, in `segments`, in `changes` or in `rows`; and segments of rows.
         numbers: of the epochs together; None before the first one.
     """
 
@@ -104,6 +104,10 @@ class Interval:
         """After the changes in memory were written, and the rows; None: there were no changes."""
         segments = (*self.segments, segment) if segment is not None else self.segments
         return replace(self, changes=(), rows=(), segments=segments)
+
+    def rows_flushed(self, segment: SegmentEntry) -> Interval:
+        """After rows in flight were written, or where they lie."""
+        return replace(self, uploaded=(*self.uploaded, segment.path))
 
     def counted(self, numbers: Progress) -> Interval:
         """With the numbers of one more epoch."""

@@ -77,12 +77,6 @@ class ReadableSnapshot:
         self.reader().find(operator, name)
         return ReadableState(self, operator, name)
 
-    @property
-    def operators_in_flight(self) -> tuple[str, ...]:
-        """Uids of the operators of which rows are in flight."""
-        batch = self.manifest.open_batch
-        return tuple(operator.uid for operator in batch.operators) if batch is not None else ()
-
     def inflight(self, operator: str) -> ReadableInflight:
         """The rows of an operator that are in flight: read by an epoch, and not processed.
 

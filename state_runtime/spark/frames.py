@@ -11,10 +11,27 @@ from pyspark.sql.functions import expr
 
 from state_runtime.spark.sql import quoted
 
-__all__ = ["Frames", "PublicFrames", "Seen"]
+__all__ = ["Aggregate", "Frames", "PublicFrames", "Seen"]
 
 Seen = Callable[[DataFrame], Sequence[Any]]
 """What was observed, of the frame that was run."""
+
+
+class Aggregate(Protocol):
+    """Aggregates what each task has."""
+
+    def __call__(
+        self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
+    ) -> DataFrame:
+        """By a plan of two: what the frame observed is told for the frame, not for what was made of it.
+
+        Args:
+            beside: a column of one value.
+            by: SQL of what rows are grouped by.
+            made: SQL of the aggregates, with their names.
+            kept: SQL of what is kept of both.
+        """
+        ...
 
 
 class Frames(Protocol):
@@ -43,22 +60,8 @@ class Frames(Protocol):
         ...
 
     @property
-    def can_aggregate(self) -> bool:
-        """Whether there is `aggregate`."""
-        ...
-
-    def aggregate(
-        self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
-    ) -> DataFrame:
-        """Aggregates of what each task has, by a plan of two: what the frame observed is told for the frame, not for
-        what was made of it.
-
-        Args:
-            beside: a column of one value.
-            by: SQL of what rows are grouped by.
-            made: SQL of the aggregates, with their names.
-            kept: SQL of what is kept of both.
-        """
+    def aggregate(self) -> Aggregate | None:
+        """None: there is no way without a shuffle."""
         ...
 
     def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
@@ -90,13 +93,8 @@ class PublicFrames:
         return frame.mapInArrow(function, output)
 
     @property
-    def can_aggregate(self) -> bool:
-        return False
-
-    def aggregate(
-        self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
-    ) -> DataFrame:
-        raise NotImplementedError("Spark's public ways have no aggregate without a shuffle")
+    def aggregate(self) -> None:
+        return None
 
     def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
         return make()

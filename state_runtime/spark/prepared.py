@@ -73,10 +73,6 @@ class PreparedFrames:
             return self._public.map_in_arrow(frame, function, columns, output)
         return _like(frame, frame._jdf.mapInArrow(column, False, None))
 
-    @property
-    def can_aggregate(self) -> bool:
-        return True
-
     def aggregate(
         self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
     ) -> DataFrame:
@@ -217,7 +213,7 @@ def frames_of(spark: SparkSession) -> Frames:
     return prepared
 
 
-def _try(spark: SparkSession, frames: Frames) -> None:
+def _try(spark: SparkSession, frames: PreparedFrames) -> None:
     """Plan what an epoch has in it; no job runs."""
     frame, seen = frames.observe(frames.select(spark.range(0, 1, 1, 1), ("id", "CAST(0 AS INT) AS n")), ("max(id)",))
     output = T.StructType([T.StructField("id", T.LongType())])

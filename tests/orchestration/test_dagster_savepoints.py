@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from dagster._core.test_utils import instance_for_test
 from dagster_world import World
 from job_roots import FakeClock, JobRoot
 from maintenance_root import Job as RealJob
+from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
 from orchestration.config.spec import JobSpec, Spec, load_spec, to_policy
 from orchestration.definitions import build_definitions
@@ -28,6 +28,7 @@ from state_runtime.maintenance.retention.apply import make_retention_plan
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import new_requests
 from state_runtime.snapshot.savepoint import list_savepoints, rewrite_savepoint
+from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
@@ -164,6 +165,16 @@ def test_where_nothing_is_new_none_is_made(world: Callable[..., World], flights:
     assert run(house).success
     assert len(list_savepoints(flights.catalog.root)) == 2
     assert len(events(house)) == 2
+
+
+@retry(
+    retry=retry_if_result(lambda status: status is None or status.term < 2),
+    stop=stop_after_delay(20),
+    wait=wait_fixed(0.05),
+)
+def brought_back(catalog: Catalog) -> RunStatus | None:
+    """By its supervisor, a process of its own."""
+    return catalog.status()
 
 
 @pytest.mark.parametrize("reached", ["asked", "heard"])
@@ -306,8 +317,6 @@ def test_a_driver_killed_when_it_is_asked_costs_no_failed_run(killed_when_asked:
     root = launcher._catalog.root
     (made,) = [r for r in list_savepoints(root) if r.state == "COMPLETED"]
     assert made.trigger == "schedule"
-    deadline_s = time.monotonic() + 20
-    while (status := Catalog(launcher._store, "flights").status()) is None or status.term < 2:
-        assert time.monotonic() < deadline_s, "the supervisor has not brought it back"
-        time.sleep(0.05)
+    status = brought_back(Catalog(launcher._store, "flights"))
+    assert status is not None
     assert status.state in ("starting", "running")

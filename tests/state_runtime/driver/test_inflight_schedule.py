@@ -21,8 +21,9 @@ from inflight_world import Frame, Input, Killed, World, deadlines, finish, resul
 from model import seeds
 
 from state_runtime.base import faults
-from state_runtime.base.errors import TasksDisagree, TooMuchForOneTask
+from state_runtime.base.errors import StoreUnavailable, TasksDisagree, TooMuchForOneTask
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.segment import FOOTER_BYTES, decode_index
 from state_runtime.driver import epochs as driver
 from state_runtime.driver import stage_tasks
 from state_runtime.driver.acknowledgements import Acknowledgements
@@ -30,6 +31,8 @@ from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.governor import Governor
 from state_runtime.driver.narrow import Narrow
 from state_runtime.processors import slices
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.store import open_store
 from state_runtime.task import slicing, stage
 from state_runtime.task.gathered import gather
 from state_runtime.task.narrow import NarrowLimits, by_shard
@@ -262,3 +265,56 @@ def test_rows_that_are_given_up_are_said_and_nothing_else_is_lost(
     steps = [row for row in results(world)["steps"] if "'what': 'row'" in row]
     assert len(steps) == 41 - waiting["steps"]
     assert any("'after'" in row for row in steps)
+
+
+def unnamed(world: World) -> set[str]:
+    """Objects of the log that neither a manifest nor a segment that one names has."""
+    catalog = Catalog(open_store(str(world.root / "store")), "job")
+    found = {str(path.relative_to(world.root / "store" / "job")) for path in world.root.rglob("changelog/**/*.seg")}
+    named: set[str] = set()
+    for snapshot_id in catalog.snapshot_ids():
+        named |= {s.path for s in catalog.manifest(snapshot_id).stored_segments}
+    for path in sorted(named):
+        body = (world.root / "store" / "job" / path).read_bytes()
+        length = int.from_bytes(body[-FOOTER_BYTES:][:8], "big") + FOOTER_BYTES
+        named |= {part.path for part in decode_index(body[-length:], path).parts if part.path}
+    return found - named
+
+
+@pytest.mark.parametrize("where", ["tasks", "before-manifest"])
+def test_an_epoch_that_fails_leaves_none_of_its_rows_in_the_store(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A job that fails again and again does not fill its store: neither with what tasks uploaded of rows in flight nor with
+    the segments that the driver wrote of them."""
+    batches: list[list[Input]] = [[(f"k{n}", "g", n, 10_000 + n) for n in range(40)]]
+    world = World(tmp_path, random.Random(1), batches)
+    playing(world)
+    monkeypatch.setattr(Slicer, "_is_one_slice", lambda *_: False)
+    monkeypatch.setattr(Slicer, "_is_over", lambda _: True)
+    monkeypatch.setattr(Slicer, "_sized", lambda *_: 3)
+    failures, take = iter([True, False] * 3), Acknowledgements.take
+
+    def fails(point: str) -> None:
+        if point == where and next(failures, False):
+            raise StoreUnavailable("it does not answer")
+
+    def taking(self: Acknowledgements, *arguments: Any) -> Any:
+        fails("tasks")
+        return take(self, *arguments)
+
+    monkeypatch.setattr(Acknowledgements, "take", taking)
+    monkeypatch.setattr(faults, "reach", fails)
+    settings = JobSettings(
+        parallelism=2,
+        local_dir=str(tmp_path / "local"),
+        materialize=False,
+        placement="off",
+        checkpoint_mode="unaligned",
+        inline_bytes_max=0,
+        retained_checkpoints=1_000,
+    )
+    finish(world, settings)
+    assert next(failures, None) is None, "it did not fail"
+    assert len(world.epochs) > 3
+    assert not unnamed(world)
