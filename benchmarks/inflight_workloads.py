@@ -24,7 +24,9 @@ __all__ = [
     "COST_US",
     "DEFAULT",
     "EVEN_ROWS",
+    "KILLS",
     "KILL_EVERY_S",
+    "KILL_FILES",
     "PIECES",
     "SKEW",
     "UNALIGNED",
@@ -46,6 +48,9 @@ SKEW = 10
 BACKLOG = 20
 """Batches that wait."""
 KILL_EVERY_S = 10.0
+KILLS = 6
+KILL_FILES = 60
+"""Of the backlog: a minute and more of work for all cores."""
 CAP_BYTES = 16 << 20
 KEYS_PER_SHARD = 1_000
 FIRST_FILE_S = 1_700_000_000
@@ -173,7 +178,7 @@ def _kills(piece: Piece) -> list[Figure]:
     names = {"unaligned": Target(">=", 0.5), "aligned": None, "spark": None}
     return [
         Figure(
-            f"rows committed a minute, killed every {KILL_EVERY_S:.0f} s with a backlog ÷ undisturbed: {name}",
+            f"rows committed a minute, killed {KILL_EVERY_S:.0f} s after each start with a backlog ÷ undisturbed: {name}",
             "rows/min", piece[name]["killed"], piece[name]["undisturbed"], target,
         )
         for name, target in names.items()

@@ -205,8 +205,9 @@ def private_mib(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.Error, OSError):
         if not rollup.exists():
             return float(process.memory_full_info().uss) / 2**20
+        # Not `Private_Dirty`: that has pages of mapped files, too, until the system has written them back.
         for line in rollup.read_text().splitlines():
-            if line.startswith("Private_Dirty:"):
+            if line.startswith("Pss_Anon:"):
                 return int(line.split()[1]) / 1024
     return 0.0
 

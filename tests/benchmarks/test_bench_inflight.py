@@ -78,7 +78,7 @@ def test_each_promise_of_rows_in_flight_is_judged() -> None:
     assert all(f.holds for f in judged)
     titles = " | ".join(f.figure for f in judged)
     for part in ("one shard with 10 times", "20 batches waiting ÷ none", "first durable checkpoint: unaligned ÷ Spark",
-                 "killed every 10 s", "unaligned ÷ aligned", "rows that waited", "max_inflight_bytes", "50 ÷ 1 times"):  # fmt: skip
+                 "killed 10 s after", "unaligned ÷ aligned", "rows that waited", "max_inflight_bytes", "50 ÷ 1 times"):  # fmt: skip
         assert part in titles
 
 
@@ -86,7 +86,7 @@ def test_each_promise_of_rows_in_flight_is_judged() -> None:
     ("piece", "of", "part"),
     [
         ("skew", {"unaligned": {"even_s": [1.0], "skewed_s": [1.6]}}, "one shard with"),
-        ("kills", {"unaligned": {"killed": 40.0, "undisturbed": 100.0}}, "killed every"),
+        ("kills", {"unaligned": {"killed": 40.0, "undisturbed": 100.0}}, "killed 10 s"),
         ("cap", {"rows_written": 11}, "rows that waited"),
         ("memory", {"slow-key": {"small_mib": 100.0, "large_mib": 131.0}}, "a user's processor, one key"),
     ],
