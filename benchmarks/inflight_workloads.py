@@ -28,6 +28,7 @@ __all__ = [
     "KILL_EVERY_S",
     "KILL_FILES",
     "PIECES",
+    "RESTARTS",
     "SKEW",
     "UNALIGNED",
     "durable",
@@ -47,6 +48,7 @@ EVEN_ROWS = 10_000
 SKEW = 10
 BACKLOG = 20
 """Batches that wait."""
+RESTARTS = 3
 KILL_EVERY_S = 10.0
 KILLS = 6
 KILL_FILES = 60

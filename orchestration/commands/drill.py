@@ -34,8 +34,7 @@ def drill(
     Java is needed. The exit code is 0 if all of it came back, 5 if something is damaged or came back as something else.
     """
     from orchestration.show.progress import count_bar
-    from orchestration.text import bytes_text, count_text, duration_text
-    from orchestration.upkeep.drill import drill_job, drill_json
+    from orchestration.upkeep.drill import drill_job, drill_json, drill_text
     from state_runtime.base.actor import Actor
 
     spec = load_spec(config).job(job)
@@ -47,12 +46,7 @@ def drill(
     else:
         for problem in report.problems:
             print(problem, file=sys.stderr)
-        verdict = "is restorable" if report.is_restorable else f"is NOT restorable: {len(report.problems)} problems"
-        print(
-            f"{job}: snapshot {report.snapshot_id} {verdict}: {count_text(len(report.states))} states, "
-            f"{count_text(report.rows)} rows, {bytes_text(report.bytes_read)} read, restored in "
-            f"{duration_text(report.restore_s)}, all in {duration_text(report.seconds)}"
-        )
+        print(drill_text(report))
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 

@@ -171,6 +171,7 @@ def drill_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str
         metadata={
             "snapshot_id": report.snapshot_id,
             "rows": report.rows,
+            "inflight_rows": report.inflight_rows,
             "states": len(report.states),
             "bytes_read": report.bytes_read,
             "restore_s": float(report.restore_s),

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestration.config.spec import JobSpec
+from orchestration.text import bytes_text, count_text, duration_text
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.maintenance.verify.drill import DrillReport, drill
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
 
-__all__ = ["drill_job", "drill_json", "drills_folder"]
+__all__ = ["drill_job", "drill_json", "drill_text", "drills_folder"]
 
 
 def drills_folder(job: JobSpec) -> Path:
@@ -54,6 +55,7 @@ def drill_json(report: DrillReport) -> dict[str, Any]:
         "shards": report.shards,
         "rows": report.rows,
         "recorded_rows": report.recorded_rows,
+        "inflight_rows": report.inflight_rows,
         "bytes_read": report.bytes_read,
         "restore_s": report.restore_s,
         "seconds": report.seconds,
@@ -71,3 +73,14 @@ def drill_json(report: DrillReport) -> dict[str, Any]:
         ],
         "problems": list(report.problems),
     }
+
+
+def drill_text(report: DrillReport) -> str:
+    """A report in one line."""
+    verdict = "is restorable" if report.is_restorable else f"is NOT restorable: {len(report.problems)} problems"
+    waiting = f"{count_text(report.inflight_rows)} rows in flight, " if report.inflight_rows else ""
+    return (
+        f"{report.job}: snapshot {report.snapshot_id} {verdict}: {count_text(len(report.states))} states, "
+        f"{count_text(report.rows)} rows, {waiting}{bytes_text(report.bytes_read)} read, restored in "
+        f"{duration_text(report.restore_s)}, all in {duration_text(report.seconds)}"
+    )

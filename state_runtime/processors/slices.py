@@ -19,7 +19,7 @@ import pyarrow as pa
 from state_runtime.base.limits import MIB
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import RowSlice, ShardResult
-from state_runtime.state.changed_rows import Changed, ChangedRows, batches_of, on_top
+from state_runtime.state.changed_rows import Changed, ChangedRows, batches_of
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import HASH_MAX, StateSchema, concat, fold, hashes_of, slice_hash_range
 
@@ -86,6 +86,7 @@ class Changes:
         self._current: dict[str, list[pa.RecordBatch]] = {}
         self._current_bytes = 0
         self._held: dict[str, list[pa.RecordBatch]] = {}
+        # Per state what the passes changed, the newest first.
         self._newest_first: dict[str, list[list[pa.RecordBatch]]] = {}
         self.rows_added = 0
 
@@ -106,17 +107,38 @@ class Changes:
                 self._held.setdefault(name, []).append(held)
             self._current, self._current_bytes = {}, 0
 
-    def seal(self) -> Mapping[str, Changed]:
-        """End a pass; what it changed, for the next one to see."""
-        sealed: dict[str, Changed] = {}
-        for name in {**self._held, **self._current}:
+    def seal(self) -> bool:
+        """End a pass: the next one sees what it changed.
+
+        Returns:
+            Whether it changed anything.
+        """
+        changed = {**self._held, **self._current}
+        for name in changed:
             last = self._current.get(name)
             rest = [concat(last, self._schemas[name].arrow)] if last else []
-            batches = [*self._held.get(name, ()), *rest]
-            sealed[name] = batches[0] if len(batches) == 1 else ChangedRows(tuple(batches))
-            self._newest_first.setdefault(name, []).insert(0, batches)
+            self._newest_first.setdefault(name, []).insert(0, [*self._held.get(name, ()), *rest])
+            self._merge(name)
         self._current, self._current_bytes, self._held = {}, 0, {}
-        return sealed
+        return bool(changed)
+
+    def _merge(self, name: str) -> None:
+        """Make one of passes that changed about as much, as a log-structured tree does: a key with a thousand pieces,
+        each a pass, would else be looked up in a thousand layers."""
+        passes = self._newest_first[name]
+        while len(passes) > 1 and len(passes[0]) == len(passes[1]) == 1:
+            newer, older = passes[0][0], passes[1][0]
+            if older.num_rows > 2 * newer.num_rows or newer.nbytes + older.nbytes >= self._held_bytes_min:
+                return
+            passes[:2] = [[fold([newer, older], self._schemas[name], drop_deleted=False)]]
+
+    def on_top(self, reader: StateReader) -> StateReader:
+        """The state before the first pass with what the passes that ended have changed."""
+        for name, passes in self._newest_first.items():
+            for batches in reversed(passes):
+                for batch in batches:
+                    reader = reader.overlaid({name: batch})
+        return reader
 
     def folded(self) -> dict[str, Changed]:
         """Per state what all passes changed. States that did not change have an empty batch."""
@@ -189,14 +211,15 @@ def _outputs(
     emits_anew: bool,
 ) -> Iterator[pa.RecordBatch]:
     changes = Changes(schemas, result.hold)
+    seen = reader
     for number, piece in enumerate(_without_rest(slices)):
         if piece.is_last and number == 0:
             yield from body(piece.rows, reader, result, due=True)
             return
-        if piece.begins_pass and number:
-            reader = on_top(reader, changes.seal())
+        if piece.begins_pass and number and changes.seal():
+            seen = changes.on_top(reader)
         part = ShardResult(iter(()))
-        emitted = body(piece.rows, reader, part, due=False)
+        emitted = body(piece.rows, seen, part, due=False)
         if emits_anew and piece.goes_on:
             for _ in emitted:  # draining it fills the result
                 continue
@@ -204,9 +227,9 @@ def _outputs(
             yield from emitted
         _take(part, changes, result)
         if piece.is_last:
-            reader = on_top(reader, changes.seal())
+            changes.seal()
             part = ShardResult(iter(()))
-            yield from body(without_rows(piece.rows), reader, part, due=True)
+            yield from body(without_rows(piece.rows), changes.on_top(reader), part, due=True)
             _take(part, changes, result)
     changes.seal()
     result.changes = changes.folded()

@@ -242,17 +242,34 @@ class SpilledPass:
 def _pieces_by_place(
     runs: Sequence[SortedRows], rows_max: int, grouped: Callable[[Sequence[SortedRows]], GroupedRows]
 ) -> Iterator[GroupedRows]:
-    """The rows of one hash, about so many at a time, merged by their places."""
+    """The rows of one hash, at most so many at a time, merged by their places."""
     done = 0
     while runs:
-        share = max(1, rows_max // len(runs))
-        # Up to the place that the first of the runs reaches with its share: no run gives more than that.
-        last = min(run.places[min(share, len(run)) - 1] for run in runs)
-        ends = [int(np.searchsorted(run.places, last, side="right")) for run in runs]
+        last = _last_place(runs, rows_max)
+        ends = [_end(run, last) for run in runs]
         piece = [run.slice(0, end) for run, end in zip(runs, ends) if end]
         runs = [run.slice(end, len(run)) for run, end in zip(runs, ends) if end < len(run)]
         yield replace(grouped(piece), first_place=done)
         done += sum(map(len, piece))
+
+
+def _last_place(runs: Sequence[SortedRows], rows_max: int) -> int:
+    """The greatest place up to which there are at most so many rows, and the lowest at least."""
+    fits = min(int(run.places[0]) for run in runs)
+    too_many = min((int(run.places[rows_max]) for run in runs if len(run) > rows_max), default=None)
+    if too_many is None:
+        too_many = max(int(run.places[-1]) for run in runs) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if sum(_end(run, middle) for run in runs) <= rows_max:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
+
+
+def _end(run: SortedRows, last_place: int) -> int:
+    return int(np.searchsorted(run.places, np.int64(last_place), side="right"))
 
 
 class StoredPass:

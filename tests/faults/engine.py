@@ -225,13 +225,18 @@ class Run:
         )  # fmt: skip
 
     def run(self, batches: Sequence[Batch]) -> None:
-        """All batches that the newest snapshot does not have, and the last checkpoint."""
-        spark = SimpleNamespace()
+        """All batches that the newest snapshot does not have, what waits after them, and the last checkpoint."""
+        spark = SimpleNamespace(createDataFrame=lambda rows, schema: frame_of(rows))
+
+        def frame_of(keys: Batch) -> Any:
+            return SimpleNamespace(keys=keys, sparkSession=spark, schema=None)
+
         self.driver.publish_pending(spark)  # type: ignore[arg-type]
         source = self.committer.last.source
         for batch_id in range(source.batch_id + 1 if source is not None else 0, len(batches)):
-            frame = SimpleNamespace(keys=batches[batch_id], sparkSession=spark)
-            self.driver.run_batch(frame, batch_id)  # type: ignore[arg-type]
+            self.driver.run_batch(frame_of(batches[batch_id]), batch_id)
+        while self.driver.is_due():  # rows in flight
+            self.driver.run_without_batch(frame_of(()))
         self.driver.finish()
         self.driver.stop()
         self.driver.close(0.0)

@@ -15,8 +15,10 @@ from orchestration.looking.vitals import Vitals
 from orchestration.metrics.families import families
 from orchestration.show.runs import progress_line
 from orchestration.show.views import JobRow, SnapshotRow, jobs_table, manifest_parts, snapshots_table
+from orchestration.upkeep.drill import drill_json, drill_text
 from state_runtime.base.errors import CorruptManifest
 from state_runtime.base.progress import InflightProgress, Progress
+from state_runtime.maintenance.verify.drill import DrillReport
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +97,13 @@ def test_gauges_have_the_numbers(made: InflightRoot) -> None:
         found = {s.name: s.value for f in families({"job": seen}, {}, now_ms, True) for s in f.samples}
         assert found["stillstate_inflight_rows"] == rows
         assert found["stillstate_inflight_age_seconds"] == age_s
+
+
+def test_a_drill_says_how_many_rows_wait_where_some_do() -> None:
+    report = DrillReport(
+        job="job", snapshot_id=4, created_at_ms=0, shards=2, states=(), problems=(), recorded_rows=-1, bytes_read=100,
+        restore_s=0.5, seconds=1.0, inflight_rows=1_234,
+    )  # fmt: skip
+    assert "0 rows, 1,234 rows in flight, 100 B read" in drill_text(report)
+    assert drill_json(report)["inflight_rows"] == 1_234
+    assert "in flight" not in drill_text(replace(report, inflight_rows=0))

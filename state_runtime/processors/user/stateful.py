@@ -32,7 +32,6 @@ from state_runtime.processors.user.refusals import plain
 from state_runtime.processors.user.rows import row_class_of
 from state_runtime.processors.user.value_codec import read_column
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
-from state_runtime.state.changed_rows import on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema
 
@@ -150,6 +149,7 @@ class _Epoch:
         self._clock = clock
         self._shard = shard
         self._result = result
+        self._stored = reader
         self._reader = reader
         self._changes = Changes(operator.state_schemas)  # anew in `run`, once it is known where they are held
         self._pending: list[Any] = []  # outputs that do not fill a batch yet
@@ -347,9 +347,8 @@ class _Epoch:
 
     def _seal(self, *, more: bool = True) -> None:
         """End a pass. If more follow, they see what it changed on top of the state."""
-        changed = self._changes.seal()
-        if changed and more:
-            self._reader = on_top(self._reader, changed)
+        if self._changes.seal() and more:
+            self._reader = self._changes.on_top(self._stored)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run user code that is called for no key."""
