@@ -26,6 +26,10 @@ from state_runtime.processors.user.rows import row_class_of
 __all__ = ["Flavour", "FrameFlavour", "RowFlavour", "time_zone_of"]
 
 
+_ROWS_OF_A_KEY = 4_096
+"""Of a large key so many are Python objects at once: more are not faster."""
+
+
 class Flavour(Protocol):
     """What user code is given and what is made of its output.
 
@@ -87,7 +91,8 @@ class RowFlavour:
 
     def _row_by_row(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """The rows of a key that has more of them than are made at once."""
-        pieces = (batch.slice(low, self._rows_max) for low in range(0, batch.num_rows, self._rows_max))
+        step = min(self._rows_max, _ROWS_OF_A_KEY)
+        pieces = (batch.slice(low, step) for low in range(0, batch.num_rows, step))
         return chain.from_iterable(map(self._made, pieces))
 
     def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
