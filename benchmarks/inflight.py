@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -30,13 +31,14 @@ from benchmarks.inflight_workloads import (
     COST_US,
     DEFAULT,
     EVEN_ROWS,
-    KILL_EVERY_S,
     KILL_FILES,
+    KILL_FILES_PER_BATCH,
     KILLS,
     PIECES,
     RESTARTS,
     SKEW,
     UNALIGNED,
+    UNDISTURBED_S,
     durable,
     figures_of,
     first_s,
@@ -183,28 +185,26 @@ def _backlog(bench: _Bench) -> dict[str, Any]:
 def _kills(bench: _Bench) -> dict[str, Any]:
     rows = bench.rows(EVEN_ROWS)
     bench.files("inbox", KILL_FILES, (rows, rows))
-    cycles = max(2, round(KILLS * bench.scale))
     found: dict[str, Any] = {}
     for name in ("unaligned", "aligned", "spark"):
-        settings = ENGINES[name]
         bench.step(f"{name}, undisturbed")
-        plan = bench.plan(f"{name}-undisturbed", "inbox", settings, warm="")
-        _lives(plan, cycles * KILL_EVERY_S)
-        undisturbed = _said(plan)
-        plan = bench.plan(f"{name}-killed", "inbox", settings, warm="")
-        for cycle in range(cycles):
-            bench.step(f"{name}, killed {KILL_EVERY_S:.0f} s after each start, {cycle + 1}/{cycles}")
-            _lives(plan, KILL_EVERY_S)
-        runs = _runs(_said(plan))
-        minutes = cycles * KILL_EVERY_S / 60
-        found[name] = {
-            "killed": sum(max((line["rows"] for line in durable(run)), default=0) for run in runs) / minutes,
-            "kills": cycles,
-            "first_s": [first_s(run) for run in runs if durable(run)],
-            # Of one batch without rate limit an aligned run has nothing until all of it is done.
-            "undisturbed": max((line["rows"] for line in durable(undisturbed)), default=0) / minutes,
-        }
+        found[name] = {"undisturbed": _committed_per_minute(bench, name, f"{name}-undisturbed", UNDISTURBED_S, 1)}
+        for after_s, kills in KILLS.items():
+            cycles = max(1, round(kills * bench.scale))
+            bench.step(f"{name}, killed {after_s:.0f} s after each of {cycles} starts")
+            found[name][f"killed_{after_s:.0f}"] = _committed_per_minute(
+                bench, name, f"{name}-{after_s:.0f}", after_s, cycles
+            )
     return found
+
+
+def _committed_per_minute(bench: _Bench, engine: str, job: str, lasts_s: float, lives: int) -> float:
+    """Rows that were durable when a job was killed, so long after each start."""
+    plan = bench.plan(job, "inbox", ENGINES[engine], warm="", files_per_batch=KILL_FILES_PER_BATCH)
+    for _ in range(lives):
+        _lives(plan, lasts_s)
+    runs = _runs(_said(plan))
+    return sum(max((line["rows"] for line in durable(run)), default=0) for run in runs) / (lives * lasts_s / 60)
 
 
 def _lives(plan: Plan, lasts_s: float) -> None:
@@ -341,6 +341,8 @@ def _process(plan: Plan) -> Any:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.inflight_job", str(folder / "plan.json")],
             stdout=log, stderr=log, start_new_session=True,
+            # Both engines start Java as on a host that `stillstate prepare` was not called on.
+            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
         )  # fmt: skip
     try:
         yield process

@@ -24,6 +24,7 @@ from orchestration.commands import (
     migrating,
     moving,
     plans,
+    prepare,
     rollback,
     savepoints,
     snapshots,
@@ -84,6 +85,7 @@ for topic in (
     savepoints,
     rollback,
     migrating,
+    prepare,
 ):
     topic.register(app)
 

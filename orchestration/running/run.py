@@ -44,7 +44,6 @@ RESTORE_INTERVAL_S: Final = 1.0
 CAUSE_CHARS_MAX: Final = 1000
 SUBMITTED_ENV: Final = "STILLSTATE_SUBMITTED"  # set by orchestration/submitted.py
 WORKER_STACKS_CONF: Final = "spark.python.worker.tracebackDumpIntervalSeconds"
-_STDERR: Final = 2
 
 _LOG = logging.getLogger(__name__)
 
@@ -150,15 +149,23 @@ def run_job(
     spec, told = held_settings(spec, catalog.root)
     if told:
         _LOG.warning("%s", told)
-    build = load_entry_point(spec.entry_point, folder)
     # Imported late: the rest of the command line must start quickly, and without Spark installed.
-    from state_runtime.driver.run import StartedBy
-    from state_runtime.spark.session import build_session
+    from state_runtime.spark.java_start import JavaStart
 
-    job = _build(spec, build)
+    master, conf = _session_of(spec)
     log = begin_log()
-    with _stderr_of_children(log if spark_in_log else None):
-        session = build_session(spec.name, *_session_of(spec))
+    java = JavaStart(spec.name, master, conf, stderr=log if spark_in_log else None)
+    try:
+        build = load_entry_point(spec.entry_point, folder)
+        from state_runtime.driver.run import StartedBy
+        from state_runtime.spark.session import build_session
+
+        job = _build(spec, build)
+    except BaseException:
+        java.undo()
+        raise
+    java.finish()
+    session = build_session(spec.name, master, conf)
     try:
         # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:
@@ -209,25 +216,6 @@ def _stacks_of_workers(spec: JobSpec) -> dict[str, str]:
     if not spec.recovery.stall_timeout_s:
         return {}
     return {WORKER_STACKS_CONF: str(max(1, int(spec.recovery.stall_timeout_s / 2)))}
-
-
-@contextmanager
-def _stderr_of_children(descriptor: int | None) -> Iterator[None]:
-    """Processes that are started meanwhile write their stderr to this descriptor; None: to ours.
-
-    PySpark starts Java with the descriptors of this process and takes no others. Java says in hundreds of lines what
-    this process says in one, so its lines belong into a file.
-    """
-    if descriptor is None:
-        yield
-        return
-    kept = os.dup(_STDERR)
-    try:
-        os.dup2(descriptor, _STDERR)
-        yield
-    finally:
-        os.dup2(kept, _STDERR)
-        os.close(kept)
 
 
 def _end_session(session: SparkSession) -> None:

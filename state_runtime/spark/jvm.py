@@ -11,12 +11,15 @@ from pyspark.sql import DataFrame, SparkSession
 __all__ = [
     "analyzed",
     "columns_of",
+    "end_java",
     "has_subqueries",
     "items",
+    "java_of_process",
     "jobs_so_far",
     "kind_of",
     "optimized",
     "paths_to",
+    "use_java",
     "write_no_checksums",
     "written",
 ]
@@ -54,6 +57,30 @@ def write_no_checksums(context: SparkContext) -> None:
     """
     jvm: Any = context._jvm
     jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)
+
+
+def java_of_process() -> Any:
+    """PySpark's connection to the Java process that sessions of this process use; None before the first."""
+    return SparkContext._gateway
+
+
+def use_java(gateway: Any) -> bool:
+    """Let sessions of this process use a Java process, unless they have one; says whether it is this one."""
+    SparkContext._ensure_initialized(gateway=gateway)
+    return SparkContext._gateway is gateway
+
+
+def end_java(spark: SparkSession, wait_s: float = 300.0) -> None:
+    """Stop a session and Spark's Java process, and wait until that has ended: it may have something to write.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended by then.
+    """
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # what Java waits for
+    gateway.proc.wait(wait_s)
 
 
 def items(sequence: Any) -> list[Any]:

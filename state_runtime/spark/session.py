@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from state_runtime.base.allocator import TASKS_KEEP_FREED_MEMORY
+from state_runtime.spark.class_archive import with_archive
 from state_runtime.spark.java import require_java
 from state_runtime.spark.jvm import write_no_checksums
 
@@ -56,7 +57,7 @@ def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str
     Raises:
         MissingJava: no Java 17 or newer.
     """
-    require_java()
+    java = require_java()
     # Tasks must find the packages that this interpreter has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -64,6 +65,7 @@ def session_conf(app_name: str, master: str = "local[*]", conf: Mapping[str, str
         # Everything is on this machine: no look-up of its public address, and no warning about it.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     own = {key: str(value) for key, value in {**RECOMMENDED, **(conf or {})}.items()}
+    own = with_archive(own, java) if master else own  # without a master Java runs already
     return {"spark.app.name": app_name, **({"spark.master": master} if master else {}), **own}
 
 

@@ -64,7 +64,7 @@ def pieces(**changed: Any) -> dict[str, Any]:
     return {
         "skew": {name: {"even_s": [1.0], "skewed_s": [1.4]} for name in engines},
         "backlog": {name: {"first_s": [20.0 if name == "spark" else 2.0], "backlog_s": [1.2], "even_s": [1.0]} for name in engines},
-        "kills": {name: {"killed": 60.0, "undisturbed": 100.0} for name in engines},
+        "kills": {name: {"killed_10": 60.0, "killed_30": 80.0, "undisturbed": 100.0} for name in engines},
         "throughput": {"totals": runs, "slow": runs},
         "cap": {"rows_written": 10, "rows_waited": 10, "bytes_max": 100, "cap_bytes": 100, "stored_bytes": 5, "kept_bytes": 10},
         "memory": {name: {"small_mib": 100.0, "large_mib": 120.0} for name in ("totals", "slow", "totals-key", "slow-key")},
@@ -86,7 +86,7 @@ def test_each_promise_of_rows_in_flight_is_judged() -> None:
     ("piece", "of", "part"),
     [
         ("skew", {"unaligned": {"even_s": [1.0], "skewed_s": [1.6]}}, "one shard with"),
-        ("kills", {"unaligned": {"killed": 40.0, "undisturbed": 100.0}}, "killed 10 s"),
+        ("kills", {"unaligned": {"killed_10": 40.0, "killed_30": 80.0, "undisturbed": 100.0}}, "killed 10 s"),
         ("cap", {"rows_written": 11}, "rows that waited"),
         ("memory", {"slow-key": {"small_mib": 100.0, "large_mib": 131.0}}, "a user's processor, one key"),
     ],

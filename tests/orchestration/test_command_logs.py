@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from job_roots import SECRET, JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
-from orchestration.running.run import _stderr_of_children
 from state_runtime.base.errors import Fenced, Unavailable
 
 RUNTIME = logging.getLogger("state_runtime.driver.epochs")
@@ -167,15 +164,3 @@ def test_logging_is_as_before_when_a_command_is_over(says: Callable[..., Result]
     says("--verbose")
     assert logging.getLogger().handlers == before
     assert logging.getLogger("state_runtime").level == logging.NOTSET
-
-
-def test_what_spark_says_is_in_the_log_and_not_in_the_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Java says in 126 lines that a driver was fenced."""
-    program = [sys.executable, "-c", "import sys; print('at java.base/java.lang', file=sys.stderr)"]
-    with (tmp_path / "log").open("ab", buffering=0) as log, _stderr_of_children(log.fileno()):
-        subprocess.run(program, check=True)
-    os.write(2, b"ours\n")
-    assert capfd.readouterr().err == "ours\n"
-    assert (tmp_path / "log").read_text() == "at java.base/java.lang\n"

@@ -1,0 +1,114 @@
+"""A small job that uses what most jobs use, so that Java loads the classes that most jobs need, and then says them:
+
+    python -m orchestration.running.first_run FOLDER ARCHIVE
+
+It lives and ends in its folder. Java writes the archive as its last deed, which takes longer than the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from state_runtime import JobContext, JobSettings, ParquetSink, StreamingJob, aggregates, windows
+from state_runtime.spark.class_archive import JAVA_OPTIONS
+from state_runtime.spark.jvm import end_java
+from state_runtime.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Counts", "main"]
+
+_ROWS: Final = 1_000
+_FILES: Final = 3
+_NICE: Final = 10
+
+
+class Counts(StatefulProcessor):
+    """Numbers the rows of each key."""
+
+    def init(self, handle: Any) -> None:
+        """One value a key."""
+        self._seen = handle.getValueState("seen", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        """A row for each."""
+        (n,) = self._seen.get() or (0,)
+        for row in rows:
+            n += 1
+            yield Row(k=key[0], n=n, at=row.at)
+        self._seen.update((n,))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def main(folder: Path, archive: Path) -> None:
+    """Run the job to the end of its input, and wait until Java has written the archive and is gone."""
+    os.nice(_NICE)
+    _write_input(folder / "parquet", folder / "json")
+    session = build_session(
+        "stillstate-prepare",
+        "local[2]",
+        {JAVA_OPTIONS: f'"-XX:ArchiveClassesAtExit={archive}" -Xlog:cds*=off', "spark.sql.session.timeZone": "UTC"},
+    )
+    for build in (_counts, _minutes):
+        settings = JobSettings(parallelism=2, local_dir=str(folder / "local"))
+        job = JobContext(build.__name__.strip("_"), str(folder / "store"), {}, settings).job()
+        build(job, folder)
+        job.run(session, trigger={"availableNow": True})
+    end_java(session)
+
+
+def _counts(job: StreamingJob, folder: Path) -> None:
+    (
+        job.read(lambda spark: _rows(spark, folder))
+        .key_by("k")
+        .transform_with_state(Counts(), "k long, n long, at timestamp", uid="counts")
+        .write(ParquetSink(str(folder / "counts")))
+        .transform(lambda rows: rows.where("n > 1"))
+        .key_by("k")
+        .aggregate(uid="totals", rows=aggregates.count(), most=aggregates.max("n"), mean=aggregates.avg("n"))
+        .write(ParquetSink(str(folder / "totals")))
+    )
+
+
+def _minutes(job: StreamingJob, folder: Path) -> None:
+    keyed = job.read(lambda spark: _rows(spark, folder).withWatermark("at", "10 seconds")).key_by("k")
+    keyed.window(windows.tumbling("1 minute"), uid="minutes", rows=aggregates.count()).write(
+        ParquetSink(str(folder / "minutes"))
+    )
+
+
+def _rows(spark: SparkSession, folder: Path) -> DataFrame:
+    """Of two kinds of file, one of each a batch."""
+    reader = spark.readStream.schema("k long, at timestamp").option("maxFilesPerTrigger", 1)
+    return reader.parquet(str(folder / "parquet")).unionByName(reader.json(str(folder / "json")))
+
+
+def _write_input(parquet: Path, lines: Path) -> None:
+    parquet.mkdir()
+    lines.mkdir()
+    for number in range(_FILES):
+        at_us = [(number * _ROWS + n) * 1_000_000 for n in range(_ROWS)]
+        table = pa.table({"k": [n % 50 for n in range(_ROWS)], "at": pa.array(at_us, pa.timestamp("us", "UTC"))})
+        pq.write_table(table, parquet / f"{number}.parquet")
+        lines_of = (json.dumps({"k": n % 50, "at": f"1970-01-01T00:{n % 60:02}:00Z"}) for n in range(_ROWS))
+        (lines / f"{number}.json").write_text("\n".join(lines_of) + "\n")
+
+
+if __name__ == "__main__":
+    # Under its own name: Spark's Python workers import the processor from there.
+    from orchestration.running import first_run
+
+    first_run.main(Path(sys.argv[1]), Path(sys.argv[2]))

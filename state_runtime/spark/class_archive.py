@@ -1,0 +1,81 @@
+"""An archive of the classes that Spark's Java loads at a start, so that the next start maps them instead of reading and
+checking some 20,000 of them again: Java's application class-data sharing (JEP 310, JEP 350).
+
+It is of this host and this user, and belongs to one Java, one set of jars and one class path, which its name says. Java
+compares them once more, and starts without an archive that does not fit. `orchestration/running/prepare.py` makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark.find_spark_home import _find_spark_home
+
+from state_runtime.state.local_files import check_private_folder
+
+__all__ = ["JAVA_OPTIONS", "archive_folder", "archive_path", "is_usable", "with_archive"]
+
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_OF_THE_CLASS_PATH: Final = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
+_OWN_CHOICE: Final = ("-Xshare", "-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit")
+
+
+def archive_folder() -> Path:
+    """Where this user's archives are: `stillstate/java` of the user's cache folder (XDG Base Directory)."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "stillstate" / "java"
+
+
+def archive_path(java: Path) -> Path:
+    """The archive of a Java and of this environment's Spark, whether it is there or not.
+
+    Args:
+        java: its command.
+
+    Raises:
+        OSError: there is no Spark to look at.
+    """
+    home = java.resolve().parent.parent
+    jars = Path(_find_spark_home()) / "jars"
+    of_jars = [(j.name, j.stat().st_size, j.stat().st_mtime_ns) for j in sorted(jars.iterdir())]
+    release = home / "release"
+    known = (
+        str(home),
+        release.read_text(errors="replace") if release.exists() else str(java.resolve().stat().st_mtime_ns),
+        str(jars.resolve()),
+        of_jars,
+        [os.environ.get(name, "") for name in _OF_THE_CLASS_PATH],
+    )
+    return archive_folder() / f"{hashlib.sha256(repr(known).encode()).hexdigest()[:32]}.jsa"
+
+
+def is_usable(archive: Path) -> bool:
+    """Whether an archive is there that nobody but this user can have written."""
+    try:
+        check_private_folder(archive.parent)
+        status = archive.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def with_archive(conf: Mapping[str, str], java: Path) -> dict[str, str]:
+    """A session's settings, by which Java uses the archive if there is one; the caller's own choice of one stays."""
+    own = conf.get(JAVA_OPTIONS, "")
+    if any(option in own for option in _OWN_CHOICE):
+        return dict(conf)
+    try:
+        archive = archive_path(java)
+    except (OSError, RuntimeError):  # no Spark here, or no home: Java starts as it always did
+        return dict(conf)
+    if not is_usable(archive):
+        return dict(conf)
+    # An archive that does not fit is no use and no fault: not a word of it.
+    options = f"-Xshare:auto {shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds*=off"
+    return {**conf, JAVA_OPTIONS: f"{own} {options}".strip()}

@@ -1,0 +1,87 @@
+"""Spark's Java process, started beside what its driver has to import and to build: on two cores half of it costs no time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+
+from state_runtime.base.errors import Unavailable
+from state_runtime.spark.jvm import java_of_process, use_java
+from state_runtime.spark.session import session_conf
+
+__all__ = ["JavaStart"]
+
+_LOG = logging.getLogger(__name__)
+_START_S_MAX: Final = 300.0
+
+
+class JavaStart:
+    """Java on its way. Life cycle: made → `finish`, after which `build_session` takes it; or `undo`.
+
+    Nothing is started where this process has Java already, or where `spark-submit` has started it (no master).
+
+    Args:
+        stderr: descriptor of what Java says; None: to ours. Java says in hundreds of lines what a driver says in one.
+
+    Raises:
+        MissingJava: no Java 17 or newer.
+    """
+
+    def __init__(self, app_name: str, master: str, conf: Mapping[str, str], *, stderr: int | None = None) -> None:
+        self._gateway: Any = None
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+        if not master or java_of_process() is not None:
+            return
+        settings = SparkConf(loadDefaults=False)
+        for key, value in session_conf(app_name, master, conf).items():
+            settings.set(key, value)
+        options = {} if stderr is None else {"stderr": stderr}
+        self._thread = threading.Thread(
+            target=self._launch, args=(settings, options), name="stillstate-java", daemon=True
+        )
+        self._thread.start()
+
+    def _launch(self, settings: SparkConf, options: dict[str, Any]) -> None:
+        try:
+            self._gateway = launch_gateway(settings, options)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._failure = error
+
+    def finish(self) -> None:
+        """Wait until Java is there.
+
+        Raises:
+            Unavailable: it did not come. Exception: what PySpark says of it.
+        """
+        if self._thread is None:
+            return
+        self._thread.join(_START_S_MAX)
+        if self._thread.is_alive():
+            raise Unavailable(f"Spark's Java process did not start within {_START_S_MAX:.0f} s")
+        self._thread = None
+        if self._failure is not None:
+            raise self._failure
+        if not use_java(self._gateway):
+            self._end()  # what was built meanwhile has started another one
+
+    def undo(self) -> None:
+        """Let Java end: what it was started for failed."""
+        if self._thread is None:
+            return
+        self._thread.join(_START_S_MAX)
+        self._thread = None
+        if self._gateway is not None:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self._gateway.shutdown()
+        except Exception:
+            _LOG.debug("Java went by itself", exc_info=True)
+        self._gateway.proc.stdin.close()  # what Java waits for
