@@ -242,7 +242,7 @@ def _throughput(bench: _Bench) -> dict[str, Any]:
         "spark": None,
     }
     found: dict[str, Any] = {}
-    for operator, rows, count in (("totals", 1_000_000, 12), ("slow", 100_000, 12)):
+    for operator, rows, count in (("totals", 1_000_000, 12), ("slow", 30_000, 12)):
         inbox = f"{operator}-inbox"
         total = bench.files(inbox, count, (bench.rows(rows), bench.rows(rows)))
         found[operator] = {name: [] for name in settings}

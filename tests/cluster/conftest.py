@@ -50,11 +50,12 @@ class Driver:
     def take(self) -> dict[str, Any]:
         """The numbers of the epoch that took the oldest file whose epoch nobody has seen yet."""
         while True:
-            numbers = self._line()
+            numbers = self.line()
             if numbers["input_rows"]:
                 return numbers
 
-    def _line(self) -> dict[str, Any]:
+    def line(self) -> dict[str, Any]:
+        """The numbers of its next epoch."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the driver ended: {(self._root / 'driver.log').read_text()[-4000:]}"

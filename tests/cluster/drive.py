@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from state_runtime import build_session
 
@@ -24,7 +25,10 @@ def main() -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     root, master = Path(sys.argv[1]), sys.argv[2]
     conf = dict(pair.split("=", 1) for pair in sys.argv[3:])
-    settings = {"placement": conf.pop("placement", "sticky")}
+    settings: dict[str, Any] = {"placement": conf.pop("placement", "sticky")}
+    if cost_ms := float(conf.pop("cost_ms", "0")):
+        # Epochs end before their batch.
+        settings |= {"cost_s": cost_ms / 1000, "checkpoint_mode": "unaligned", "unaligned_epoch_s": 1.0}
     spark = build_session(
         "places",
         master,

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from .conftest import HOSTS, Driver
@@ -101,6 +103,40 @@ def test_after_two_of_three_hosts_and_the_driver_died_every_shard_is_where_it_wa
     common = before.keys() & after.keys()
     assert len(common) > SHARDS
     assert {key: after[key] for key in common} == {key: before[key] for key in common}
+
+
+def test_an_executor_that_dies_while_rows_are_in_flight_loses_none_of_them(
+    cluster: Standalone, start_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Its tasks are repeated elsewhere, and stop at other rows: what an epoch says is of one attempt each. Then the driver dies
+    too, and the next one begins with the rows of its snapshot."""
+    rows = write_large_input(tmp_path / "in")
+    driver = start_driver(cluster.url, ALL_HOSTS, "cost_ms=1")
+    assert waiting(driver.line()) > 0
+    cluster.kill_executor(0)
+    assert waiting(driver.line()) > 0, "there is more to do than an epoch can"
+    driver.kill()
+    driver = start_driver(cluster.url, ALL_HOSTS, "cost_ms=1")
+    epochs = [driver.line()]
+    while waiting(epochs[-1]):
+        epochs.append(driver.line())
+    driver.stop()
+    assert sum((numbers.get("inflight") or {}).get("processed_rows", 0) for numbers in epochs) < rows, "it went on"
+    assert_exact(tmp_path)
+
+
+def write_large_input(inbox: Path, rows: int = 12_000) -> int:
+    """One file of some seconds of work for all hosts."""
+    inbox.mkdir(parents=True)
+    ids = list(range(rows))
+    names = [f"n{n * 7 % 40}" for n in ids]
+    pq.write_table(pa.table({"id": ids, "name": names, "amount": [n % 9 for n in ids]}), inbox / "00000.parquet")
+    return rows
+
+
+def waiting(numbers: dict[str, Any]) -> int:
+    """Rows in flight after an epoch."""
+    return (numbers.get("inflight") or {"rows": 0})["rows"]
 
 
 def test_shards_stay_on_a_local_cluster(
