@@ -22,10 +22,10 @@ def prepare(
 ) -> None:
     """Let drivers of this host and user start faster: keep the classes that Spark's Java loads in an archive.
 
-    Java reads and checks some 20,000 classes at each start. Once they are in an archive (about 200 MB, in the user's cache
-    folder) it maps them instead, which takes a third off the time from a restart to its first checkpoint. Done
-    once for a version of Java and Spark, in about a minute with low priority; jobs that run are left alone. A Java, a Spark or
-    a class path that does not fit any more starts as it does without.
+    Java reads and checks some 20,000 classes at each start. Once they are in an archive (about 200 MB, in the user's
+    cache folder) it maps them instead, which takes a third off the time from a restart to its first checkpoint. Done
+    once for a version of Java and Spark, in about a minute with low priority; jobs that run are left alone. Where a
+    Java, a Spark or a class path does not fit any more, Java starts as it does without.
     """
     from orchestration.running.prepare import archive_of_host, make_archive, remove_archives
     from orchestration.text import bytes_text, duration_text

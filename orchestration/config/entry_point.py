@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from typing import Any
 
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 
-__all__ = ["load_entry_point"]
+__all__ = ["load_entry_point", "refuse_missing_module"]
 
 
 def load_entry_point(entry_point: str, folder: Path | None = None) -> Callable[[Any], Any]:
@@ -26,8 +27,7 @@ def load_entry_point(entry_point: str, folder: Path | None = None) -> Callable[[
         InvalidConfiguration: no such module or attribute, or it is not a function.
         UserCodeError: the module itself raised while it was imported; the cause is chained.
     """
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    _look_first_in(folder)
     module_name, _, attribute = entry_point.partition(":")
     target: Any = _import(module_name, entry_point)
     seen = module_name
@@ -47,6 +47,29 @@ def load_entry_point(entry_point: str, folder: Path | None = None) -> Callable[[
     return found
 
 
+def refuse_missing_module(entry_point: str, folder: Path | None = None) -> None:
+    """Find the module without importing it: that takes seconds, and there is something to begin before.
+
+    Raises:
+        InvalidConfiguration: there is none of this name.
+    """
+    _look_first_in(folder)
+    module_name = entry_point.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module_name)
+    except ModuleNotFoundError:
+        found = None
+    except Exception:
+        return  # a package around it raised: the import will, and says what
+    if found is None:
+        _import(module_name, entry_point)
+
+
+def _look_first_in(folder: Path | None) -> None:
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def _import(module_name: str, entry_point: str) -> Any:
     try:
         return importlib.import_module(module_name)
@@ -57,13 +80,7 @@ def _import(module_name: str, entry_point: str) -> Any:
                 f"entry_point {entry_point!r}: the module {module_name} needs {missing!r}, which is not "
                 "installed; install it into this Python environment"
             ) from error
-        parent, _, last = missing.rpartition(".")
-        names = _submodules(parent)
-        where = f"the package {parent}" if parent else "this Python environment"
-        raise InvalidConfiguration(
-            f"entry_point {entry_point!r}: there is no module {missing!r}; {_nearest(last, names, where)}. "
-            "Modules are looked for beside the configuration file and in this Python environment"
-        ) from None
+        raise _no_module(missing, entry_point) from None
     except ImportError as error:
         raise InvalidConfiguration(
             f"entry_point {entry_point!r}: the module {module_name} cannot be imported: {error}"
@@ -74,6 +91,16 @@ def _import(module_name: str, entry_point: str) -> Any:
         raise UserCodeError(
             f"entry_point {entry_point!r}: importing {module_name} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def _no_module(missing: str, entry_point: str) -> InvalidConfiguration:
+    parent, _, last = missing.rpartition(".")
+    names = _submodules(parent)
+    where = f"the package {parent}" if parent else "this Python environment"
+    return InvalidConfiguration(
+        f"entry_point {entry_point!r}: there is no module {missing!r}; {_nearest(last, names, where)}. "
+        "Modules are looked for beside the configuration file and in this Python environment"
+    )
 
 
 def _submodules(package: str) -> list[str]:

@@ -33,8 +33,8 @@ def archive_of_host() -> tuple[Path, bool]:
 def make_archive() -> Path:
     """Run a small job in a process of its own, and keep the archive that its Java writes at its end.
 
-    It takes about a minute, with low priority. The archive appears complete or not at all, and takes the place of one that
-    is there.
+    It takes about a minute, with low priority. The archive appears complete or not at all, and takes the place of one
+    that is there.
 
     Raises:
         MissingJava: no Java 17 or newer. Unavailable: the job failed, or Java wrote none.

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestration.config.driver_settings import driver_settings
-from orchestration.config.entry_point import load_entry_point
+from orchestration.config.entry_point import load_entry_point, refuse_missing_module
 from orchestration.config.held import held_settings, refuse_while_migrating
 from orchestration.config.home import home_of, moved_text
 from orchestration.config.spec import JobSpec, to_context, to_trigger
@@ -149,6 +149,7 @@ def run_job(
     spec, told = held_settings(spec, catalog.root)
     if told:
         _LOG.warning("%s", told)
+    refuse_missing_module(spec.entry_point, folder)
     # Imported late: the rest of the command line must start quickly, and without Spark installed.
     from state_runtime.spark.java_start import JavaStart
 

@@ -1,4 +1,4 @@
-"""Spark's Java process, started beside what its driver has to import and to build: on two cores half of it costs no time."""
+"""Spark's Java process, started beside what its driver has to import and to build."""
 
 from __future__ import annotations
 
