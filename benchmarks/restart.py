@@ -98,7 +98,7 @@ def main(
             if kind is None:
                 raise typer.BadParameter(f"{name!r} is none of {', '.join(AIMS_S)}")
             os.environ["XDG_CACHE_HOME"] = str(caches / ("empty" if kind == "plain" else "prepared"))
-            if kind != "plain" and not archive_of_host()[1]:
+            if kind != "plain" and archive_of_host() is None:
                 make_archive()
             restarts = _measured(kind, times)
             totals = [r.total_s for r in restarts]

@@ -31,12 +31,12 @@ def prepare(
     from orchestration.text import bytes_text, duration_text
 
     if remove:
-        for archive in remove_archives():
-            print(f"removed: {archive}")
+        for removed in remove_archives():
+            print(f"removed: {removed}")
         return
-    archive, is_there = archive_of_host()
-    if is_there and not force:
-        print(f"prepared already: {archive}")
+    known = archive_of_host()
+    if known is not None and not force:
+        print(f"prepared already: {known}")
         return
     begun_s = time.monotonic()
     with Console(stderr=True).status("running a small job, and writing the classes that it loads"):

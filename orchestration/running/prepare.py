@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import Unavailable
-from state_runtime.spark.class_archive import archive_path, is_usable
+from state_runtime.spark.class_archive import archive_folder, archive_key, archive_name, archives_of, find_archive
 from state_runtime.spark.java import require_java
-from state_runtime.state.local_files import make_private_folder
+from state_runtime.state.local_files import is_abandoned, make_private_folder
 
 __all__ = ["archive_of_host", "make_archive", "remove_archives"]
 
 RUN_S_MAX: Final = 900.0
 _TAIL_LINES: Final = 5
+_MAKING: Final = ".making-"
 
 
-def archive_of_host() -> tuple[Path, bool]:
-    """This host's archive, and whether it is there.
+def archive_of_host() -> Path | None:
+    """This host's archive; None if there is none that is whole.
 
     Raises:
         MissingJava: no Java 17 or newer.
     """
-    path = archive_path(require_java())
-    return path, is_usable(path)
+    return find_archive(archive_key(require_java()))
 
 
 def make_archive() -> Path:
@@ -39,12 +41,17 @@ def make_archive() -> Path:
     Raises:
         MissingJava: no Java 17 or newer. Unavailable: the job failed, or Java wrote none.
     """
-    target, _ = archive_of_host()
+    key = archive_key(require_java())
     try:
-        make_private_folder(target.parent)
+        return _made_in(archive_folder(), key)
     except OSError as error:
         raise Unavailable(f"the archive of classes cannot be made: {error}") from error
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as work:
+
+
+def _made_in(folder: Path, key: str) -> Path:
+    make_private_folder(folder)
+    _remove_leavings(folder)
+    with tempfile.TemporaryDirectory(prefix=_MAKING, dir=folder) as work:
         made, log = Path(work) / "classes.jsa", Path(work) / "run.log"
         with log.open("wb") as said:
             try:
@@ -61,14 +68,27 @@ def make_archive() -> Path:
         if code or not made.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
             raise Unavailable(f"the small job that loads the classes ended with {code} and no archive:\n{tail}")
+        target = folder / archive_name(key, made)
         os.replace(made, target)
+    for older in archives_of(folder, key):
+        if older != target:
+            older.unlink(missing_ok=True)
     return target
 
 
 def remove_archives() -> list[Path]:
     """Remove this host's archive and those of other Javas and Sparks; gives what was removed."""
-    folder = archive_of_host()[0].parent
+    folder = archive_folder()
     found = sorted(folder.glob("*.jsa"))
     for archive in found:
         archive.unlink(missing_ok=True)
+    if folder.exists():
+        _remove_leavings(folder)
     return found
+
+
+def _remove_leavings(folder: Path) -> None:
+    """Of a `prepare` that was killed: nobody else would."""
+    for left in folder.glob(f"{_MAKING}*"):
+        if is_abandoned(left, SYSTEM_CLOCK):
+            shutil.rmtree(left, ignore_errors=True)

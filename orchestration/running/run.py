@@ -159,14 +159,12 @@ def run_job(
     try:
         build = load_entry_point(spec.entry_point, folder)
         from state_runtime.driver.run import StartedBy
-        from state_runtime.spark.session import build_session
 
         job = _build(spec, build)
     except BaseException:
         java.undo()
         raise
-    java.finish()
-    session = build_session(spec.name, master, conf)
+    session = java.session()
     try:
         # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from state_runtime.base.limits import MIB
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import RowSlice, ShardResult
-from state_runtime.state.changed_rows import Changed, ChangedRows, batches_of
+from state_runtime.state.changed_rows import Changed, ChangedRows, batches_of, on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import HASH_MAX, StateSchema, concat, fold, hashes_of, slice_hash_range
 
@@ -136,8 +136,7 @@ class Changes:
         """The state before the first pass with what the passes that ended have changed."""
         for name, passes in self._newest_first.items():
             for batches in reversed(passes):
-                for batch in batches:
-                    reader = reader.overlaid({name: batch})
+                reader = on_top(reader, {name: ChangedRows(tuple(batches))})
         return reader
 
     def folded(self) -> dict[str, Changed]:

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
 
 from state_runtime.base.errors import Unavailable
 from state_runtime.spark.jvm import java_of_process, use_java
-from state_runtime.spark.session import session_conf
+from state_runtime.spark.session import session_conf, session_with
 
 __all__ = ["JavaStart"]
 
@@ -21,7 +22,7 @@ _START_S_MAX: Final = 300.0
 
 
 class JavaStart:
-    """Java on its way. Life cycle: made → `finish`, after which `build_session` takes it; or `undo`.
+    """A session's Java on its way. Life cycle: made → `session`, or `undo`.
 
     Nothing is started where this process has Java already, or where `spark-submit` has started it (no master).
 
@@ -36,11 +37,10 @@ class JavaStart:
         self._gateway: Any = None
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._settings = session_conf(app_name, master, conf)
         if not master or java_of_process() is not None:
             return
-        settings = SparkConf(loadDefaults=False)
-        for key, value in session_conf(app_name, master, conf).items():
-            settings.set(key, value)
+        settings = SparkConf(loadDefaults=False).setAll(list(self._settings.items()))
         options = {} if stderr is None else {"stderr": stderr}
         self._thread = threading.Thread(
             target=self._launch, args=(settings, options), name="stillstate-java", daemon=True
@@ -53,12 +53,16 @@ class JavaStart:
         except Exception as error:
             self._failure = error
 
-    def finish(self) -> None:
-        """Wait until Java is there.
+    def session(self) -> SparkSession:
+        """Wait until Java is there, and build the session on it.
 
         Raises:
             Unavailable: it did not come. Exception: what PySpark says of it.
         """
+        self._arrive()
+        return session_with(self._settings)
+
+    def _arrive(self) -> None:
         if self._thread is None:
             return
         self._thread.join(_START_S_MAX)

@@ -15,7 +15,7 @@ from state_runtime.spark.class_archive import with_archive
 from state_runtime.spark.java import require_java
 from state_runtime.spark.jvm import write_no_checksums
 
-__all__ = ["RECOMMENDED", "build_session", "session_conf"]
+__all__ = ["RECOMMENDED", "build_session", "session_conf", "session_with"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,8 +75,13 @@ def build_session(app_name: str, master: str = "local[*]", conf: Mapping[str, st
     Raises:
         MissingJava: no Java 17 or newer.
     """
+    return session_with(session_conf(app_name, master, conf))
+
+
+def session_with(settings: Mapping[str, str]) -> SparkSession:
+    """Start (or get) a session with all settings of `session_conf`."""
     builder = SparkSession.builder
-    for key, value in session_conf(app_name, master, conf).items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

@@ -26,9 +26,9 @@ def main() -> int:
     root, master = Path(sys.argv[1]), sys.argv[2]
     conf = dict(pair.split("=", 1) for pair in sys.argv[3:])
     settings: dict[str, Any] = {"placement": conf.pop("placement", "sticky")}
-    if cost_ms := float(conf.pop("cost_ms", "0")):
+    if rounds := int(conf.pop("rounds", "0")):
         # Epochs end before their batch.
-        settings |= {"cost_s": cost_ms / 1000, "checkpoint_mode": "unaligned", "unaligned_epoch_s": 1.0}
+        settings |= {"rounds": rounds, "checkpoint_mode": "unaligned", "unaligned_epoch_s": 1.0}
     spark = build_session(
         "places",
         master,

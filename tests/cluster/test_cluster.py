@@ -111,12 +111,12 @@ def test_an_executor_that_dies_while_rows_are_in_flight_loses_none_of_them(
     """Its tasks are repeated elsewhere, and stop at other rows: what an epoch says is of one attempt each. Then the driver dies
     too, and the next one begins with the rows of its snapshot."""
     rows = write_large_input(tmp_path / "in")
-    driver = start_driver(cluster.url, ALL_HOSTS, "cost_ms=1")
+    driver = start_driver(cluster.url, ALL_HOSTS, "rounds=1000")
     assert waiting(driver.line()) > 0
     cluster.kill_executor(0)
     assert waiting(driver.line()) > 0, "there is more to do than an epoch can"
     driver.kill()
-    driver = start_driver(cluster.url, ALL_HOSTS, "cost_ms=1")
+    driver = start_driver(cluster.url, ALL_HOSTS, "rounds=1000")
     epochs = [driver.line()]
     while waiting(epochs[-1]):
         epochs.append(driver.line())

@@ -66,23 +66,56 @@ def test_a_job_that_fails_leaves_nothing_and_says_why(cache: Path, monkeypatch: 
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.spark
-@pytest.mark.long
-def test_java_maps_the_archive_that_the_small_job_made(cache: Path, tmp_path: Path) -> None:
-    """In a driver's process of its own: sessions of this one have Java already."""
-    archive = prepare.make_archive()
-    assert archive.stat().st_size > 1 << 20
+def test_what_a_killed_one_left_goes_with_the_next_but_not_while_it_may_run(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "require_java", lambda: Path("/usr/bin/java"))
+    monkeypatch.setattr(prepare.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    cache.mkdir(parents=True, mode=0o700)
+    for name in (".making-old", ".making-new"):
+        (cache / name).mkdir()
+        (cache / name / "classes.jsa").write_bytes(b"half")
+    os.utime(cache / ".making-old", (0, 0))
+    assert call().exit_code == 4
+    assert [left.name for left in cache.iterdir()] == [".making-new"]
+
+
+def test_a_full_disk_is_said_as_what_it_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare, "require_java", lambda: Path("/usr/bin/java"))
+    monkeypatch.setattr(prepare, "make_private_folder", full)
+    failed = call()
+    assert failed.exit_code == 4
+    assert "the archive of classes cannot be made" in failed.stderr
+
+
+def classes_from_the_archive(log: Path) -> int:
+    """How many classes of Spark a session's Java takes from it. In a process of its own: this one has Java already."""
     driver = (
         "from state_runtime.spark.session import build_session\n"
-        "spark = build_session('t', 'local[1]', {'spark.ui.enabled': 'false'})\n"
-        "assert spark.range(10).count() == 10\n"
-        "java = spark.sparkContext._gateway.proc.pid\n"
-        "print('mapped' if '.jsa' in open(f'/proc/{java}/maps').read().replace('classes.jsa', '') else 'not mapped')\n"
+        f"said = '-Xlog:class+load:file={log}'\n"
+        "conf = {'spark.ui.enabled': 'false', 'spark.driver.extraJavaOptions': said}\n"
+        "assert build_session('t', 'local[1]', conf).range(10).count() == 10\n"
     )
-    if not Path("/proc/self/maps").exists():
-        pytest.skip("Linux says what a process has mapped")
-    said = subprocess.run(
-        [sys.executable, "-c", driver], capture_output=True, text=True, timeout=300, env=dict(os.environ), check=False
-    )
+    said = subprocess.run([sys.executable, "-c", driver], capture_output=True, text=True, timeout=300, check=False)
     assert said.returncode == 0, said.stderr[-2000:]
-    assert said.stdout.split() == ["mapped"]
+    loaded = (line for line in log.read_text().splitlines() if " org.apache.spark." in line)
+    return sum("shared objects file (top)" in line for line in loaded)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_java_takes_its_classes_from_the_archive_and_starts_without_one_that_is_damaged(
+    cache: Path, tmp_path: Path
+) -> None:
+    archive = prepare.make_archive()
+    assert classes_from_the_archive(tmp_path / "whole.log") > 1_000
+    body = bytearray(archive.read_bytes())
+    body[len(body) // 2] ^= 1
+    archive.chmod(0o600)
+    archive.write_bytes(body)
+    assert classes_from_the_archive(tmp_path / "flipped.log") == 0
+    archive.write_bytes(body[: len(body) // 2])
+    assert classes_from_the_archive(tmp_path / "cut.log") == 0

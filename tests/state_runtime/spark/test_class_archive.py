@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from state_runtime.spark import class_archive
-from state_runtime.spark.class_archive import JAVA_OPTIONS, archive_path, with_archive
+from state_runtime.spark.class_archive import JAVA_OPTIONS, archive_folder, archive_key, archive_name, with_archive
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(java: Path) -> Path:
-    archive = archive_path(java)
-    archive.parent.mkdir(parents=True, mode=0o700)
-    archive.write_bytes(b"classes")
-    archive.chmod(0o444)
-    return archive
+    folder = archive_folder()
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "new").write_bytes(b"classes")
+    (folder / "new").chmod(0o444)
+    return (folder / "new").rename(folder / archive_name(archive_key(java), folder / "new"))
 
 
 def test_without_an_archive_java_starts_as_ever(java: Path) -> None:
@@ -48,15 +48,15 @@ def test_an_archive_is_used_beside_the_callers_own_options(java: Path) -> None:
 def test_an_archive_belongs_to_one_java_one_spark_and_one_class_path(
     java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {archive_path(java)}
+    names = {archive_key(java)}
     (tmp_path / "java" / "release").write_text('JAVA_VERSION="17.0.2"\n')
-    names.add(archive_path(java))
+    names.add(archive_key(java))
     (tmp_path / "spark" / "jars" / "more.jar").write_text("1")
-    names.add(archive_path(java))
+    names.add(archive_key(java))
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
-    names.add(archive_path(java))
+    names.add(archive_key(java))
     assert len(names) == 4
-    assert archive_path(java) in names
+    assert archive_key(java) in names
 
 
 @pytest.mark.parametrize("harm", ["writable by others", "link", "folder of others"])
@@ -71,6 +71,15 @@ def test_an_archive_that_somebody_else_can_have_written_is_not_used(java: Path, 
         archive.symlink_to(tmp_path / "elsewhere.jsa")
     else:
         archive.parent.chmod(0o755)
+    assert with_archive({}, java) == {}
+
+
+@pytest.mark.parametrize("body", [b"", b"class", b"clatses", b"classes and more"])
+def test_an_archive_that_is_not_what_was_written_is_not_used(java: Path, body: bytes) -> None:
+    """Java maps it: of one that is cut short it dies, at every start."""
+    archive = made(java)
+    archive.chmod(0o644)
+    archive.write_bytes(body)
     assert with_archive({}, java) == {}
 
 

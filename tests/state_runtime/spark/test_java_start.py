@@ -45,6 +45,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(java_start, "launch_gateway", launch)
     monkeypatch.setattr(java_start, "java_of_process", lambda: known.java)
     monkeypatch.setattr(java_start, "use_java", use)
+    monkeypatch.setattr(java_start, "session_with", lambda settings: settings)
     return known
 
 
@@ -64,7 +65,7 @@ def test_java_comes_while_other_things_are_done(process: SimpleNamespace) -> Non
     process.launch = launch
     start = begun()
     done.set()
-    start.finish()
+    start.session()
     assert process.java is not None
     assert seen[0]["spark.driver.memory"] == "1g", "what only a start of Java can take is known then"
 
@@ -77,7 +78,7 @@ def test_what_java_says_goes_to_the_descriptor(process: SimpleNamespace, tmp_pat
 
     process.launch = launch
     with (tmp_path / "log").open("ab", buffering=0) as log:
-        begun(stderr=log.fileno()).finish()
+        begun(stderr=log.fileno()).session()
     assert (tmp_path / "log").read_text() == "at java.base/java.lang\n"
 
 
@@ -97,7 +98,7 @@ def test_why_java_did_not_start_is_told_where_it_is_waited_for(process: SimpleNa
     process.launch = launch
     start = begun()
     with pytest.raises(RuntimeError, match="JAVA_GATEWAY_EXITED"):
-        start.finish()
+        start.session()
     begun().undo()  # there is nothing to end
 
 
@@ -109,14 +110,14 @@ def test_a_java_that_does_not_come_is_not_waited_for_for_ever(
     monkeypatch.setattr(java_start, "_START_S_MAX", 0.01)
     start = begun()
     with pytest.raises(Unavailable, match="did not start"):
-        start.finish()
+        start.session()
     over.set()
 
 
 def test_a_process_has_one_java(process: SimpleNamespace) -> None:
     process.java = Java()
-    begun().finish()
-    JavaStart("job", "", {}).finish()  # of `spark-submit`
+    begun().session()
+    JavaStart("job", "", {}).session()  # of `spark-submit`
     assert process.launches == 0
 
 
@@ -125,6 +126,6 @@ def test_if_the_jobs_code_started_java_the_other_one_ends(process: SimpleNamespa
     process.launch = lambda *_: java
     start = begun()
     theirs = process.java = Java()
-    start.finish()
+    start.session()
     assert process.java is theirs
     assert java.is_shut
