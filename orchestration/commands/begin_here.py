@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
+import psutil
 import typer
 from rich.markup import escape
 
@@ -23,6 +25,7 @@ __all__ = ["free_port", "register"]
 
 _HOME_ENV: Final = "DAGSTER_HOME"
 _USUAL_PORT: Final = 3000
+_PATIENCE_S: Final = 20.0
 _DEFINITIONS: Final = "orchestration.definitions"
 
 
@@ -112,7 +115,7 @@ def free_port(host: str, usual: int = _USUAL_PORT) -> int:
 
 def _run_until_it_ends(command: list[str], environment: dict[str, str], folder: Path) -> int:
     """Its exit code; 0 if it was asked to end, whatever it was at then. Ctrl-C reaches it by the terminal; a SIGTERM
-    to us is passed on as that."""
+    to us is passed on as that. If it does not end it is asked again, and then made to."""
     process = subprocess.Popen(command, env=environment, cwd=folder)
     asked = threading.Event()
 
@@ -124,12 +127,30 @@ def _run_until_it_ends(command: list[str], environment: dict[str, str], folder: 
         signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: asked.set()),
         signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
     }
+    louder = iter((signal.SIGINT, signal.SIGTERM))
     try:
-        code = process.wait()
-        return 0 if asked.is_set() else code
+        while True:
+            was_asked = asked.is_set()
+            try:
+                code = process.wait(_PATIENCE_S)
+                return 0 if asked.is_set() else code
+            except subprocess.TimeoutExpired:
+                if was_asked:
+                    _tell(process.pid, next(louder, signal.SIGKILL))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tell(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process and to those of its children that Ctrl-C reaches: not to drivers, which have groups of
+    their own. Dagster's page loses a Ctrl-C that comes while it starts, and Dagster waits for its page for ever."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        group, first = os.getpgid(pid), psutil.Process(pid)
+        for process in (*first.children(recursive=True), first):
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getpgid(process.pid) == group:
+                    process.send_signal(number)
 
 
 def register(app: typer.Typer) -> None:

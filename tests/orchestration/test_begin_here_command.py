@@ -92,3 +92,38 @@ def test_dagster_takes_a_free_port_where_the_usual_one_is_taken(tmp_path: Path) 
         usual = taken.getsockname()[1]
         found = free_port("127.0.0.1", usual)
         assert found not in (0, usual)
+
+
+def test_a_dagster_that_does_not_hear_is_asked_again_and_drivers_are_left_alone(tmp_path: Path) -> None:
+    """It once lost a Ctrl-C that came while its page started, and waited for ever."""
+    driver = "import sys; sys.stdin.read(); print('the driver went on', flush=True)"
+    (tmp_path / "deaf.py").write_text(
+        "import signal, subprocess, sys\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        f"command = [sys.executable, '-c', {driver!r}]\n"
+        "driver = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)\n"
+        "print('started', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    command = (
+        "import os, sys, pathlib\n"
+        "from orchestration.commands import begin_here\n"
+        "begin_here._PATIENCE_S = 0.1\n"
+        "command = [sys.executable, 'deaf.py']\n"
+        f"sys.exit(begin_here._run_until_it_ends(command, dict(os.environ), pathlib.Path({str(tmp_path)!r})))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ours = subprocess.Popen(
+        [sys.executable, "-c", command], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert ours.stdout is not None
+        assert ours.stdout.readline() == "started\n"
+        ours.send_signal(signal.SIGTERM)
+        said, _ = ours.communicate(timeout=60)
+        assert ours.returncode == 0
+        assert said == "the driver went on\n"
+    finally:
+        if ours.poll() is None:
+            os.killpg(ours.pid, signal.SIGKILL)
+            ours.wait()
