@@ -2,7 +2,8 @@
 checking some 20,000 of them again: Java's application class-data sharing (JEP 310, JEP 350).
 
 It is of this host and this user, and belongs to one Java, one set of jars and one class path, which its name says, with
-the digest of its bytes. Java compares the former once more, and starts without an archive that does not fit. `orchestration/running/prepare.py` makes it.
+the digest of its bytes. Java compares the former once more, and starts without an archive that does not fit.
+`orchestration/running/prepare.py` makes it.
 """
 
 from __future__ import annotations
