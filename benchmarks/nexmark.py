@@ -33,7 +33,10 @@ __all__ = ["WORKLOADS", "app"]
 
 # Stateless, aggregates, joins, user code in rows: what is aimed at, ours ÷ Spark's.
 _BOUNDS = {"stateless": 1.0, "aggregate": 2.0, "join": 3.0, "rows": 8.0}
-_KINDS = {"q8": "join", "q20": "join", "q19": "rows"}
+_KINDS = {
+    **dict.fromkeys(("q3", "q8", "q9", "q20"), "join"),
+    **dict.fromkeys(("q15", "q19", "q23"), "rows"),
+}
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 

@@ -68,7 +68,8 @@ def _ours(spark: SparkSession, name: str, query: Query, folder: Path) -> DataFra
         return written.drop("epoch")
     columns = [column for column in written.columns if column not in (*query.keys, "epoch")]
     last = F.max_by(F.struct(*columns), "epoch").alias("last")
-    return written.groupBy(*query.keys).agg(last).select(*query.keys, "last.*")
+    newest = written.groupBy(*query.keys).agg(last).select(*query.keys, "last.*")
+    return query.compared(newest) if query.compared else newest
 
 
 def _rows(frame: DataFrame, query: Query, batches: int) -> list[tuple[str, ...]]:

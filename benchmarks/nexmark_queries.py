@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as F
 
-from benchmarks.processors import TopBids
+from benchmarks.processors import DAY_COLUMNS, DayStatistics, OwnBids, TopBids
 from state_runtime import aggregates, windows
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["QUERIES", "Query"]
 
 DELAY = "4 seconds"
+BEGINS = "timestamp_seconds(unix_seconds(date_time) div 10 * 10)"
+"""Of the ten seconds that an event lies in."""
 
 Peer = Callable[["DataFrame"], "DataFrame"]
 Ours = Callable[["StreamingJob", "DataFrame"], "Stream"]
@@ -39,6 +41,7 @@ class Query:
         peer: Spark's streaming query over the events.
         ours: the same as a job.
         batch: the whole answer over events that are not a stream; as `peer`, unless Spark has no such query.
+        compared: what of a job's answer is compared with it; all, unless the answer depends on the clock.
         mode: output mode of Spark's.
         sink: both write Parquet files; else both drop what they computed.
         reads: how often Spark's plan reads each row.
@@ -51,6 +54,7 @@ class Query:
     keys: tuple[str, ...] = ()
     time: str = ""
     batch: Peer | None = None
+    compared: Peer | None = None
     sink: bool = False
     reads: int = 1
 
@@ -210,10 +214,51 @@ def _peer_q18(events: DataFrame) -> DataFrame:
     return bids(events).groupBy("bidder", "auction").agg(newest).select("bidder", "auction", "last.*")
 
 
+def _our_q7(job: StreamingJob, events: DataFrame) -> Stream:
+    return job.read(bids(events)).window(
+        windows.tumbling("10 seconds"), uid="highest", output_mode="append",
+        **{column: aggregates.max_by(column, "price") for column in ("auction", "bidder", "price")},
+    ).transform(lambda df: df.selectExpr("auction", "bidder", "price", "window.end AS ends"))  # fmt: skip
+
+
+def _peer_q7(events: DataFrame) -> DataFrame:
+    highest = F.max_by(F.struct("auction", "bidder", "price"), "price").alias("highest")
+    window = F.window("date_time", "10 seconds")
+    return bids(events).groupBy(window).agg(highest).selectExpr("highest.*", "window.end AS ends")
+
+
+def _batch_q7(events: DataFrame) -> DataFrame:
+    windowed = bids(events).selectExpr("auction", "bidder", "price", f"{BEGINS} + INTERVAL 10 SECONDS AS ends")
+    return windowed.groupBy("ends").agg(F.max("price").alias("price")).join(windowed, ["ends", "price"]).select(
+        "auction", "bidder", "price", "ends"
+    )  # fmt: skip
+
+
+def _arrivals(events: DataFrame) -> DataFrame:
+    arrived = events.where("event_type = 2").selectExpr("bid.bidder", "current_timestamp() AS arrived")
+    return arrived.withWatermark("arrived", "0 seconds")
+
+
+def _our_q12(job: StreamingJob, events: DataFrame) -> Stream:
+    return job.read(_arrivals(events)).key_by("bidder").window(
+        windows.tumbling("10 seconds"), uid="arrivals", output_mode="update", bid_count=aggregates.count()
+    ).transform(lambda df: df.selectExpr("bidder", "window.start AS begins", "bid_count"))  # fmt: skip
+
+
+def _peer_q12(events: DataFrame) -> DataFrame:
+    counted = _arrivals(events).groupBy("bidder", F.window("arrived", "10 seconds").alias("window"))
+    return counted.agg(F.count("*").alias("bid_count")).selectExpr("bidder", "window.start AS begins", "bid_count")
+
+
+def _batch_q12(events: DataFrame) -> DataFrame:
+    return bids(events).groupBy("bidder").agg(F.count("*").alias("bid_count"))
+
+
+def _sums_q12(answer: DataFrame) -> DataFrame:
+    return answer.groupBy("bidder").agg(F.sum("bid_count").alias("bid_count"))
+
+
 # --- joins ----------------------------------------------------------------------------------------------------------
-
-
-BEGINS = "timestamp_seconds(unix_seconds(date_time) div 10 * 10)"
 
 
 def _sellers(events: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -260,6 +305,62 @@ def _peer_q20(events: DataFrame) -> DataFrame:
     return joined.select("id", "item_name", "bidder", "price", "url", "bid_time")
 
 
+def _local(events: DataFrame) -> tuple[DataFrame, DataFrame]:
+    return (
+        people(events).where("state IN ('OR', 'ID', 'CA')").select("id", "name", "city", "state", "date_time"),
+        auctions(events).where("category = 10").selectExpr("id AS auction", "seller", "date_time AS auction_time"),
+    )
+
+
+def _our_q3(job: StreamingJob, events: DataFrame) -> Stream:
+    left, right = _local(events)
+    keyed = job.read(left).key_by("id")
+    return keyed.interval_join(right, right_keys=("seller",), lower="-1 hour", upper="1 hour", uid="join").transform(
+        lambda df: df.select("name", "city", "state", "auction", "auction_time")
+    )  # fmt: skip
+
+
+def _peer_q3(events: DataFrame) -> DataFrame:
+    left, right = _local(events)
+    near = "auction_time >= date_time - INTERVAL 1 HOUR AND auction_time <= date_time + INTERVAL 1 HOUR"
+    joined = left.join(right, F.expr(f"id = seller AND {near}"))
+    return joined.select("name", "city", "state", "auction", "auction_time")
+
+
+LONGEST = "30 seconds"
+"""Of an auction: after its end no bid counts, and this long before it none was there."""
+
+
+def _contests(events: DataFrame) -> tuple[DataFrame, DataFrame]:
+    opened = events.where("event_type = 1").select("auction.*").withWatermark("expires", "34 seconds")
+    return (
+        opened.select("id", "item_name", "date_time", "expires"),
+        bids(events).selectExpr("auction", "bidder", "price", "date_time AS bid_time"),
+    )
+
+
+def _our_q9(job: StreamingJob, events: DataFrame) -> Stream:
+    left, right = _contests(events)
+    joined = job.read(left).key_by("id").interval_join(
+        right, right_keys=("auction",), lower=f"-{LONGEST}", upper="0 seconds", uid="join"
+    )  # fmt: skip
+    return joined.transform(lambda df: df.where("bid_time >= date_time")).key_by("id").latest_by(
+        ["price", "bid_time"], "item_name", "bidder", uid="winner", ascending=[False, True]
+    ).transform(lambda df: df.select("id", "item_name", "bidder", "price", "bid_time"))  # fmt: skip
+
+
+def _bids_in_time(events: DataFrame) -> DataFrame:
+    left, right = _contests(events)
+    near = f"bid_time >= date_time AND bid_time <= expires AND bid_time >= expires - INTERVAL {LONGEST}"
+    return left.join(right, F.expr(f"id = auction AND {near}"))
+
+
+def _peer_q9(events: DataFrame) -> DataFrame:
+    first = F.expr("struct(price, -unix_micros(bid_time))")
+    winner = F.max_by(F.struct("item_name", "bidder", "price", "bid_time"), first).alias("winner")
+    return _bids_in_time(events).groupBy("id", "expires").agg(winner).select("id", "winner.*")
+
+
 # --- a class of the user's ------------------------------------------------------------------------------------------
 
 TOP_SCHEMA = "auction bigint, top array<bigint>"
@@ -280,6 +381,63 @@ def _batch_q19(events: DataFrame) -> DataFrame:
     return bids(events).groupBy("auction").agg(prices.alias("top"))
 
 
+DAY_SCHEMA = ", ".join(f"{name} {'bigint' if number else 'string'}" for number, name in enumerate(DAY_COLUMNS))
+
+
+def _days(events: DataFrame) -> DataFrame:
+    rank = f"CASE WHEN {_RANKS[0]} THEN 1 WHEN {_RANKS[1]} THEN 2 ELSE 3 END AS rank"
+    return bids(events).selectExpr("date_format(date_time, 'yyyy-MM-dd') AS day", rank, "bidder", "auction")
+
+
+def _our_q15(job: StreamingJob, events: DataFrame) -> Stream:
+    keyed = job.read(_days(events)).key_by("day")
+    return keyed.transform_with_state(DayStatistics(), output_schema=DAY_SCHEMA, uid="statistics")
+
+
+def _peer_q15(events: DataFrame) -> DataFrame:
+    return _days(events).groupBy("day").transformWithState(DayStatistics(), DAY_SCHEMA, "Update", "None")
+
+
+def _batch_q15(events: DataFrame) -> DataFrame:
+    counted = [("bids", "count(1)"), ("bidders", "count(DISTINCT bidder)"), ("auctions", "count(DISTINCT auction)")]
+    columns = [
+        F.expr(f"{count} FILTER (WHERE {where})").alias(f"{rank}_{what}")
+        for what, count in counted
+        for rank, where in (("total", "true"), *((f"rank{n}", f"rank = {n}") for n in (1, 2, 3)))
+    ]
+    return _days(events).groupBy("day").agg(*columns)
+
+
+OWN_SCHEMA = "bidder bigint, name string, item_name string, price bigint, url string"
+
+
+def _three(events: DataFrame) -> DataFrame:
+    person, auction = (f"event_type = {kind}" for kind in (0, 1))
+    return events.selectExpr(
+        f"CASE WHEN {person} THEN person.id WHEN {auction} THEN auction.seller ELSE bid.bidder END AS id",
+        "event_type AS kind",
+        f"CASE WHEN {person} THEN person.name WHEN {auction} THEN auction.item_name ELSE bid.url END AS text",
+        "bid.price",
+    )
+
+
+def _our_q23(job: StreamingJob, events: DataFrame) -> Stream:
+    keyed = job.read(_three(events)).key_by("id")
+    return keyed.transform_with_state(OwnBids(), output_schema=OWN_SCHEMA, uid="join")
+
+
+def _peer_q23(events: DataFrame) -> DataFrame:
+    return _three(events).groupBy("id").transformWithState(OwnBids(), OWN_SCHEMA, "Append", "None")
+
+
+def _batch_q23(events: DataFrame) -> DataFrame:
+    person, auction, bid = (_three(events).where(f"kind = {kind}").alias(f"of{kind}") for kind in (0, 1, 2))
+    joined = bid.join(person, "id").join(auction, "id")
+    return joined.selectExpr(
+        "id AS bidder", "of0.text AS name", "of1.text AS item_name", "of2.price", "of2.text AS url"
+    )
+
+
 QUERIES: Mapping[str, Query] = {
     **{name: _stateless(title, change) for name, (title, change) in STATELESS.items()},
     "q5": Query("hot items", _our_q5, _peer_q5, "append", time="ends"),
@@ -287,7 +445,23 @@ QUERIES: Mapping[str, Query] = {
     "q16": Query("channels, approximate distinct", _our_q16, _peer_q16, "update", keys=("channel", "day")),
     "q17": Query("auction statistics", _our_q17, _peer_q17, "update", keys=("auction", "day")),
     "q18": Query("last bid", _our_q18, _peer_q18, "update", keys=("bidder", "auction")),
+    "q7": Query("highest bid", _our_q7, _peer_q7, "append", time="ends", batch=_batch_q7),
+    "q12": Query(
+        "processing-time windows",
+        _our_q12,
+        _peer_q12,
+        "update",
+        keys=("bidder", "begins"),
+        batch=_batch_q12,
+        compared=_sums_q12,
+    ),
+    "q3": Query("local items, join", _our_q3, _peer_q3, "append", time="auction_time", reads=2),
     "q8": Query("new sellers, join", _our_q8, _peer_q8, "append", time="auction_time", reads=2),
     "q20": Query("bids with auction, join", _our_q20, _peer_q20, "append", time="bid_time", reads=2),
+    "q9": Query(
+        "winning bids, join", _our_q9, _peer_q9, "append", keys=("id",), time="bid_time", batch=_peer_q9, reads=2
+    ),
+    "q15": Query("distinct by price, rows", _our_q15, _peer_q15, "update", keys=("day",), batch=_batch_q15),
+    "q23": Query("three-way join, rows", _our_q23, _peer_q23, "append", batch=_batch_q23),
     "q19": Query("top ten, rows", _our_q19, _peer_q19, "update", keys=("auction",), batch=_batch_q19),
 }

@@ -20,8 +20,11 @@ from state_runtime import KeyedBatch, VectorizedProcessor
 
 __all__ = [
     "COUNTED_SCHEMA",
+    "DAY_COLUMNS",
     "OUTPUT_SCHEMA",
     "Appends",
+    "DayStatistics",
+    "OwnBids",
     "RunningTotals",
     "RunningTotalsInPandas",
     "RunningTotalsVectorized",
@@ -35,6 +38,12 @@ STATE_SCHEMA = "n long, total long, last long"
 COUNTED_SCHEMA = "key long, n long, total long"
 TIMEOUT_MS = 3_000
 KINDS = 10
+DAY_COLUMNS = (
+    "day",
+    *(f"{rank}_{what}" for what in ("bids", "bidders", "auctions") for rank in ("total", "rank1", "rank2", "rank3")),
+)
+_OWN_COLUMNS = ("bidder", "name", "item_name", "price", "url")
+_DAY, _OWN_BID = Row(*DAY_COLUMNS), Row(*_OWN_COLUMNS)
 
 
 class RunningTotals(StatefulProcessor):
@@ -194,6 +203,80 @@ class TopBids(StatefulProcessor):
         del prices[10:]
         self._top.update((prices,))
         yield Row(auction=key[0], top=prices)
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""
+
+
+class DayStatistics(StatefulProcessor):
+    """Row flavour: bids, different bidders and different auctions of a day, of each rank of prices; two MapStates."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the counts, and of each bidder and auction in which ranks it was seen, a bit each."""
+        self._counts = handle.getValueState("counts", "counts array<bigint>")
+        self._seen = [
+            handle.getMapState("bidders", "id bigint", "ranks bigint"),
+            handle.getMapState("auctions", "id bigint", "ranks bigint"),
+        ]
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
+        """Count the rows of one day and emit all twelve counts."""
+        found = self._counts.get()
+        counts = list(found[0]) if found else [0] * 12
+        for row in rows:
+            counts[0] += 1
+            counts[row.rank] += 1
+            for first, seen, value in zip((4, 8), self._seen, (row.bidder, row.auction), strict=True):
+                before = seen.getValue((value,))
+                ranks = before[0] if before else 0
+                if ranks & 1 << row.rank:
+                    continue
+                counts[first] += not ranks
+                counts[first + row.rank] += 1
+                seen.updateValue((value,), (ranks | 1 << row.rank,))
+        self._counts.update((counts,))
+        yield _DAY(key[0], *counts)
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""
+
+
+class OwnBids(StatefulProcessor):
+    """Row flavour: a three-way join by hand; the bids of a person with each auction that the person opened."""
+
+    PERSON, AUCTION = 0, 1
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare a state for each side."""
+        self._name = handle.getValueState("name", "name string")
+        self._items = handle.getListState("items", "item string")
+        self._bids = handle.getListState("bids", "price bigint, url string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:
+        """Keep the rows of one person; emit what they complete."""
+        found = self._name.get()
+        name = found[0] if found else None
+        new_name, items, bids = name, [], []
+        for row in rows:
+            if row.kind == self.PERSON:
+                new_name = row.text
+            elif row.kind == self.AUCTION:
+                items.append((row.text,))
+            else:
+                bids.append((row.price, row.text))
+        old_items, old_bids = list(self._items.get()), list(self._bids.get())
+        if new_name is not None and new_name != name:
+            self._name.update((new_name,))
+        for state, new in ((self._items, items), (self._bids, bids)):
+            if new:
+                state.appendList(new)
+        if new_name is None:
+            return
+        # With a person who is new every pair is; else one with a new bid or a new item.
+        pairs = [(item, bid) for item in (*old_items, *items) for bid in bids]
+        pairs += [(item, bid) for item in (items if name is not None else (*old_items, *items)) for bid in old_bids]
+        for item, bid in pairs:
+            yield _OWN_BID(key[0], new_name, item[0], *bid)
 
     def close(self) -> None:
         """Hold nothing that needs closing."""

@@ -14,7 +14,7 @@ from benchmarks.nexmark_queries import QUERIES
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
-@pytest.mark.parametrize("name", ["q5", "q8", "q11", "q17", "q18", "q21"])
+@pytest.mark.parametrize("name", ["q3", "q5", "q7", "q8", "q9", "q11", "q12", "q15", "q17", "q18", "q21", "q23"])
 def test_a_query_answers_what_sparks_batch_query_answers(spark: SparkSession, tmp_path: Path, name: str) -> None:
     nexmark_data.write_events(tmp_path / "in", 2, 2_000, then=nexmark_answers.LATE)
     assert nexmark_answers.differences(spark, name, tmp_path, batches=2) == ""

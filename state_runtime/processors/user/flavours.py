@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
@@ -23,7 +24,7 @@ from state_runtime.processors.user.frames import (
 )
 from state_runtime.processors.user.rows import row_class_of
 
-__all__ = ["Flavour", "FrameFlavour", "RowFlavour", "time_zone_of"]
+__all__ = ["Flavour", "FrameFlavour", "RowFlavour", "refuse_row", "time_zone_of"]
 
 
 _ROWS_OF_A_KEY = 4_096
@@ -96,7 +97,7 @@ class RowFlavour:
         return chain.from_iterable(map(self._made, pieces))
 
     def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
-        """Matched by name, missing columns are null, others are ignored (Spark's rule)."""
+        """Matched by name, missing columns are null, others are ignored (Spark's rule); without names by place."""
         wanted = self._schema.names
         where = f"the output of operator {self._uid!r}"
         if any(getattr(row, "__fields__", None) != wanted for row in outputs):
@@ -171,12 +172,31 @@ def time_zone_of(schema: pa.Schema) -> str:
     return zones[0] if zones else "UTC"
 
 
+def refuse_row(returned: Any, uid: str) -> None:
+    """Refuse what a handler gave back if that is one row: iterated over, it would give its fields as rows.
+
+    Raises:
+        InvalidData: it is a row.
+    """
+    if isinstance(returned, Row):
+        raise InvalidData(
+            f"operator {uid!r}: a handler said `return Row(…)`, which gives the fields of the row one by one: "
+            "write `yield Row(…)`, or return a list of rows"
+        )
+
+
 def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
+    if isinstance(row, tuple) and not hasattr(row, "__fields__"):
+        if len(row) != len(wanted):
+            raise InvalidData(
+                f"operator {uid!r}: the processor yielded {len(row)} values without names for {len(wanted)} columns: "
+                f"{', '.join(wanted)}; yield one for each, or Row(name=value, …)"
+            )
+        return row
     if not hasattr(row, "asDict"):
         raise InvalidData(
-            f"operator {uid!r}: the processor yielded a {type(row).__name__}; yield pyspark.sql.Row objects, "
-            "or use transform_with_state_in_pandas for data frames. A handler that says `return Row(…)` gives the "
-            "fields of the row one by one: write `yield Row(…)`"
+            f"operator {uid!r}: the processor yielded a {type(row).__name__}; yield pyspark.sql.Row objects or tuples, "
+            "or use transform_with_state_in_pandas for data frames"
         )
     fields = row.asDict()
     return tuple(fields.get(name) for name in wanted)

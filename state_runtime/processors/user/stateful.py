@@ -25,7 +25,7 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import Changes, slices_of, without_rows
-from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, time_zone_of
+from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, refuse_row, time_zone_of
 from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
 from state_runtime.processors.user.passes import DueTimers, due_slices, too_early
 from state_runtime.processors.user.refusals import plain
@@ -267,7 +267,10 @@ class _Epoch:
                     scope.group = group
                     if more is not None:
                         given = chain(given, chain.from_iterable(map(one_key, more)))
-                    pending.extend(handle_input(key, given, timer_values))
+                    outputs = handle_input(key, given, timer_values)
+                    if isinstance(outputs, tuple):
+                        refuse_row(outputs, self._operator.uid)
+                    pending.extend(outputs)
                     if len(pending) >= most:
                         yield pending
                         pending = self._pending = []
@@ -296,12 +299,15 @@ class _Epoch:
         scope, timers = handle.scope, handle.timers
         if timers is None:
             return
-        handle_expired = self._processor.handleExpiredTimer
+        handle_expired, operator_uid = self._processor.handleExpiredTimer, self._operator.uid
         pending = self._pending
         for place, (group, time_ms) in enumerate(zip(due.groups.tolist(), due.times_ms.tolist())):
             scope.group, scope.place = group, place
             expired = ExpiredTimerInfo(time_ms)
-            pending.extend(handle_expired(key=keys[group], timerValues=timer_values, expiredTimerInfo=expired))
+            outputs = handle_expired(key=keys[group], timerValues=timer_values, expiredTimerInfo=expired)
+            if isinstance(outputs, tuple):
+                refuse_row(outputs, operator_uid)
+            pending.extend(outputs)
             timers.delete(time_ms)
             if len(pending) >= flavour.pending_max:
                 yield pending

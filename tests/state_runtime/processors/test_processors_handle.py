@@ -487,11 +487,33 @@ def test_a_handler_that_returns_none_is_the_users_error(pandas: bool) -> None:
         run(Nothing(Setup(pandas=pandas)))
 
 
-@pytest.mark.parametrize("produce", [7, "row", ("a", 1), {"name": "a"}], ids=repr)
+@pytest.mark.parametrize("produce", [7, "row", {"name": "a"}], ids=repr)
 def test_what_is_no_row_is_invalid_data(produce: Any) -> None:
     """With a next step in the message."""
-    with pytest.raises(InvalidData, match=r"yield pyspark\.sql.Row objects.*write `yield Row"):
+    with pytest.raises(InvalidData, match=r"yield pyspark\.sql.Row objects or tuples"):
         run(Calls(on_input=lambda *_: [produce]))
+
+
+@pytest.mark.parametrize("handler", ["handleInputRows", "handleExpiredTimer"])
+def test_a_row_that_is_returned_and_not_yielded_is_refused(handler: str) -> None:
+    """Iterated over, it would give its fields as rows: a field that is a tuple of the right length would be one."""
+    job, rows = Job(Setup()), grouped([("a", 0)], spread)
+    processor = Calls(on_input=register({"a": [-10]}))
+    setattr(processor, handler, lambda *_, **__: Row(k=("a", "x"), what=("b", "y")))
+    if handler == "handleInputRows":
+        with pytest.raises(InvalidData, match=r"write `yield Row"):
+            job.run(processor, rows, EpochClock(100))
+    else:
+        with pytest.raises(InvalidData, match=r"write `yield Row"):
+            fired(processor, job, rows, 0)
+
+
+def test_tuples_and_rows_without_names_are_taken_by_place() -> None:
+    """Beside rows with names; what has another number of values is refused with the columns."""
+    _, outputs = run(Calls(on_input=lambda *_: [("k", "x"), Row("l", "y"), Row(what="z", k="m")]))
+    assert [(row["k"], row["what"]) for row in outputs] == [("k", "x"), ("l", "y"), ("m", "z")]
+    with pytest.raises(InvalidData, match=r"yielded 1 values without names for 2 columns: k, what"):
+        run(Calls(on_input=lambda *_: [("k",)]))
 
 
 def test_rows_are_matched_by_name_and_missing_columns_are_null() -> None:
