@@ -264,6 +264,12 @@ class Laws:
                 # same gap. (What it leaves then it takes back.)
                 is_boundary = path.startswith(f"{root_path}/boundary/")
                 is_in_gap |= writes and (now != heard or (is_boundary and now != before_last))
+                # A commit looks at several things at the same time, at its term first of those that come one by one
+                # here: asleep between two of these looks is asleep after all of them.
+                looks = f"looks {root_path}"
+                if not writes and path.startswith(f"{root_path}/terms/"):
+                    actor.memory[looks] = now
+                is_in_gap |= writes and path.endswith(MANIFEST) and now != actor.memory.get(looks, now)
         self.gaps += is_in_gap
         return is_in_gap
 

@@ -308,22 +308,30 @@ class _Followed:
     def check(self, *, since: int = 0) -> None:
         """See `Proof`. One small request more."""
         self.proof.check(since=since)
-        self._look()
+        if not self._is_there():
+            self.proof.check(since=since)
 
     def check_place(self) -> None:
         """See `Proof`. One small request more."""
         self.proof.check_place()
-        self._look()
+        if not self._is_there():
+            self.proof.check_place()
 
-    def _look(self) -> None:
+    def _is_there(self) -> bool:
+        """If not, it was given up itself meanwhile, and there is a newer one. That one may be another job's, in whose
+        root the caller woke: he proves once more whose the root is.
+
+        Raises:
+            Fenced: there is none.
+        """
         if not self.newest or self.root.exists(manifest_path(self.newest)):
-            return
-        # If it was given up itself meanwhile, there is a newer one.
+            return True
         if max(read_existing(self.root).snapshot_ids, default=0) < self.newest:
             raise Fenced(
                 f"{self.root.url} was replaced by an older backup: snapshot {self.newest}, which was to stay, is gone. "
                 "Nothing is given up there; look at the root, and repeat the command if it is still wanted"
             )
+        return False
 
 
 def settle(

@@ -26,7 +26,7 @@ from state_runtime.driver.task_book import TaskBook, epoch_of
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.claimed import ClaimEnding, end_claim
 from state_runtime.maintenance.delete.roots import delete_root
-from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.delete.snapshots import delete_snapshots, give_up
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
 from state_runtime.maintenance.marks import Marker, read_existing
@@ -38,7 +38,7 @@ from state_runtime.snapshot.claim import Claim, claim_root
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.fencing import open_job_root, open_run
-from state_runtime.snapshot.paths import term_path
+from state_runtime.snapshot.paths import manifest_path, term_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.store import Store
 from state_runtime.task.acknowledgement import Acknowledgement
@@ -225,6 +225,50 @@ def test_who_gives_snapshots_up_sees_that_the_newer_ones_have_gone_with_a_backup
         delete_snapshots(root, doomed, clock=world.clock, ids=CountingIds(9), threads=1)
 
     assert not spoilt_by(world, gives_up, first, world.clock.at_ms, backup)
+
+
+def test_a_newer_snapshot_of_the_next_job_is_no_successor_of_ones_own() -> None:
+    """The snapshot that was to stay is gone there, as if it had been given up meanwhile; the numbers go on above it."""
+    world = FakeWorld()
+    old = Job(world.connect(), world.clock).checkpoints(5)
+    first = dict(world.objects)
+    world.clock.at_ms += DAY_MS
+    delete_root(world.root(), clock=world.clock, ids=CountingIds(77), owner="h:2", threads=1)
+    new = Job(world.connect(), world.clock, prefix=6).checkpoints(9)
+    delete_snapshots(world.root(), range(1, 8), clock=world.clock, ids=CountingIds(78), threads=1)
+    newest = old.committer.last.snapshot_id
+    assert newest < 8 <= new.committer.last.snapshot_id
+    second = {n: body for n, body in world.objects.items() if not n.startswith("boundary/0")}
+    woken: list[str] = []
+
+    def becomes(objects: dict[str, bytes]) -> None:
+        world.objects.clear()
+        world.objects.update(objects)
+
+    def before(operation: str, path: str) -> None:
+        if woken:
+            woken.append(f"{operation} {path}")
+        elif path.endswith(manifest_path(newest)) and proved:
+            woken.append("")
+            becomes(second)
+
+    becomes(first)
+    root = world.root(before=before)
+    proved: list[int] = []
+
+    class Watched:
+        job_uid = old.committer.info.uid
+
+        def check(self, *, since: int = 0) -> None:
+            ownership_of(old, root).check(since=since)
+            proved.append(since)
+
+        def check_place(self) -> None:
+            ownership_of(old, root).check_place()
+
+    with pytest.raises(Fenced):
+        give_up(root, [1, 2], read_existing(root).snapshot_ids, Watched(), clock=world.clock, ids=CountingIds(9))
+    assert not [asked for asked in woken if asked.startswith(("create", "put"))], woken
 
 
 def test_a_newer_snapshot_that_was_given_up_itself_is_no_sign_of_a_backup() -> None:
