@@ -1,11 +1,12 @@
-"""`python -m benchmarks.restart`: kill -9 of a driver → its first checkpoint, by its supervisor and by Dagster alone, on a
-host that `stillstate prepare` was called on, and by its supervisor on one where it was not.
+"""`python -m benchmarks.restart`: kill -9 of a driver → its first checkpoint, by its supervisor (with a driver that stands
+by, and without) and by Dagster alone, on a host that `stillstate prepare` was called on, and by its supervisor on one
+where it was not.
 
 A job reads a file every half second and is killed again and again, each time after it has made a few checkpoints. What a
 restart took is read from what it left: the birth of the new process, its term, its first manifest. The parts:
 
     detect       kill → the new driver process is born
-    launch       → it has claimed its term: imports, Java, the session, the plan
+    launch       → it has claimed its term: imports, Java, the session, the plan. Of one that stood by: from the kill on
     restore      what the first epoch took to bring the shards back (the slowest of them)
     first epoch  the rest, until the first manifest: the query's start, the first plans, the rows that waited
 
@@ -53,12 +54,13 @@ from state_runtime.store import open_store
 __all__ = ["app"]
 
 Found = TypeVar("Found")
-By = Literal["supervisor", "dagster", "plain"]
-"""`plain` is by the supervisor, on a host that `stillstate prepare` was not called on."""
+By = Literal["standby", "supervisor", "dagster", "plain"]
+"""`plain` is by the supervisor, on a host that `stillstate prepare` was not called on; `standby` with
+`launcher.standby`."""
 RESULTS = Path(__file__).parent / "results" / "restart.json"
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "restart"
-AIMS_S: dict[By, float | None] = {"plain": None, "supervisor": 8.0, "dagster": 20.0}
+AIMS_S: dict[By, float | None] = {"plain": None, "supervisor": 8.0, "standby": 8.0, "dagster": 20.0}
 CHECKPOINTS_BETWEEN = 3
 FILE_EVERY_S = 0.5
 ROWS_PER_FILE = 1_000
@@ -84,8 +86,8 @@ def main(
     times: Annotated[int, typer.Option(min=1, help="Kills of each kind.")] = 20,
     by: Annotated[
         str,
-        typer.Option(help="`plain` (not prepared), `supervisor`, `dagster`, with commas."),
-    ] = "plain,supervisor,dagster",
+        typer.Option(help="`plain` (not prepared), `supervisor`, `standby`, `dagster`, with commas."),
+    ] = "plain,supervisor,standby,dagster",
 ) -> None:
     """Measure restarts. Example: [b]python -m benchmarks.restart --times 5 --by supervisor[/b]"""
     found: dict[str, object] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -127,17 +129,22 @@ def _measured(by: By, times: int) -> list[Restart]:
         job = load_spec(config).job(JOB)
         catalog = Catalog(open_store(job.store), JOB)
         launcher = LocalLauncher(config, job)
-        launcher.start()
+        log = Path(launcher.start().log)
         try:
             with _daemon(work, config) if by == "dagster" else _nothing():
-                return [_one(catalog, number, times) for number in range(1, times + 1)]
+                return [
+                    _one(catalog, number, times, waits_in=log if by == "standby" else None)
+                    for number in range(1, times + 1)
+                ]
         finally:
             _end(launcher, catalog)
 
 
-def _one(catalog: Catalog, number: int, times: int) -> Restart:
+def _one(catalog: Catalog, number: int, times: int, *, waits_in: Path | None) -> Restart:
     status = _status(catalog)
     _wait("checkpoints before the kill", lambda: _checkpoints_of(catalog, status.term) >= CHECKPOINTS_BETWEEN)
+    if waits_in is not None:
+        _wait("a driver that stands by", lambda: waits_in.read_text(errors="replace").count(" stands by") >= number)
     process = process_of(_status(catalog), JOB)
     if process is None:
         raise RuntimeError("the driver is gone before it was killed")
@@ -148,11 +155,11 @@ def _one(catalog: Catalog, number: int, times: int) -> Restart:
     first = _wait("its first checkpoint", lambda: _first_of(catalog, after.term))
     total_s = first.created_at_ms / 1000 - killed_s
     restore_s = (first.progress.restore_ms if first.progress is not None else 0.0) / 1000
-    claimed_s = after.started_at_ms / 1000
+    claimed_s, begun_s = after.started_at_ms / 1000, max(born_s, killed_s)  # who stood by was born before
     made = Restart(
         total_s=total_s,
-        detect_s=max(0.0, born_s - killed_s),  # a birth is known to a hundredth of a second
-        launch_s=claimed_s - born_s,
+        detect_s=begun_s - killed_s,
+        launch_s=claimed_s - begun_s,
         restore_s=restore_s,
         first_epoch_s=first.created_at_ms / 1000 - claimed_s - restore_s,
     )
@@ -210,7 +217,7 @@ def _written_config(work: Path, by: By) -> Path:
         "    path_options: [inbox, output]\n"
         "    trigger: {processing_time_s: 0.2}\n"
         '    spark: {master: "local[2]", conf: {spark.driver.memory: 1g}}\n'
-        f"    launcher: {{restarts: {0 if by == 'dagster' else 50}}}\n"
+        f"    launcher: {{restarts: {0 if by == 'dagster' else 50}, standby: {str(by == 'standby').lower()}}}\n"
         "    recovery: {max_attempts: 50}\n"
     )
     return config

@@ -1,5 +1,5 @@
 """Stands beside a driver of the local launcher, and starts it again in place if it dies: `python -m
-orchestration.supervisor CONFIG JOB RESTARTS [ONCE …] -- COMMAND …`.
+orchestration.supervisor CONFIG JOB RESTARTS STANDBY [ONCE …] -- COMMAND …`.
 
 It is the driver's parent, so it knows of its death at once and with its cause; a sensor that reads heartbeats knows of
 it seconds later, and then needs a run of Dagster's before anything starts. A few attempts in a row without a new
@@ -11,6 +11,9 @@ How the driver ended     what happens
 exit 0, SIGTERM, SIGINT  it was asked to stop, or its input ended: the supervisor ends
 exit 2, 3, 5, 6, 7       the next start would end the same way: the supervisor ends
 anything else            it is started again: at once, then after seconds that double
+
+With `launcher.standby` a second driver stands by while the first one works, and takes its place when it dies
+(orchestration/standby.py).
 
 The options ONCE (`--from-snapshot`, `--takeover`, …) are given to the first driver only: a second one would go back
 again. So if that one died before it had taken the job, the supervisor ends, and whoever gave them says what to do.
@@ -30,10 +33,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CAUSE_ENV", "SUPERVISOR_ENV", "Death", "decide_restart", "main", "supervise"]
+from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV, Drivers
 
-CAUSE_ENV: Final = "STILLSTATE_START_CAUSE"
-SUPERVISOR_ENV: Final = "STILLSTATE_SUPERVISOR_PID"
+__all__ = ["Death", "decide_restart", "main", "supervise"]
 
 SETTLED_S: Final = 600.0  # as of recovery runs: who lived for so long did not die of its start
 PRELOAD_AFTER_S: Final = 30.0
@@ -140,27 +142,29 @@ def supervise(
 
 def main(arguments: Sequence[str]) -> int:
     """See the module."""
-    config, job, restarts = arguments[:3]
+    config, job, restarts, standby = arguments[:4]
     border = arguments.index("--")
-    once, command = list(arguments[3:border]), list(arguments[border + 1 :])
+    once, command = list(arguments[4:border]), list(arguments[border + 1 :])
     first_cause = os.environ.pop(CAUSE_ENV, "")
-    running: list[subprocess.Popen[bytes]] = []
     is_ending = False
+
+    def say(line: str) -> None:
+        print(f"supervisor of {job!r}: {line}", file=sys.stderr, flush=True)
+
+    drivers = Drivers(
+        lambda is_first: [*command, *(once if is_first else [])],
+        lambda cause: {**os.environ, SUPERVISOR_ENV: str(os.getpid()), CAUSE_ENV: cause},
+        keeps_one_waiting=bool(int(standby)),
+        say=say,
+    )
 
     def end(number: int, frame: object) -> None:
         nonlocal is_ending
         is_ending = True
-        if running:
-            running[-1].send_signal(number)
+        drivers.signal(number)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-
-    def start(cause: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, SUPERVISOR_ENV: str(os.getpid()), CAUSE_ENV: cause}
-        made = subprocess.Popen([*command, *([] if running else once)], stdin=subprocess.DEVNULL, env=environment)
-        running[:] = [made]
-        return made
 
     def wait(seconds: float) -> bool:
         until_s = time.monotonic() + seconds
@@ -168,22 +172,22 @@ def main(arguments: Sequence[str]) -> int:
             time.sleep(min(left_s, 0.2))
         return is_ending
 
-    def say(line: str) -> None:
-        print(f"supervisor of {job!r}: {line}", file=sys.stderr, flush=True)
-
     preload = threading.Timer(PRELOAD_AFTER_S, _look, (config, job, lambda line: None))
     preload.daemon = True
     preload.start()
-    return supervise(
-        start,
-        lambda: _look(config, job, say),
-        int(restarts),
-        cause=first_cause,
-        wait=wait,
-        monotonic_s=time.monotonic,
-        say=say,
-        may_go_on=lambda pid: not once or _has_taken_the_job(config, job, pid, say),
-    )
+    try:
+        return supervise(
+            drivers.start,
+            lambda: _look(config, job, say),
+            int(restarts),
+            cause=first_cause,
+            wait=wait,
+            monotonic_s=time.monotonic,
+            say=say,
+            may_go_on=lambda pid: not once or _has_taken_the_job(config, job, pid, say),
+        )
+    finally:
+        drivers.end()
 
 
 def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], object]) -> bool:

@@ -42,6 +42,7 @@ FLOORS = (
     "orchestration/recovery",
     "orchestration/launchers",
     "orchestration/config",
+    "orchestration/standby",
     "orchestration/run_phases",
     "orchestration/text",
     # What runs a job and keeps its snapshots.

@@ -78,6 +78,7 @@ def run(
             asked,
             begin_log=log.begin,
             spark_in_log=not verbose,
+            is_current=lambda: load_spec(config).job(job) == job_spec,
             on_progress=view.show,
             on_restore=view.restoring,
             on_copy=view.copying,

@@ -41,7 +41,7 @@ _CONF_SAID_BY: Final = {
 _SECRET_KEY = re.compile(r"(?i)secret|password|token|access[.]?key|credential")
 """Spark's own `spark.redaction.regex`, and one word more."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_ONLY_LOCAL: Final = ("restarts",)
+_ONLY_LOCAL: Final = ("restarts", "standby")
 _ONLY_SUBMITTED: Final = (
     "master",
     "deploy_mode",
@@ -82,6 +82,8 @@ class LauncherSpec(Strict):
         kind: `local` starts it on this machine; `spark-submit` hands it to a cluster.
         restarts: so many times in a row, without a new checkpoint, a process beside a local driver starts it again in
             place when it dies, before the loss is Dagster's; 0: there is no such process.
+        standby: a second driver process stands by, with Java and Spark's session ready, and takes the place of one that
+            dies: a restart takes a third of the time, and the job's host twice the memory of an idle driver.
         log_dir: what a driver of this machine says goes there; of one in a cluster, what its submission said.
         master: of the cluster, as `spark-submit` takes it.
         deploy_mode: `client` runs the driver on this machine, `cluster` (YARN, Kubernetes) in the cluster.
@@ -93,6 +95,7 @@ class LauncherSpec(Strict):
 
     kind: Literal["local", "spark-submit"] = "local"
     restarts: int = Field(default=3, ge=0, le=50)
+    standby: bool = False
     log_dir: str = Field(default="logs", min_length=1)
     start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     stop_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
@@ -121,6 +124,8 @@ def contradictions(launcher: LauncherSpec) -> Iterator[tuple[tuple[str, ...], st
         if key in given:
             other = "spark-submit" if launcher.kind == "local" else "local"
             yield (key,), f"is of `kind: {other}`; this launcher is of `kind: {launcher.kind}`"
+    if launcher.standby and not launcher.restarts:
+        yield ("standby",), "needs `restarts`: the process beside the driver, which calls the one that stands by"
     if launcher.kind == "local":
         return
     if not launcher.master:

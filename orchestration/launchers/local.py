@@ -15,6 +15,7 @@ from orchestration.config.start_options import StartOptions
 from orchestration.launchers.port import Launched, Liveness
 from orchestration.launchers.processes import is_over, living
 from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
+from orchestration.standby import CAUSE_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.snapshot.term_files import RunStatus
@@ -51,7 +52,7 @@ class LocalLauncher(StoreLauncher):
         # Its stderr is the log file already, so that even the death of Python itself leaves its words.
         driver = [*self._command, "run", self._job.name, "--config", str(self._config), "--log-file", "-"]
         driver += options.always()
-        environment = {**self._environment(), "STILLSTATE_START_CAUSE": cause}
+        environment = {**self._environment(), CAUSE_ENV: cause}
         begun = self._begin(self._supervised(driver, options.once()), environment, before)
         return self._wait_until_running(begun, lambda status: begun.process.pid in (status.pid, status.supervisor_pid))
 
@@ -95,7 +96,8 @@ class LocalLauncher(StoreLauncher):
         restarts = self._job.launcher.restarts
         if not restarts:
             return [*driver, *once]
-        ours = [sys.executable, "-m", SUPERVISOR_MODULE, str(self._config), self._job.name, str(restarts)]
+        standby = str(int(self._job.launcher.standby))
+        ours = [sys.executable, "-m", SUPERVISOR_MODULE, str(self._config), self._job.name, str(restarts), standby]
         return [*ours, *once, "--", *driver]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,7 @@ from state_runtime.spark.session import build_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Counts", "main"]
+__all__ = ["Counts", "main", "small_jobs"]
 
 _ROWS: Final = 1_000
 _FILES: Final = 3
@@ -56,18 +57,28 @@ class Counts(StatefulProcessor):
 def main(folder: Path, archive: Path) -> None:
     """Run the job to the end of its input, and wait until Java has written the archive and is gone."""
     os.nice(_NICE)
-    _write_input(folder / "parquet", folder / "json")
     session = build_session(
         "stillstate-prepare",
         "local[2]",
         {JAVA_OPTIONS: f'"-XX:ArchiveClassesAtExit={archive}" -Xlog:cds*=off', "spark.sql.session.timeZone": "UTC"},
     )
-    for build in (_counts, _minutes):
-        settings = JobSettings(parallelism=2, local_dir=str(folder / "local"))
-        job = JobContext(build.__name__.strip("_"), str(folder / "store"), {}, settings).job()
-        build(job, folder)
-        job.run(session, trigger={"availableNow": True})
+    for run in small_jobs(session, folder):
+        run()
     end_java(session)
+
+
+def small_jobs(session: SparkSession, folder: Path) -> Iterator[Callable[[], None]]:
+    """The jobs, each to be run to the end of its input; they live in the folder."""
+    _write_input(folder / "parquet", folder / "json")
+    for build in (_counts, _minutes):
+        yield partial(_run, session, folder, build)
+
+
+def _run(session: SparkSession, folder: Path, build: Callable[[StreamingJob, Path], None]) -> None:
+    settings = JobSettings(parallelism=2, local_dir=str(folder / "local"))
+    job = JobContext(build.__name__.strip("_"), str(folder / "store"), {}, settings).job()
+    build(job, folder)
+    job.run(session, trigger={"availableNow": True})
 
 
 def _counts(job: StreamingJob, folder: Path) -> None:

@@ -6,12 +6,14 @@ How it goes is told to callbacks; `orchestration/show/runs.py` has displays for 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +25,8 @@ from orchestration.config.home import home_of, moved_text
 from orchestration.config.spec import JobSpec, to_context, to_trigger
 from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers.submit_command import driver_conf
+from orchestration.running.standby import Supervised, stand_by
+from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.progress import Progress
@@ -44,6 +48,9 @@ RESTORE_INTERVAL_S: Final = 1.0
 CAUSE_CHARS_MAX: Final = 1000
 SUBMITTED_ENV: Final = "STILLSTATE_SUBMITTED"  # set by orchestration/submitted.py
 WORKER_STACKS_CONF: Final = "spark.python.worker.tracebackDumpIntervalSeconds"
+
+_Settings = tuple[str, dict[str, str]]
+"""Of a session: its master, and what else Spark is told."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -115,6 +122,7 @@ def run_job(
     on_copy: Callable[[CopyProgress], None],
     begin_log: Callable[[], int | None] = lambda: None,
     spark_in_log: bool = True,
+    is_current: Callable[[], bool] = lambda: True,
 ) -> RunResult:
     """Run one job until it is stopped, its input ends, or it fails. Blocks.
 
@@ -129,13 +137,18 @@ def run_job(
         on_copy: is told about every object that is there while what the job begins with is copied.
         begin_log: is called when the run is not turned away, before Spark starts; gives the descriptor of a log file.
         spark_in_log: what Spark's processes write to stderr goes to that file instead.
+        is_current: whether `spec` is still what the configuration says; asked by a driver that stood by.
 
     Raises:
         StillstateError: see `state_runtime.base.errors`; the command line turns it into an exit code.
     """
     _let_python_workers_import_from(folder)
     _show_stacks_on_request()
-    started_by = _started_by()
+    (cause, supervisor_pid), supervised = _started_by(), Supervised.of_environment()
+    is_submitted = bool(os.environ.pop(SUBMITTED_ENV, ""))
+    stood_by: _StoodBy | None = None
+    if supervised is not None and supervised.waits:
+        cause, stood_by = _stood_by(supervised, spec, folder, is_current)
     file_says, spec = spec, home_of(spec)
     if spec.store != file_says.store:
         _LOG.warning("%s", moved_text(spec))
@@ -144,27 +157,24 @@ def run_job(
         # Asked again by the run itself; here it saves a second driver the start of Spark.
         refuse_if_live(catalog, SYSTEM_CLOCK)
     refuse_if_claimed(catalog.root)
-    if not any(started_by):
+    if not (cause or supervisor_pid):
         refuse_while_migrating(spec.name, catalog.root)
     spec, told = held_settings(spec, catalog.root)
     if told:
         _LOG.warning("%s", told)
     refuse_missing_module(spec.entry_point, folder)
-    # Imported late: the rest of the command line must start quickly, and without Spark installed.
-    from state_runtime.spark.java_start import JavaStart
-
-    master, conf = _session_of(spec)
+    settings = _session_of(spec, is_submitted=is_submitted)
     log = begin_log()
-    java = JavaStart(spec.name, master, conf, stderr=log if spark_in_log else None)
-    try:
-        build = load_entry_point(spec.entry_point, folder)
-        from state_runtime.driver.run import StartedBy
+    if stood_by is None:
+        session, job = _session_and_job(spec, folder, settings, stderr=log if spark_in_log else None)
+    elif supervised is not None and stood_by.settings != settings:
+        supervised.start_again(cause, "the job has other settings of Spark by now")
+    else:
+        session, job = stood_by.session, _build(spec, load_entry_point(spec.entry_point, folder))
+    if supervised is not None:
+        on_progress = _telling(supervised, on_progress)
+    from state_runtime.driver.run import StartedBy
 
-        job = _build(spec, build)
-    except BaseException:
-        java.undo()
-        raise
-    session = java.session()
     try:
         # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:
@@ -181,16 +191,60 @@ def run_job(
                 start_from=options.begin.start_from(spec),
                 from_snapshot=options.begin.from_snapshot,
                 on_copy=on_copy,
-                started_by=StartedBy(*started_by, tuple(driver_settings(spec).items())),
+                started_by=StartedBy(cause, supervisor_pid, tuple(driver_settings(spec).items())),
             )
     finally:
         _end_session(session)
 
 
+def _session_and_job(
+    spec: JobSpec, folder: Path, settings: _Settings, *, stderr: int | None
+) -> tuple[SparkSession, StreamingJob]:
+    """Java starts beside what is imported: the job's code, and the driver."""
+    # Imported late: the rest of the command line must start quickly, and without Spark installed.
+    from state_runtime.spark.java_start import JavaStart
+
+    master, conf = settings
+    java = JavaStart(spec.name, master, conf, stderr=stderr)
+    try:
+        job = _build(spec, load_entry_point(spec.entry_point, folder))
+        importlib.import_module("state_runtime.driver.run")
+    except BaseException:
+        java.undo()
+        raise
+    return java.session(), job
+
+
+@dataclass(frozen=True)
+class _StoodBy:
+    """What a driver has that stood by."""
+
+    settings: _Settings
+    session: SparkSession
+
+
+def _stood_by(
+    supervised: Supervised, spec: JobSpec, folder: Path, is_current: Callable[[], bool]
+) -> tuple[str, _StoodBy]:
+    """Everything but what touches the job, and then the call; its cause."""
+    refuse_missing_module(spec.entry_point, folder)
+    settings = _session_of(spec, is_submitted=False)
+    session, _ = _session_and_job(spec, folder, settings, stderr=None)
+    return stand_by(supervised, session, is_current)[:CAUSE_CHARS_MAX], _StoodBy(settings, session)
+
+
+def _telling(supervised: Supervised, on_progress: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    def told(progress: Progress) -> None:
+        on_progress(progress)
+        supervised.at_work()
+
+    return told
+
+
 def _started_by() -> tuple[str, int]:
     """The cause of this start and the pid of the supervisor, as a launcher has put them into the environment. They are
     of this process: whatever it starts does not inherit them."""
-    cause, supervisor = os.environ.pop("STILLSTATE_START_CAUSE", ""), os.environ.pop("STILLSTATE_SUPERVISOR_PID", "")
+    cause, supervisor = os.environ.pop(CAUSE_ENV, ""), os.environ.pop(SUPERVISOR_ENV, "")
     return cause[:CAUSE_CHARS_MAX], int(supervisor) if supervisor.isascii() and supervisor.isdigit() else 0
 
 
@@ -203,9 +257,8 @@ def _show_stacks_on_request() -> None:
         _LOG.debug("stacks cannot be shown: stderr is no file here", exc_info=True)
 
 
-def _session_of(spec: JobSpec) -> tuple[str, dict[str, str]]:
+def _session_of(spec: JobSpec, *, is_submitted: bool) -> _Settings:
     """The master and the settings of the driver's session; no master where `spark-submit` has said it."""
-    is_submitted = bool(os.environ.pop(SUBMITTED_ENV, ""))
     master = spec.launcher.master or spec.spark.master
     return "" if is_submitted else master, {**_stacks_of_workers(spec), **driver_conf(spec)}
 

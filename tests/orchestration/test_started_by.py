@@ -13,7 +13,7 @@ import pytest
 
 from orchestration.config.spec import load_spec
 from orchestration.running.run import CAUSE_CHARS_MAX, WORKER_STACKS_CONF, _stacks_of_workers, _started_by
-from orchestration.supervisor import CAUSE_ENV, SUPERVISOR_ENV
+from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
 
 
 def test_cause_and_supervisor_are_taken_from_the_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:

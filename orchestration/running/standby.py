@@ -1,0 +1,163 @@
+"""A driver that stands by for another one: all that a start costs is done, but for what touches the job.
+
+It has started Java, built the session, imported the job's code and run two small jobs of our own, which compile what
+most jobs need; then it waits for its supervisor's call (`orchestration/standby.py`). It has looked at no store and
+written nothing but scratch. If what it has loaded was changed on disk meanwhile, it starts again as a new process
+would, in place. If its supervisor ends, it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from orchestration.standby import AT_WORK, CAUSE_ENV, PIPES_ENV, READY, WAITS_ENV, cause_of_call
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.state.local_files import is_abandoned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Supervised", "stand_by"]
+
+LINE_BYTES_MAX: Final = 64 * 1024
+_OURS: Final = ("state_runtime", "orchestration")
+_FOLDER: Final = "stillstate-standby-"
+
+_LOG = logging.getLogger(__name__)
+
+Fingerprint = tuple[int, int]
+"""When a file was changed, in nanoseconds, and its size in bytes."""
+
+
+@dataclass
+class Supervised:
+    """This process's side of the pipes to its supervisor.
+
+    Attributes:
+        waits: whether it is to stand by.
+    """
+
+    calls: int
+    tells: int
+    waits: bool
+    _has_told: set[bytes] = field(default_factory=set)
+
+    @staticmethod
+    def of_environment() -> Supervised | None:
+        """As the supervisor has put it into the environment; None without one. Nothing that this process starts
+        inherits it."""
+        pipes, waits = os.environ.pop(PIPES_ENV, ""), os.environ.pop(WAITS_ENV, "")
+        try:
+            calls, tells = (int(number) for number in pipes.split(","))
+            os.set_inheritable(calls, False)
+            os.set_inheritable(tells, False)
+        except (ValueError, OSError):
+            return None
+        return Supervised(calls, tells, bool(waits))
+
+    def at_work(self) -> None:
+        """Say, once, that the first checkpoint is made."""
+        self._tell(AT_WORK)
+
+    def is_called(self) -> bool:
+        """Whether a call has come, or the supervisor is gone."""
+        return bool(select.select([self.calls], [], [], 0)[0])
+
+    def wait(self) -> str:
+        """Say that this process is ready, and wait for the call; the cause in it. Without a supervisor it ends."""
+        self._tell(READY)
+        line = b""
+        while not line.endswith(b"\n") and len(line) < LINE_BYTES_MAX:
+            piece = os.read(self.calls, 4096)
+            if not piece:
+                break
+            line += piece
+        cause = cause_of_call(line)
+        if cause is None:
+            _LOG.info("the supervisor has gone; nobody needs this process")
+            raise SystemExit(0)
+        return cause
+
+    def start_again(self, cause: str, why: str) -> NoReturn:
+        """Become a new process in place, with the same id and the same pipes, as if nobody had stood by."""
+        _LOG.warning("what stood by cannot be used: %s; this driver starts anew", why)
+        for pipe in (self.calls, self.tells):
+            os.set_inheritable(pipe, True)
+        os.environ |= {CAUSE_ENV: cause, PIPES_ENV: f"{self.calls},{self.tells}"}
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 (its own command line)
+
+    def _tell(self, word: bytes) -> None:
+        if word in self._has_told:
+            return
+        self._has_told.add(word)
+        with suppress(OSError):  # the supervisor is gone: the driver goes on without it
+            os.write(self.tells, word)
+
+
+def stand_by(supervised: Supervised, session: SparkSession, is_current: Callable[[], bool]) -> str:
+    """Warm the session, and wait; the cause of the call.
+
+    Args:
+        is_current: whether the configuration is still the one that was loaded.
+    """
+    from orchestration.running.first_run import small_jobs
+
+    loaded = fingerprints(code_files())
+    _remove_leavings(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
+        for run in small_jobs(session, Path(folder)):
+            if supervised.is_called():
+                break
+            run()
+    cause = supervised.wait()
+    changed = next((path for path, before in loaded.items() if _fingerprint(path) != before), None)
+    if changed is not None:
+        supervised.start_again(cause, f"{changed} was changed")
+    if not is_current():
+        supervised.start_again(cause, "the configuration was changed")
+    return cause
+
+
+def _remove_leavings(folder: Path) -> None:
+    """Of this user's processes that were killed while they ran the small jobs."""
+    for left in folder.glob(f"{_FOLDER}*"):
+        with suppress(OSError):
+            if left.lstat().st_uid == os.getuid() and is_abandoned(left, SYSTEM_CLOCK):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def code_files() -> Iterator[Path]:
+    """Files of the modules that are loaded: ours, and those that no package manager has put where they are."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file:
+            continue
+        path = Path(file)
+        if name.partition(".")[0] in _OURS or not any(path.is_relative_to(folder) for folder in installed):
+            yield path
+
+
+def fingerprints(paths: Iterable[Path]) -> dict[Path, Fingerprint]:
+    """Of the files that are there."""
+    found = {path: _fingerprint(path) for path in paths}
+    return {path: print_ for path, print_ in found.items() if print_ is not None}
+
+
+def _fingerprint(path: Path) -> Fingerprint | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size)

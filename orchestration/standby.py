@@ -1,0 +1,199 @@
+"""The driver that waits: started beside one that runs, with Java, Spark's session and the job's code in place, so that
+a death costs neither their start nor what Java compiles first.
+
+This is the supervisor's side and what both sides say to each other; `orchestration/running/standby.py` is the driver's.
+Each supervised driver has two pipes. Through one it is called: a line with the cause, for which one that waits reads;
+its end means that the supervisor is gone. Through the other it says that it is ready, and that it has made its first
+checkpoint, from when on the next one may be started without taking the cores from a job that has just come back.
+
+Little is imported here: a driver's start must not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+__all__ = [
+    "AT_WORK",
+    "CAUSE_ENV",
+    "PIPES_ENV",
+    "READY",
+    "SUPERVISOR_ENV",
+    "WAITS_ENV",
+    "Driver",
+    "Drivers",
+    "call_line",
+    "cause_of_call",
+]
+
+CAUSE_ENV: Final = "STILLSTATE_START_CAUSE"
+"""Why a driver was started, for people."""
+SUPERVISOR_ENV: Final = "STILLSTATE_SUPERVISOR_PID"
+PIPES_ENV: Final = "STILLSTATE_SUPERVISOR_PIPES"
+"""Descriptors of the supervisor's two pipes: calls come from the first, the second is written to."""
+WAITS_ENV: Final = "STILLSTATE_STANDBY"
+"""Set for a driver that is to wait for its call."""
+READY: Final = b"r"
+AT_WORK: Final = b"w"
+END_WAIT_S: Final = 10.0
+
+
+def call_line(cause: str) -> bytes:
+    """What the one who waits is told."""
+    return json.dumps({"cause": cause}).encode() + b"\n"
+
+
+def cause_of_call(line: bytes) -> str | None:
+    """The cause in a call; None: the supervisor has gone, or said something else."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    cause = said.get("cause") if isinstance(said, dict) else None
+    return cause if isinstance(cause, str) else None
+
+
+class Driver:
+    """A driver process of this supervisor. Life cycle: started → (waits → `call`) → works → ends.
+
+    Args:
+        said: is called, in a thread, with each of `READY` and `AT_WORK` that it says.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        waits: bool,
+        said: Callable[[Driver, bytes], object],
+    ) -> None:
+        self.is_ready = False
+        called, self._call = os.pipe()
+        self._told, tells = os.pipe()
+        pipes = {PIPES_ENV: f"{called},{tells}", **({WAITS_ENV: "1"} if waits else {})}
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                env={**environment, **pipes},
+                pass_fds=(called, tells),
+            )
+        except BaseException:
+            os.close(self._call)
+            os.close(self._told)
+            raise
+        finally:
+            os.close(called)
+            os.close(tells)
+        self._said = said
+        threading.Thread(target=self._listen, name="stillstate-supervised", daemon=True).start()
+
+    def _listen(self) -> None:
+        """Until the process has ended; nobody else closes what is read here."""
+        while word := os.read(self._told, 1):
+            self.is_ready |= word == READY
+            self._said(self, word)
+        os.close(self._told)
+
+    def call(self, cause: str) -> bool:
+        """Let one that waits begin; False: it is gone."""
+        try:
+            os.write(self._call, call_line(cause))
+        except OSError:
+            return False  # nobody holds the other end
+        return True
+
+    def end(self) -> None:
+        """Let one that waits go: it has changed nothing."""
+        self.hang_up()
+        try:
+            self.process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def hang_up(self) -> None:
+        """What a driver that works does not notice, and one that waits takes for the end."""
+        if self._call >= 0:
+            with suppress(OSError):
+                os.close(self._call)
+            self._call = -1
+
+
+class Drivers:
+    """Starts drivers, each with one that waits beside it if `keeps_one_waiting`. Used by the supervisor's one thread,
+    but for what a driver says.
+
+    Args:
+        command: of a start: the first one's, and that of all later ones.
+        say: for the log.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[bool], Sequence[str]],
+        environment: Callable[[str], Mapping[str, str]],
+        *,
+        keeps_one_waiting: bool,
+        say: Callable[[str], object],
+    ) -> None:
+        self._command = command
+        self._environment = environment
+        self._keeps_one_waiting = keeps_one_waiting
+        self._say = say
+        self._lock = threading.Lock()
+        self._is_ending = False
+        self._working: Driver | None = None
+        self._waiting: Driver | None = None
+
+    def start(self, cause: str) -> subprocess.Popen[bytes]:
+        """The next driver: the one that waits, if there is one."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            before, is_first = self._working, self._working is None
+            if before is not None:
+                before.hang_up()
+            if waiting is not None and waiting.call(cause):
+                self._say(f"process {waiting.process.pid} stood by and takes over")
+                made = waiting
+            else:
+                if waiting is not None:
+                    waiting.end()
+                made = Driver(self._command(is_first), self._environment(cause), waits=False, said=self._heard)
+            self._working = made
+        return made.process
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the one that works, and let the one that waits go. Called in a signal handler."""
+        self._is_ending = True
+        if self._working is not None:
+            with suppress(ProcessLookupError):
+                self._working.process.send_signal(number)
+
+    def end(self) -> None:
+        """No driver will be started any more."""
+        self._is_ending = True
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.end()
+
+    def _heard(self, driver: Driver, word: bytes) -> None:
+        if word == READY:
+            self._say(f"process {driver.process.pid} stands by")
+        if word != AT_WORK or not self._keeps_one_waiting:
+            return
+        with self._lock:
+            if driver is not self._working or self._waiting is not None or self._is_ending:
+                return
+            try:
+                self._waiting = Driver(self._command(False), self._environment(""), waits=True, said=self._heard)
+            except OSError as error:
+                self._say(f"no driver stands by: {error}")
