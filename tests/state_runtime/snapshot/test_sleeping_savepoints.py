@@ -17,7 +17,7 @@ from maintenance_root import FakeWorld, Job
 from model import CountingIds
 from test_sleepers import REQUESTS_MAX, Asleep, one_at_a_time, ownership_of, play, restored
 
-from state_runtime.base.errors import StillstateError
+from state_runtime.base.errors import SnapshotInUse, StillstateError
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.copy.savepoint import SavepointWork, holder_of, resume_savepoint, savepoint_of_stopped
 from state_runtime.snapshot.control import open_requests, request_savepoint
@@ -195,3 +195,77 @@ def test_work_on_a_savepoint_is_done_by_whoever_does_not_sleep(way: Callable[...
         assert not [n for n in world.objects if "/pins/" in n]
         assert not open_requests(world.root(), before_term=9)
     assert record_path(1) == "savepoint.json"
+
+
+# --- a store that hangs right after COMPLETED -----------------------------------------------------------------------
+
+
+def hangs_after_completed(world: FakeWorld, looks: int) -> tuple[Callable[[str, str], None], list[str]]:
+    """What is done before each request: the owner sleeps before he writes COMPLETED, and somebody removes the savepoint
+    meanwhile; then the store does not answer so many looks at its folder."""
+    failed: list[str] = []
+
+    def before(operation: str, path: str) -> None:
+        record = world.objects.get(path)
+        is_copied = any("/savepoints/" in n and n.endswith("manifest.json") for n in world.objects)
+        if operation == "put" and record is not None and b"IN_PROGRESS" in record and is_copied:
+            for name in [n for n in world.objects if "/savepoints/" in n]:
+                del world.objects[name]
+        completed = any(b"COMPLETED" in world.objects[n] for n in world.objects if n.endswith("savepoint.json"))
+        if completed and operation != "put" and "/savepoints/" in path and len(failed) < looks:
+            failed.append(f"{operation} {path}")
+            raise TimeoutError("no answer")
+
+    return before, failed
+
+
+def savepoint_names_in(world: FakeWorld) -> list[str]:
+    return [n for n in world.objects if "/savepoints/" in n]
+
+
+def test_a_look_that_the_store_does_not_answer_is_repeated() -> None:
+    """Else a record without data would stay: a savepoint that nobody can start from."""
+    world = FakeWorld()
+    Job(world.connect(), world.clock).checkpoints(2)
+    before, failed = hangs_after_completed(world, looks=9)
+    work = SavepointWork(world.root(before=before), "h:1", world.clock, CountingIds(8), wait=lambda seconds: False)
+    with pytest.raises(SnapshotInUse, match="deleted while its owner"):
+        savepoint_of_stopped(work, "s")
+    assert len(failed) == 9
+    assert not savepoint_names_in(world)
+
+
+@pytest.mark.parametrize("who", ["the next run", "--resume"])
+def test_a_look_that_the_store_never_answered_is_made_by_whoever_comes_next(who: str) -> None:
+    """The pin says that nobody has looked yet."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(2)
+    before, failed = hangs_after_completed(world, looks=REQUESTS_MAX)
+    work = SavepointWork(world.root(before=before), "h:1", world.clock, CountingIds(8), wait=lambda seconds: False)
+    savepoint_of_stopped(work, "s")
+    assert failed
+    assert len(savepoint_names_in(world)) == 1
+    assert [n for n in world.objects if "/pins/" in n]
+    if who == "--resume":
+        with pytest.raises(SnapshotInUse, match="deleted while its owner"):
+            resume_savepoint(SavepointWork(world.root(), "h:2", world.clock, CountingIds(9)), "s")
+    else:
+        savepoints = Savepoints(world.root(), job.committer.info, 2, clock=world.clock, ids=CountingIds(9))
+        savepoints.look_back()
+        while savepoints.do_one():
+            pass
+    assert not savepoint_names_in(world)
+
+
+def test_the_record_of_a_damaged_savepoint_stays() -> None:
+    """Its manifest is lost and its data is there: that is for people to look at, and `verify` says so."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(2)
+    savepoint_of_stopped(SavepointWork(world.root(), "h:1", world.clock, CountingIds(8)), "s")
+    (lost,) = [n for n in savepoint_names_in(world) if n.endswith("/manifest.json")]
+    del world.objects[lost]
+    pinned(world, job, "s")
+    before = savepoint_names_in(world)
+    resume_savepoint(SavepointWork(world.root(), "h:2", world.clock, CountingIds(9)), "s")
+    assert savepoint_names_in(world) == before
+    assert not [n for n in world.objects if "/pins/" in n]
