@@ -256,10 +256,10 @@ class Savepoints:
         return begun is not None or bool(name)
 
     def look_back(self) -> None:
-        """Find what earlier runs left; they are over, since this one has fenced them."""
+        """Find what earlier runs left; they are over, since this one has fenced them. Whatever is then done about it
+        proves whose root it is."""
         work = self._work
         try:
-            work.prove()
             records = list_savepoints(work.root)
             begun = {r.uid: r for r in records if r.state in ("IN_PROGRESS", "COMPLETED")}
             for request in open_requests(work.root, before_term=self._term):

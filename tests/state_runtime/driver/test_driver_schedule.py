@@ -396,6 +396,29 @@ def test_the_driver_looks_for_no_garbage_while_a_checkpoint_is_made(
     assert all(found[point] == {False} for point in ("task-processed", "action-done", "manifest-written"))
 
 
+def test_all_that_works_beside_the_epochs_asks_whose_the_root_is(
+    tmp_path: Path, playing: Callable[[World], None]
+) -> None:
+    """Folds, retention and collection prove it before each effect; the driver is who tells them how."""
+    world = World(tmp_path, random.Random(4), [["a"]])
+    playing(world)
+    settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), placement="off")
+    checkpointer = start(world, settings)._checkpointer
+    proofs = [
+        checkpointer.materializer._prove,
+        checkpointer.retention._proof.check,
+        checkpointer.collection._proof.check,
+    ]
+    for prove in proofs:
+        assert prove is not None
+        prove()
+    start(world, settings)
+    for prove in proofs:
+        assert prove is not None
+        with pytest.raises(Fenced, match="has taken the job over"):
+            prove()
+
+
 @pytest.mark.parametrize("error", [OutcomeUnknown, Fenced])
 def test_nothing_is_taken_back_once_a_commit_was_tried(
     tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
