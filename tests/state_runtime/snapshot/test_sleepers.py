@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -216,6 +216,24 @@ def test_a_collection_that_slept_deletes_nothing_of_the_next_job() -> None:
         return lambda root: apply_gc(root, plan, clock=world.clock, ids=CountingIds(8), owner="h:1", threads=1)
 
     assert not play(make, 8)
+
+
+def test_a_collection_that_slept_removes_no_boundary_of_the_next_job() -> None:
+    """Boundaries are numbered from 1 in every root: without its own, what the next job gave up would be seen again."""
+
+    def gives_up(world: FakeWorld, snapshot_ids: Sequence[int]) -> None:
+        for snapshot_id in snapshot_ids:
+            delete_snapshots(world.root(), [snapshot_id], clock=world.clock, ids=CountingIds(9), threads=1)
+
+    def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
+        gives_up(world, [1, 2, 3])
+        world.clock.at_ms += DAY_MS
+        old.checkpoint()
+        plan = plan_gc(world.root(), clock=world.clock, min_age_s=0, unsafe_min_age=True)
+        assert len([c for c in plan.candidates if c.kind == "boundary"]) > 2
+        return lambda root: apply_gc(root, plan, clock=world.clock, ids=CountingIds(8), owner="h:1", threads=1)
+
+    assert not play(make, 8, then=lambda world, new: gives_up(world, [2]))
 
 
 def test_who_slept_between_the_listing_and_the_boundary_still_sees_the_newest_snapshots() -> None:
