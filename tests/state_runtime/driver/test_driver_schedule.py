@@ -33,6 +33,8 @@ from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.maintenance.gc.background import BackgroundCollection
+from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.source_position import BatchClock
@@ -417,6 +419,19 @@ def test_all_that_works_beside_the_epochs_asks_whose_the_root_is(
         assert prove is not None
         with pytest.raises(Fenced, match="has taken the job over"):
             prove()
+
+
+def test_what_works_beside_the_epochs_is_told_of_each_checkpoint(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention and collection begin by themselves, if a checkpoint tells them that it is time to look."""
+    world = World(tmp_path, random.Random(4), [["a"], ["b"], ["c"]])
+    playing(world)
+    told: Counter[str] = Counter()
+    for beside in (BackgroundRetention, BackgroundCollection):
+        monkeypatch.setattr(beside, "committed", lambda self, *_: told.update([type(self).__name__]))
+    run(world, JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off"))
+    assert told == {"BackgroundRetention": 3, "BackgroundCollection": 3}
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown, Fenced])

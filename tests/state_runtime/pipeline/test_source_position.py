@@ -277,6 +277,14 @@ def test_hostile_files_of_sources_are_not_written_to_the_drivers_disk(files: tup
         Manifest.decode(body, "there")
 
 
+@pytest.mark.parametrize("path", ["../../x", "/etc/x", "0/../../x"])
+def test_no_file_of_a_source_is_written_elsewhere_whoever_gives_the_position(tmp_path: Path, path: str) -> None:
+    """Where bytes become files of the driver the path is looked at once more."""
+    position = SourcePosition(0, "m", "v1\n{}\n3", "", "v1\n{}", (), (SourceFile(path, ""),))
+    with pytest.raises(CorruptData, match="not a plain relative path"):
+        SparkCheckpoint(tmp_path / "a" / "b").prime(position, {})
+
+
 @pytest.mark.parametrize(
     "files",
     [
