@@ -390,10 +390,12 @@ def test_a_log_that_is_too_long_is_refused_where_it_is_read_too(
     monkeypatch.setattr(source_position, "SOURCE_LOG_TOTAL_BYTES_MAX", 5 * len(line))
     monkeypatch.setattr(source_position, "SOURCE_LOG_BYTES_MAX", 2 * len(line))
     assert laid_out(tmp_path, [line] * 7, 9)
-    endless = iter(lambda: line, "")
+    taken: list[str] = []
+    more = (taken.append(line) or line for _ in range(100))
     (tmp_path / "other").mkdir()
     with pytest.raises(CorruptData, match=r"the log of seen files for .* has more than 392 bytes"):
-        laid_out(tmp_path / "other", endless, 9)
+        laid_out(tmp_path / "other", more, 9)
+    assert len(taken) == 8
 
 
 def test_one_entry_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
