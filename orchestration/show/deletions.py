@@ -126,7 +126,7 @@ def gc_tables(plan: GcPlan) -> Iterator[Table | str]:
         table.add_row("snapshot", "", "", f"{snapshot_id} was given up, and its deletion was cut short")
     for name, why in plan.savepoints:
         table.add_row("savepoint", "", "", Text(f"{name}: {why}"))
-    yield table
+    yield table if table.row_count else f"{plan.made.job}: nothing to delete"
     yield f"needed: {count_text(plan.needed_objects)} objects, {bytes_text(plan.needed_bytes)}"
     yield (
         f"too young to tell: {count_text(plan.young_objects)} objects, {bytes_text(plan.young_bytes)} "

@@ -143,6 +143,8 @@ class JobRun:
 
         # Refused before anything is written; then once more on what is really gone on from.
         before = beginning.look(decide)
+        local_dir = private_local_dir(plan.settings.local_dir)
+        scratch = Scratch.of(plan.settings, local_dir)
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
         committer = beginning.open(self._empty, host=host, pid=pid)
@@ -169,9 +171,7 @@ class JobRun:
             backend=self._plan.settings.backend,
             settings=started_by.settings,
         )
-        local_dir = private_local_dir(self._plan.settings.local_dir)
         # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
-        scratch = Scratch.of(self._plan.settings, local_dir)
         checkpoint = SparkCheckpoint(
             scratch.folder / f"{self._plan.name}-{root_id(self._root.url)}-{committer.term.term}",
             int(self._spark.conf.get(COMPACT_INTERVAL_CONF, str(COMPACT_INTERVAL)) or COMPACT_INTERVAL),

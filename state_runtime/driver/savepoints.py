@@ -32,7 +32,7 @@ from state_runtime.maintenance.copy.savepoint import (
 from state_runtime.snapshot.control import Answer, ControlAnswer, ControlRequest, answer, open_requests
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
+from state_runtime.snapshot.pins import pin_snapshot, read_pins
 from state_runtime.snapshot.savepoint import (
     SavepointRecord,
     check_tags,
@@ -256,10 +256,10 @@ class Savepoints:
         return begun is not None or bool(name)
 
     def look_back(self) -> None:
-        """Find what earlier runs left; they are over, since this one has fenced them."""
+        """Find what earlier runs left; they are over, since this one has fenced them. Whatever is then done about it
+        proves whose root it is."""
         work = self._work
         try:
-            work.prove()
             records = list_savepoints(work.root)
             begun = {r.uid: r for r in records if r.state in ("IN_PROGRESS", "COMPLETED")}
             for request in open_requests(work.root, before_term=self._term):
@@ -268,12 +268,10 @@ class Savepoints:
                     self._answer(request, "accepted", snapshot_id=record.snapshot_id)
                 else:
                     self._answer(request, "void", f"term {request.term} ended without answering; ask again")
-            complete = {holder_of(r.name) for r in records if r.state == "COMPLETED"}
-            for pin in read_pins(work.root):
-                if pin.reason == "savepoint" and pin.holder in complete:
-                    work.prove()
-                    unpin(work.root, pin)  # its owner died before it did
+            held = {pin.holder for pin in read_pins(work.root) if pin.reason == "savepoint"}
             for record in records:
+                if record.state == "COMPLETED" and holder_of(record.name) in held:
+                    self._left.append(record.name)  # its owner ended before it had looked again and let go
                 is_over = 0 < record.term < self._term and record.number == 1
                 if record.state in ("REQUESTED", "IN_PROGRESS") and (is_over or record.is_stale(work.clock.now_ms())):
                     self._left.append(record.name)

@@ -90,8 +90,8 @@ def read_plan(file: Path, kind: str, cls: type[Plan]) -> Plan:
     """Read a plan back.
 
     Raises:
-        InvalidConfiguration: there is no such file, or it is a plan of another kind. CorruptManifest,
-            UnsupportedFormat: it is no plan, or damaged.
+        InvalidConfiguration: there is no such file, or it is no plan, or one of another kind. CorruptManifest,
+            UnsupportedFormat: it is one, and damaged.
     """
     body = _read(file)
     other = document_kind(body)
@@ -99,6 +99,11 @@ def read_plan(file: Path, kind: str, cls: type[Plan]) -> Plan:
         raise InvalidConfiguration(
             f"{file} is a {_PLANS[other]} and no {_PLANS[kind]}: give it to `stillstate {other.removesuffix('-plan')} "
             "apply`. Nothing was deleted"
+        )
+    if other != kind:
+        raise InvalidConfiguration(
+            f"{file} is no plan (what `plan --json` prints is none either). Nothing was deleted; "
+            f"`stillstate {kind.removesuffix('-plan')} plan JOB --out FILE` writes one"
         )
     return decode_document(kind, cls, body, str(file))
 

@@ -527,6 +527,9 @@ class Manifest:
             except InvalidConfiguration as error:
                 raise CorruptManifest(f"{where} is damaged: {error}") from error
             _check_states(operator, where)
+        if len({operator.uid for operator in manifest.operators}) != len(manifest.operators):
+            # Readers look operators up by uid; one would read its states by the other's description.
+            raise CorruptManifest(f"{where} is damaged: it has two operators of one uid")
         return manifest
 
 

@@ -17,6 +17,7 @@ from tests.fuzz.targets import (
     enveloped,
     json_bytes,
     objects_of,
+    parts_of_document,
     read_document,
     read_everything,
     sample_of,
@@ -45,6 +46,18 @@ def test_damaged_bytes_give_typed_errors_in_bounded_memory(name: str) -> None:
 def test_what_is_fuzzed_is_read_when_it_is_whole(root: str) -> None:
     """A target that refuses everything would find nothing."""
     read_everything(DictStore(dict(objects_of(root))))
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_an_operator_that_a_manifest_has_twice_confuses_no_reader(root: str) -> None:
+    """A find of the fuzzer led by coverage: with other states the second time, and found by its uid in the first."""
+    objects = dict(objects_of(root))
+    for path in [p for p in objects if p.endswith("manifest.json")]:
+        kind, version, value = parts_of_document(objects[path])
+        for operator in list(value.get("operators", ())):
+            value["operators"].insert(0, {**operator, "states": []})
+        objects[path] = enveloped(kind, json_bytes(value), version)
+    read_everything(DictStore(objects))
 
 
 @pytest.mark.parametrize("kind", sorted(document_classes()))

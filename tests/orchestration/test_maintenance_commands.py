@@ -212,10 +212,29 @@ def test_garbage_is_planned_shown_and_collected(config: str, flights: JobRoot, t
     assert found["foreign"] == ["notes.txt"]
 
 
-def test_a_plan_that_is_none_is_refused(config: str, tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("{}")
-    assert call("gc", "apply", str(tmp_path / "x"), "-c", config).exit_code == 5
+@pytest.mark.parametrize("text", ["{}", "", "no JSON", "--json"])
+def test_a_file_that_is_no_plan_is_told_apart_from_a_damaged_one(config: str, tmp_path: Path, text: str) -> None:
+    """What `plan --json` prints looks like one; nobody should look for damage because of it."""
+    file = tmp_path / "x"
+    file.write_text(text if text != "--json" else call("gc", "plan", "flights", "--json", "-c", config).stdout)
+    refused = call("gc", "apply", str(file), "-c", config)
+    assert refused.exit_code == 2
+    assert "is no plan" in refused.stderr
+    assert "`stillstate gc plan JOB --out FILE` writes one" in refused.stderr
     assert call("retention", "apply", str(tmp_path / "none"), "-c", config).exit_code == 2
+
+
+def test_a_damaged_plan_is_said_to_be_damaged(config: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    call("gc", "plan", "flights", "--out", str(plan), "-c", config)
+    plan.write_bytes(plan.read_bytes()[:-9])
+    assert call("gc", "apply", str(plan), "-c", config).exit_code == 5
+
+
+def test_a_plan_of_nothing_says_so_without_a_table(config: str) -> None:
+    shown = call("gc", "plan", "flights", "-c", config).stdout
+    assert "flights: nothing to delete" in shown
+    assert "kind" not in shown
 
 
 def test_apply_executes_the_newest_plan_of_a_job_once(config: str, flights: JobRoot, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from state_runtime import JobSettings, ParquetSink, Progress, RunResult, Streami
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import (
     CorruptData,
+    InvalidConfiguration,
     InvalidData,
     InvalidPipeline,
     StoreUnavailable,
+    Unavailable,
     UnsupportedFormat,
     UserCodeError,
 )
@@ -400,6 +404,55 @@ def test_changed_state_schemas_are_refused_before_a_row_is_processed(spark: Spar
     with pytest.raises(InvalidPipeline, match=r"state 'steps'.*'seen' is int now, and bigint"):
         run(spark, two_step_job(tmp_path, Changed()))
     assert Catalog(open_store(str(tmp_path / "store")), "steps").snapshot_ids() == before
+
+
+@pytest.mark.parametrize("setting", ["local_dir", "scratch_dir"])
+def test_a_folder_that_others_can_replace_is_refused_before_anything_is_written(
+    spark: SparkSession, tmp_path: Path, setting: str
+) -> None:
+    """Positions of sources and copies of state lie there; and a run that is refused has fenced nobody."""
+    write_input(tmp_path / "in", 0, 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "link").symlink_to(elsewhere)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "spark").symlink_to(elsewhere)
+    place = tmp_path / ("link" if setting == "local_dir" else "shared")
+    with pytest.raises(InvalidConfiguration, match=r"link"):
+        two_step_job(tmp_path, **{setting: str(place)}).run(spark, trigger=AVAILABLE)
+    assert not list(elsewhere.iterdir())
+    assert not (tmp_path / "store" / "steps").exists()
+
+
+def test_local_copies_give_way_while_a_job_runs_on_a_disk_that_fills_up(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's own writes cannot be repeated by us: there must be room before they fail. The result is the same."""
+    write_input(tmp_path / "in", 0, 4)
+    monkeypatch.setattr("state_runtime.driver.scratch._free_bytes", lambda _: 0)
+    run(spark, two_step_job(tmp_path, scratch_dir=str(tmp_path / "scratch")))
+    assert any("local copies of shards" in message for message in caplog.messages)
+    assert_equals_batch(spark, tmp_path)
+
+
+def test_a_disk_that_is_full_while_a_job_runs_ends_it_with_one_message(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 4: a supervisor starts it again. What comes from Spark about it is a hundred lines of Java."""
+    write_input(tmp_path / "in", 0, 2)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def clock(checkpoint: SparkCheckpoint, batch_id: int) -> None:
+        raise full
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkCheckpoint, "clock", clock)
+        with pytest.raises(Unavailable, match=r"scratch folder .* free space there, or set scratch_dir") as raised:
+            run(spark, two_step_job(tmp_path))
+    assert raised.value.exit_code == 4
+    assert "\n" not in str(raised.value)
+    run(spark, two_step_job(tmp_path))
+    assert_equals_batch(spark, tmp_path)
 
 
 def test_an_unwritable_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from state_runtime.snapshot.manifest import Manifest, format_of
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, renew_pin, unpin
 from state_runtime.snapshot.savepoint import (
+    ATTEMPTS_MAX,
     HEARTBEAT_S,
     STALE_MS,
     SavepointFormat,
@@ -39,7 +40,9 @@ from state_runtime.snapshot.savepoint import (
     SavepointTrigger,
     check_tags,
     create_savepoint,
+    owner_number_of,
     read_savepoint,
+    retry_wait_ms,
     rewrite_savepoint,
     take_back,
     take_over,
@@ -192,6 +195,30 @@ class SavepointWork:
         }
         record = self._write(record.to("COMPLETED", self.clock.now_ms(), message="", **numbers))
         faults.reach("savepoint-completed")
+        return self.settle(record)
+
+    def settle(self, record: SavepointRecord, *, is_mine: bool = True) -> SavepointRecord:
+        """What follows COMPLETED: a look whether the folder is still there, and then the snapshot is let go.
+
+        A store that does not answer is asked again, with pauses. If it stays away the pin stays too: by that the job's
+        next run, or `--resume`, knows that nobody has looked, and does so.
+
+        Args:
+            is_mine: this process has just written the record. What another one completed may be damaged since: then
+                its record stays, for people.
+
+        Raises:
+            SnapshotInUse: it was deleted while its owner slept; nothing is left of it.
+        """
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                self._look_again(record, is_mine=is_mine)
+            except (Unavailable, OSError):
+                _LOG.warning("savepoint %s: whether it is still there is not known", record.name, exc_info=True)
+                if attempt == ATTEMPTS_MAX or (self.wait or self.ended.wait)(retry_wait_ms(attempt) / 1000):
+                    return record
+            else:
+                break
         release_pins(self.root, record.name, self.prove)
         return record
 
@@ -213,16 +240,16 @@ class SavepointWork:
 
     def _after_failure(self, record: SavepointRecord, message: str, *, again: bool) -> SavepointRecord:
         """Note a failed attempt. A store that does not take the note gets it with the next one."""
+        stored: SavepointRecord | None = None
         try:
             # The record may be further than we know: the write whose answer was lost.
             stored = read_savepoint(self.root, record.name)
-            if stored.number == record.number and stored.state == "COMPLETED":
-                release_pins(self.root, record.name, self.prove)
-                return stored
         except MissingSnapshot as error:
             raise SnapshotInUse(f"savepoint {record.name!r} was deleted while it was made; nothing goes on") from error
         except (StillstateError, OSError):
             _LOG.warning("savepoint %s: its record could not be read", record.name, exc_info=True)
+        if stored is not None and stored.number == record.number and stored.state == "COMPLETED":
+            return self.settle(stored)
         record = replace(record, attempts=record.attempts + 1)
         record = record.failed_attempt(self.clock.now_ms(), message, again=again)
         try:
@@ -250,19 +277,20 @@ class SavepointWork:
 
     def _write(self, record: SavepointRecord) -> SavepointRecord:
         record = rewrite_savepoint(self.root, record, self.prove)
-        if record.state == "COMPLETED":
-            self._look_again(record)
         self.watch(record)
         return record
 
-    def _look_again(self, record: SavepointRecord) -> None:
+    def _look_again(self, record: SavepointRecord, *, is_mine: bool) -> None:
         """Take a record back that says COMPLETED of a folder which was deleted while its owner slept.
 
         Raises:
             SnapshotInUse: it was; nothing is left of it.
+            StoreUnavailable: it is not known.
         """
         folder = self.root.child(savepoint_path(record.name))
         if folder.exists(manifest_path(record.snapshot_id)) and folder.exists(JOB_FILE):
+            return
+        if not is_mine and any(owner_number_of(found.path) is None for found in folder.list_objects("")):
             return
         # Not what an older backup has brought back at its number; and also below the record of a deletion under way,
         # which has passed it.
@@ -336,8 +364,7 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
     record = read_savepoint(work.root, name)
     now_ms = work.clock.now_ms()
     if record.state == "COMPLETED":
-        release_pins(work.root, name, work.prove)
-        return record
+        return work.settle(record, is_mine=False)
     if record.state in ("DELETING", "ABANDONED"):
         raise SnapshotInUse(
             f"savepoint {name!r} is {record.state}{': ' + record.message if record.message else ''}; "

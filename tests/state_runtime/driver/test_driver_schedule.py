@@ -33,6 +33,8 @@ from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.maintenance.gc.background import BackgroundCollection
+from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.source_position import BatchClock
@@ -394,6 +396,42 @@ def test_the_driver_looks_for_no_garbage_while_a_checkpoint_is_made(
     assert found["between"] == {is_on}
     assert {"task-processed", "action-done", "before-manifest", "manifest-written"} <= found.keys()
     assert all(found[point] == {False} for point in ("task-processed", "action-done", "manifest-written"))
+
+
+def test_all_that_works_beside_the_epochs_asks_whose_the_root_is(
+    tmp_path: Path, playing: Callable[[World], None]
+) -> None:
+    """Folds, retention and collection prove it before each effect; the driver is who tells them how."""
+    world = World(tmp_path, random.Random(4), [["a"]])
+    playing(world)
+    settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), placement="off")
+    checkpointer = start(world, settings)._checkpointer
+    proofs = [
+        checkpointer.materializer._prove,
+        checkpointer.retention._proof.check,
+        checkpointer.collection._proof.check,
+    ]
+    for prove in proofs:
+        assert prove is not None
+        prove()
+    start(world, settings)
+    for prove in proofs:
+        assert prove is not None
+        with pytest.raises(Fenced, match="has taken the job over"):
+            prove()
+
+
+def test_what_works_beside_the_epochs_is_told_of_each_checkpoint(
+    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention and collection begin by themselves, if a checkpoint tells them that it is time to look."""
+    world = World(tmp_path, random.Random(4), [["a"], ["b"], ["c"]])
+    playing(world)
+    told: Counter[str] = Counter()
+    for beside in (BackgroundRetention, BackgroundCollection):
+        monkeypatch.setattr(beside, "committed", lambda self, *_: told.update([type(self).__name__]))
+    run(world, JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off"))
+    assert told == {"BackgroundRetention": 3, "BackgroundCollection": 3}
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown, Fenced])

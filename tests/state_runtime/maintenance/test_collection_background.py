@@ -130,8 +130,8 @@ def test_a_collection_that_fails_is_tried_again_and_fails_no_checkpoint(job: Job
 
 def test_a_run_that_was_fenced_collects_nothing(job: Job, world: FakeWorld) -> None:
     """Neither now nor later: the next run does."""
-    garbage = abandoned(job, world)
-    at_work = collection(job)
+    garbage, requests = abandoned(job, world), list[str]()
+    at_work = collection(job, world.root(before=lambda operation, _: requests.append(operation)))
     job.clock.advance_s(8 * DAY_S)
     job.start()
     job.checkpoint()
@@ -139,7 +139,9 @@ def test_a_run_that_was_fenced_collects_nothing(job: Job, world: FakeWorld) -> N
     with pytest.raises(Fenced):
         at_work._proof.check()
     job.clock.advance_s(2 * DAY_S)
+    requests.clear()
     assert garbage <= collected(job, at_work)
+    assert not requests, "it is not asked again whose the root is"
     assert not garbage & collected(job, fresh(job))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_position_and_prime_are_inverse(tmp_path: Path) -> None:
     assert (primed.clock(2).batch_time_ms, primed.clock(2).watermark_ms) == (1002, 14)
 
 
-def laid_out(folder: Path, texts: list[str], last: int, interval: int = INTERVAL) -> dict[str, str]:
+def laid_out(folder: Path, texts: Iterable[str], last: int, interval: int = INTERVAL) -> dict[str, str]:
     """The files of a log that was written, the compacted one first."""
     write_source_log(folder, texts, last, interval)
     names = sorted(
@@ -276,6 +277,14 @@ def test_hostile_files_of_sources_are_not_written_to_the_drivers_disk(files: tup
         Manifest.decode(body, "there")
 
 
+@pytest.mark.parametrize("path", ["../../x", "/etc/x", "0/../../x"])
+def test_no_file_of_a_source_is_written_elsewhere_whoever_gives_the_position(tmp_path: Path, path: str) -> None:
+    """Where bytes become files of the driver the path is looked at once more."""
+    position = SourcePosition(0, "m", "v1\n{}\n3", "", "v1\n{}", (), (SourceFile(path, ""),))
+    with pytest.raises(CorruptData, match="not a plain relative path"):
+        SparkCheckpoint(tmp_path / "a" / "b").prime(position, {})
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -371,6 +380,34 @@ def test_a_log_that_grows_too_long_is_warned_of_at_half_and_then_refused(
     monkeypatch.setattr(source_position, "SOURCE_LOG_TOTAL_BYTES_MAX", len(line))
     with pytest.raises(InvalidData, match=r"source 0 has seen take 52 bytes, more than the 49 .*fewer, larger files"):
         checkpoint.new_log_lines(before, position)
+
+
+def test_a_log_that_is_too_long_is_refused_where_it_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a manifest names may be of anybody; the driver's disk is not to be filled with it."""
+    line = '{"path":"file:///in/a","timestamp":1,"batchId":0}'
+    monkeypatch.setattr(source_position, "SOURCE_LOG_TOTAL_BYTES_MAX", 5 * len(line))
+    monkeypatch.setattr(source_position, "SOURCE_LOG_BYTES_MAX", 2 * len(line))
+    assert laid_out(tmp_path, [line] * 7, 9)
+    taken: list[str] = []
+    more = (taken.append(line) or line for _ in range(100))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CorruptData, match=r"the log of seen files for .* has more than 392 bytes"):
+        laid_out(tmp_path / "other", more, 9)
+    assert len(taken) == 8
+
+
+def test_one_entry_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that has seen so many files would not fit where it is kept."""
+    lines = [f'{{"path":"f{n}","timestamp":1,"batchId":9}}' for n in range(40)]
+    checkpoint = a_checkpoint(tmp_path, '{"logOffset":9}', {"9.compact": "\n".join(["v1", *lines])}, batch=9)
+    before = SourcePosition(8, "m", 'v1\n{}\n{"logOffset":8}', "", "v1\n{}", (0,))
+    monkeypatch.setattr(source_position, "_BLOCK_BYTES", 64)
+    assert checkpoint.new_log_lines(before, checkpoint.position(9)) == {0: lines}
+    monkeypatch.setattr(source_position, "SOURCE_LOG_BYTES_MAX", 512)
+    with pytest.raises(CorruptData, match="one entry in the log of seen files has more than 512 bytes"):
+        checkpoint.new_log_lines(before, checkpoint.position(9))
 
 
 def test_a_folder_without_a_log_is_not_of_a_file_source(tmp_path: Path) -> None:

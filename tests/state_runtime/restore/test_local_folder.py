@@ -72,6 +72,11 @@ def test_a_configured_folder_is_closed_to_writing_and_keeps_its_other_rights(tmp
     assert mode(folder) == 0o755
 
 
+def test_a_configured_folder_that_is_not_there_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    """Nobody has said yet who else is meant to read it."""
+    assert mode(private_local_dir(str(tmp_path / "local"))) == 0o700
+
+
 def test_a_folder_that_others_could_replace_is_refused(shared: Path) -> None:
     """Without the sticky bit whoever can write to the folder above can rename ours away."""
     shared.chmod(0o777)

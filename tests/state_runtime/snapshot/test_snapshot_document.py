@@ -290,6 +290,18 @@ def test_a_manifest_with_a_hostile_operator_uid_is_refused(uid: str) -> None:
         Manifest.decode(manifest.encode(), "m")
 
 
+def test_a_manifest_with_two_operators_of_one_uid_is_refused() -> None:
+    """Readers look operators up by uid: the states of one would be read by the description of the other."""
+    one = OperatorEntry("op", "k", "s", ())
+    for operators, is_sound in (((one, dataclasses.replace(one, uid="other")), True), ((one, one), False)):
+        data = dataclasses.replace(empty_manifest(), operators=operators).encode()
+        if is_sound:
+            assert Manifest.decode(data, "m").operators == operators
+        else:
+            with pytest.raises(CorruptManifest, match="two operators of one uid"):
+                Manifest.decode(data, "m")
+
+
 def test_a_damaged_manifest_is_never_blamed_on_the_configuration() -> None:
     """The reaction to a hostile uid in a stored file is "repair", not "fix your call"."""
     manifest = dataclasses.replace(empty_manifest(), operators=(OperatorEntry("../x", "k", "s", ()),))
