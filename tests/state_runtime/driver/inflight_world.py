@@ -28,11 +28,13 @@ from state_runtime.base.errors import TooMuchForOneTask
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.governor import EpochBudget, Governor
+from state_runtime.driver.savepoints import Savepoints
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.source_position import BatchClock
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
@@ -219,7 +221,13 @@ def rows_of_shard(
     return pa.RecordBatch.from_pydict(columns)
 
 
-def start(world: World, settings: JobSettings, *, drop_inflight: bool = False) -> EpochDriver:
+def start(
+    world: World,
+    settings: JobSettings,
+    *,
+    drop_inflight: bool = False,
+    savepoints: Callable[[Committer], Savepoints] = lambda committer: None,  # type: ignore[assignment, return-value]
+) -> EpochDriver:
     """A run's beginning, as `JobRun` makes it."""
     catalog = Catalog(open_store(str(world.root / "store")), "job")
     clock = WorldClock(world=world)
@@ -256,7 +264,9 @@ def start(world: World, settings: JobSettings, *, drop_inflight: bool = False) -
             master="local[2]", accumulator=lambda value, param: Accumulator(), broadcast=FakeBroadcast
         )
     )
-    begun: Any = EpochDriver(context, committer, Checkpoint(world), spark, world.note, None, world.wait)  # type: ignore[arg-type]
+    begun: Any = EpochDriver(
+        context, committer, Checkpoint(world), spark, world.note, savepoints(committer), world.wait
+    )  # type: ignore[arg-type]
     begun.publish_pending(spark)
     return begun
 

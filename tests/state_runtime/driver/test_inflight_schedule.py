@@ -32,7 +32,7 @@ from inflight_world import Frame, World, finish, results, start
 from model import seeds
 
 from state_runtime.base import faults
-from state_runtime.base.errors import StoreUnavailable
+from state_runtime.base.errors import StillstateError, StoreUnavailable
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.segment import FOOTER_BYTES, decode_index
 from state_runtime.driver.acknowledgements import Acknowledgements
@@ -152,6 +152,19 @@ def test_rows_that_are_given_up_are_said_and_nothing_else_is_lost(
     steps = [row for row in results(world)["steps"] if "'what': 'row'" in row]
     assert len(steps) == 41 - waiting["steps"]
     assert any("'after'" in row for row in steps)
+
+
+def test_rows_that_an_epoch_without_a_batch_leaves_fail_it(
+    tmp_path: Path, playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an epoch has no deadline. Should a task stop all the same, no manifest would name what it left."""
+    batches: list[list[Input]] = [[(f"k{n}", f"g{n}", n, 10_000) for n in range(40)], [("k", "g", 1, 30_000)]]
+    world = World(tmp_path, random.Random(1), batches)
+    playing(world)
+    monkeypatch.setattr(Slicer, "_is_one_slice", lambda *_: False)
+    monkeypatch.setattr(Slicer, "_is_over", lambda _: True)
+    with pytest.raises(StillstateError, match="rows are left without a batch"):
+        finish(world, replace(some_settings(world, "unaligned"), parallelism=1))
 
 
 def unnamed(world: World) -> set[str]:
