@@ -47,6 +47,8 @@ from tests.stored import read_states
 __all__ = ["Frame", "Killed", "World", "WorldClock", "deadlines", "finish", "results", "start"]
 
 FIRST_BATCH_MS = 1_700_000_000_000
+EPOCHS_MAX = 2_000
+"""Of all runs over so few rows; a row in flight that nobody can process would make epochs for ever."""
 LATER_MS_MAX = 4_000
 """So long after its batch time a batch's epochs begin, where processing time counts."""
 
@@ -152,6 +154,7 @@ class World:
 
         A narrow one is one task of Spark's: if it fails, no acknowledgement of it arrives.
         """
+        assert len(self.epochs) < EPOCHS_MAX, "it does not come to an end"
 
         def collect() -> None:
             rows, chain = self.chain.record(frame), self.chain.operators()
