@@ -111,6 +111,11 @@ CYCLES ?= 1000
 soak-kill: setup ## A job that is killed CYCLES (1000) times at random moments, with other settings each time; writes tests/soak/reports/kill.json
 	$(BIN)/python -m tests.soak.kill --cycles $(CYCLES)
 
+LIVES ?= 1000
+.PHONY: soak-inflight
+soak-inflight: setup ## LIVES (1000) chains of stops, kills and re-scales with rows in flight, of each law, over new seeds; writes tests/soak/reports/inflight.json
+	$(BIN)/python -m tests.soak.inflight --lives $(LIVES)
+
 JOBS ?= 200
 .PHONY: soak-house
 soak-house: setup ## JOBS (200) jobs under a real Dagster daemon, twenty on a store that hangs and twenty on one that refuses; writes tests/soak/reports/house.json

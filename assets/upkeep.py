@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import dagster as dg
@@ -16,7 +17,7 @@ from assets.mount import Mount
 from assets.specs import shared_fields
 from assets.tables import unbroken
 from orchestration.config.spec import JobSpec
-from orchestration.text import age_text, bytes_text, time_text
+from orchestration.text import age_text, bytes_text, count_text, time_text
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.links import Links, Shared
 from state_runtime.maintenance.plans import Kind
@@ -37,6 +38,7 @@ __all__ = [
 
 DIGEST: Final = "plan_digest"
 NO_LINKS: Final = Links()
+NO_ROWS: Final[Mapping[str, int]] = MappingProxyType({})
 _ROWS_MAX: Final = 200
 
 Metadata = dict[str, Any]
@@ -161,11 +163,15 @@ def outcome_metadata(numbers: Mapping[str, int], digest: str) -> Metadata:
 
 # --- savepoints ------------------------------------------------------------------------------------------------------
 
-_SAVEPOINT_COLUMNS: Final = ("name", "state", "made by", "age", "size", "files", "go back to it")
+_SAVEPOINT_COLUMNS: Final = ("name", "state", "made by", "age", "size", "in flight", "files", "go back to it")
 
 
 def savepoints_metadata(
-    records: Sequence[SavepointRecord], root_url: str, now_ms: int, links: Links = NO_LINKS
+    records: Sequence[SavepointRecord],
+    root_url: str,
+    now_ms: int,
+    links: Links = NO_LINKS,
+    inflight_rows: Mapping[str, int] = NO_ROWS,
 ) -> Metadata:
     """All savepoints, newest first, each with the command that goes back to it; and where they are (`run NEW --from
     PLACE`), which is told once: the table would leave the window.
@@ -173,6 +179,7 @@ def savepoints_metadata(
     Args:
         root_url: of the job root, without credentials.
         links: files of the root that share their bytes with others.
+        inflight_rows: of savepoints by name, rows in flight; a column while there are some.
     """
     rows = [
         {
@@ -181,13 +188,16 @@ def savepoints_metadata(
             "made by": f"{record.trigger}: {', '.join(record.tags)}" if record.tags else record.trigger,
             "age": unbroken(age_text(max(0, now_ms - record.requested_at_ms) / 1000)),
             "size": unbroken(bytes_text(record.total_bytes)),
+            "in flight": count_text(inflight_rows.get(record.name, 0)),
             "files": _files_text(links.of_owner(record.name)) if record.state == "COMPLETED" else "",
             "go back to it": f"stillstate rollback {record.job} {record.name}" if record.state == "COMPLETED" else "",
         }
         for record in sorted(records, key=lambda record: record.requested_at_ms, reverse=True)
     ]
-    is_usual = all(record.state == "COMPLETED" for record in records)
-    columns = [column for column in _SAVEPOINT_COLUMNS if column != "state" or not is_usual]
+    unsaid = {"state"} if all(record.state == "COMPLETED" for record in records) else set()
+    if not any(inflight_rows.get(record.name) for record in records):
+        unsaid.add("in flight")
+    columns = [column for column in _SAVEPOINT_COLUMNS if column not in unsaid]
     shown = [{column: row[column] for column in columns} for row in rows]
     return {
         "savepoints": _table(shown, dict.fromkeys(columns, "string")),

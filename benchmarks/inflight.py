@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
+import pyspark
 import typer
 from rich.progress import Progress
 
@@ -31,6 +32,7 @@ from benchmarks.inflight_workloads import (
     COST_US,
     DEFAULT,
     EVEN_ROWS,
+    EXECUTOR_KILLED_EVERY_S,
     KILL_FILES,
     KILL_FILES_PER_BATCH,
     KILLS,
@@ -92,7 +94,8 @@ def _measure(name: str, folder: Path, *, scale: float, progress: Progress) -> Ma
 
     try:
         of = {
-            "skew": _skew, "backlog": _backlog, "kills": _kills, "throughput": _throughput, "cap": _cap, "memory": _memory,
+            "skew": _skew, "backlog": _backlog, "kills": _kills, "executors": _executors, "throughput": _throughput,
+            "cap": _cap, "memory": _memory,
         }[name]  # fmt: skip
         return of(_Bench(folder, scale, step))
     finally:
@@ -212,6 +215,75 @@ def _lives(plan: Plan, lasts_s: float) -> None:
     with _process(plan) as process:
         _said_after_start(plan, process, lambda run: any(line["what"] == "start" for line in run))
         time.sleep(lasts_s)  # what is measured is what a time brings
+
+
+def _executors(bench: _Bench) -> dict[str, Any]:
+    """The failures of FLIP-76's own test: not the job but a host of its tasks dies, again and again."""
+    rows = bench.rows(EVEN_ROWS)
+    bench.files("inbox", KILL_FILES, (rows, rows))
+    home = _spark_home(bench.folder / "spark-home")
+    lasts_s = max(3 * EXECUTOR_KILLED_EVERY_S, UNDISTURBED_S * bench.scale)
+    found: dict[str, Any] = {}
+    for name in ("unaligned", "aligned", "spark"):
+        found[name] = {}
+        for kind in ("undisturbed", "killed"):
+            bench.step(f"{name} on two executors, {kind}")
+            plan = bench.plan(
+                f"{name}-{kind}", "inbox", ENGINES[name], warm="", files_per_batch=KILL_FILES_PER_BATCH,
+                master="local-cluster[2,1,1024]", spark_home=str(home), conf=TWO_EXECUTORS,
+            )  # fmt: skip
+            kills, ended = _with_executors_killed(plan, lasts_s, is_disturbed=kind == "killed")
+            done = max((line["rows"] for line in durable(_said(plan))), default=0)
+            found[name][kind] = done / (lasts_s / 60)
+            found[name] |= {"kills": kills, "ended_by_itself": ended}
+    return found
+
+
+TWO_EXECUTORS: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "1g",
+    # A killed executor is no fault of the tasks on it: neither engine is to give up for it.
+    "spark.task.maxFailures": "100",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+
+
+def _spark_home(folder: Path) -> Path:
+    """One that executors may write their folders into: the installed one belongs to everybody."""
+    folder.mkdir(parents=True)
+    for part in Path(pyspark.__file__).parent.iterdir():
+        (folder / part.name).symlink_to(part)
+    return folder
+
+
+def _with_executors_killed(plan: Plan, lasts_s: float, *, is_disturbed: bool) -> tuple[int, bool]:
+    """Run so long after the start of the query, and kill the executor that has lived longest every so often; how many were,
+    and whether the run ended before its time."""
+    kills = 0
+    with _process(plan) as process:
+        _said_after_start(plan, process, lambda run: any(line["what"] == "start" for line in run))
+        ends_s = time.monotonic() + lasts_s
+        while process.poll() is None and time.monotonic() < ends_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, min(EXECUTOR_KILLED_EVERY_S, ends_s - time.monotonic())))
+            if is_disturbed and time.monotonic() < ends_s:
+                kills += _kill_oldest_executor(process.pid)
+        return kills, process.poll() is not None
+
+
+def _kill_oldest_executor(pid: int) -> int:
+    """Of a driver; how many were killed: 0 if it has none just now."""
+    executors = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in child.cmdline():
+                    executors.append((child.create_time(), child))
+    if not executors:
+        return 0
+    min(executors, key=lambda found: found[0])[1].kill()
+    return 1
 
 
 def _until_durable(plan: Plan) -> list[dict[str, Any]]:
@@ -342,7 +414,7 @@ def _process(plan: Plan) -> Any:
             [sys.executable, "-m", "benchmarks.inflight_job", str(folder / "plan.json")],
             stdout=log, stderr=log, start_new_session=True,
             # Both engines start Java as on a host that `stillstate prepare` was not called on.
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **_cluster_environment(plan)},
         )  # fmt: skip
     try:
         yield process
@@ -353,6 +425,14 @@ def _process(plan: Plan) -> Any:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def _cluster_environment(plan: Plan) -> dict[str, str]:
+    """What executors need to start, and to find what this process imports."""
+    if not plan.spark_home:
+        return {}
+    # Without the Scala version Spark looks for the layout of a source tree.
+    return {"SPARK_HOME": plan.spark_home, "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _said(plan: Plan) -> list[dict[str, Any]]:

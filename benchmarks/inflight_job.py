@@ -50,6 +50,8 @@ class Plan:
         files_per_batch: 0 is all that are there.
         until_rows: end when so many rows are durable; 0 is never: it is stopped or killed.
         settings: of ours, beside parallelism and local folder.
+        master: Spark's; by default this process with so many cores.
+        spark_home: of executors, where the master is a cluster.
         conf: Spark's, beside the common ones.
         counts_epochs: of ours, an epoch counts when it ends, be it durable or not.
         warm: files that a job of the same kind reads first, so that JVM and workers are warm.
@@ -64,6 +66,8 @@ class Plan:
     until_rows: int = 0
     parallelism: int = 2
     cores: int = 2
+    master: str = ""
+    spark_home: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     conf: dict[str, str] = field(default_factory=dict)
     counts_epochs: bool = False
@@ -148,14 +152,14 @@ def _run(spark: SparkSession, plan: Plan, said: _Said, *, available_now: bool) -
 
 
 def _session(plan: Plan) -> SparkSession:
-    conf = {**COMMON_CONF, **plan.conf}
+    conf, master = {**COMMON_CONF, **plan.conf}, plan.master or f"local[{plan.cores}]"
     if plan.side == "ours":
         from state_runtime.spark.session import build_session
 
-        return build_session("inflight", master=f"local[{plan.cores}]", conf=conf)
+        return build_session("inflight", master=master, conf=conf)
     from pyspark.sql import SparkSession as Session
 
-    builder = Session.builder.master(f"local[{plan.cores}]").appName("inflight")
+    builder = Session.builder.master(master).appName("inflight")
     for key, value in {**conf, **PEER_CONF, "spark.sql.shuffle.partitions": str(plan.parallelism)}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()

@@ -24,6 +24,7 @@ __all__ = [
     "COST_US",
     "DEFAULT",
     "EVEN_ROWS",
+    "EXECUTOR_KILLED_EVERY_S",
     "KILLS",
     "KILL_FILES",
     "KILL_FILES_PER_BATCH",
@@ -56,6 +57,8 @@ UNDISTURBED_S = 60.0
 KILL_FILES = 60
 KILL_FILES_PER_BATCH = 10
 """Ten seconds of work and more for all cores: no batch is over before its driver is killed after so long."""
+EXECUTOR_KILLED_EVERY_S = 10.0
+"""One of two, in turn; the driver lives."""
 CAP_BYTES = 16 << 20
 KEYS_PER_SHARD = 1_000
 FIRST_FILE_S = 1_700_000_000
@@ -65,7 +68,7 @@ UNALIGNED: Mapping[str, Any] = {"checkpoint_mode": "unaligned"}
 DEFAULT: Mapping[str, Any] = {}
 """aligned-with-timeout."""
 
-PIECES = ("skew", "backlog", "kills", "throughput", "cap", "memory")
+PIECES = ("skew", "backlog", "kills", "executors", "throughput", "cap", "memory")
 
 Line = Mapping[str, Any]
 Piece = Mapping[str, Any]
@@ -142,8 +145,8 @@ def figures_of(pieces: Mapping[str, Piece], *, judged: bool = True) -> list[Figu
     """The figures that follow from the pieces that there are; without targets if they are not `judged`."""
     figures: list[Figure] = []
     for name, of in (
-        ("skew", _skew), ("backlog", _backlog), ("kills", _kills), ("throughput", _throughput), ("cap", _cap),
-        ("memory", _memory),
+        ("skew", _skew), ("backlog", _backlog), ("kills", _kills), ("executors", _executors), ("throughput", _throughput),
+        ("cap", _cap), ("memory", _memory),
     ):  # fmt: skip
         if name in pieces:
             figures += of(pieces[name])
@@ -188,6 +191,17 @@ def _kills(piece: Piece) -> list[Figure]:
         )
         for after_s in KILLS
         for name, target in names.items()
+    ]  # fmt: skip
+
+
+def _executors(piece: Piece) -> list[Figure]:
+    return [
+        Figure(
+            f"rows committed a minute, an executor killed every {EXECUTOR_KILLED_EVERY_S:.0f} s with a backlog ÷ undisturbed: {name}",
+            "rows/min", piece[name]["killed"], piece[name]["undisturbed"],
+            Target(">=", 0.5) if name == "unaligned" else None,
+        )
+        for name in ("unaligned", "aligned", "spark")
     ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from orchestration.running.savepoints import Savepointer
 from orchestration.upkeep.savepoints import periodic_savepoint
 from state_runtime.maintenance.links import find_links
 from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.waiting import waiting_in_savepoint
 
 __all__ = ["build_savepoint_job", "savepoint_stream"]
 
@@ -57,6 +58,8 @@ def savepoint_stream(
             return
         # One listing of the root, and only where the store can share bytes.
         links = find_links(catalog.root)
+        waiting = {record.name: waiting_in_savepoint(catalog.root, record) for record in records}
+        inflight_rows = {name: found.rows for name, found in waiting.items() if found is not None}
     yield dg.MaterializeResult(
         asset_key=mount.savepoints(name),
         metadata={
@@ -65,7 +68,8 @@ def savepoint_stream(
             "bytes": made.total_bytes,
             "objects": made.total_objects,
             "tags": ", ".join(made.tags),
-            **savepoints_metadata(records, catalog.root.url, clock.now_ms(), links),
+            "inflight_rows": inflight_rows.get(made.name, 0),
+            **savepoints_metadata(records, catalog.root.url, clock.now_ms(), links, inflight_rows),
         },
         data_version=dg.DataVersion(made.name),
     )

@@ -58,6 +58,7 @@ from state_runtime.snapshot.savepoint import (
     savepoint_names,
 )
 from state_runtime.snapshot.term_files import RunStatus
+from state_runtime.snapshot.waiting import Waiting, waiting_in_savepoint
 from state_runtime.store import Store, open_store
 
 __all__ = ["SavepointRow", "Savepointer", "failed", "savepoint_rows"]
@@ -302,7 +303,11 @@ def _refuse(request: ControlRequest, given: ControlAnswer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SavepointRow:
-    """One line of `stillstate savepoints`."""
+    """One line of `stillstate savepoints`.
+
+    Attributes:
+        inflight_rows, inflight_bytes: rows in flight, about; None while that is not known.
+    """
 
     name: str
     state: str
@@ -323,10 +328,14 @@ class SavepointRow:
     shared_files: int = 0
     shared_bytes: int = 0
     shared_with: str = ""
+    inflight_rows: int | None = None
+    inflight_bytes: int | None = None
 
     @staticmethod
-    def of(record: SavepointRecord, root_url: str, now_ms: int, shared: Shared) -> SavepointRow:
-        """What a record says, and whom its files are shared with by hard link."""
+    def of(
+        record: SavepointRecord, root_url: str, now_ms: int, shared: Shared, waiting: Waiting | None
+    ) -> SavepointRow:
+        """What a record says, whom its files are shared with by hard link, and what is in flight in it."""
         wait_ms = record.next_attempt_at_ms - now_ms if record.next_attempt_at_ms else 0
         return SavepointRow(
             name=record.name,
@@ -348,6 +357,8 @@ class SavepointRow:
             shared_files=shared.files,
             shared_bytes=shared.bytes,
             shared_with=str(shared),
+            inflight_rows=None if waiting is None else waiting.rows,
+            inflight_bytes=None if waiting is None else waiting.bytes,
         )
 
     @staticmethod
@@ -390,7 +401,8 @@ def savepoint_rows(catalog: Catalog, clock: Clock = SYSTEM_CLOCK) -> list[Savepo
         except (CorruptManifest, UnsupportedFormat) as error:
             rows.append(SavepointRow(name=name, state="UNREADABLE", trigger="", age_s=0.0, message=str(error)))
             continue
-        rows.append(SavepointRow.of(record, catalog.root.url, now_ms, links.of_owner(name)))
+        waiting = waiting_in_savepoint(catalog.root, record)
+        rows.append(SavepointRow.of(record, catalog.root.url, now_ms, links.of_owner(name), waiting))
         known.add(record.uid)
     term = status.term if status is not None else 0
     for request in open_requests(catalog.root, before_term=term + 1):

@@ -13,7 +13,7 @@ from rich.text import Text
 from orchestration.running.savepoints import SavepointRow
 from orchestration.show.progress import form_of, print_json_line, rich_bar
 from orchestration.show.tables import new_table
-from orchestration.text import bytes_text, duration_text
+from orchestration.text import bytes_text, count_text, duration_text
 from state_runtime.snapshot.savepoint import SavepointRecord
 
 __all__ = [
@@ -103,9 +103,11 @@ def savepoint_view(job: str, *, as_json: bool) -> SavepointView:
 
 
 def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
-    """Savepoints of one job and requests for them, one a line."""
+    """Savepoints of one job and requests for them, one a line. Rows in flight have a column while there are some."""
+    some_wait = any(row.inflight_rows for row in rows)
+    waiting = ["in flight>"] if some_wait else []
     table = new_table(
-        f"Savepoints of {job}", "name", "state", "snapshot>", "format", "size>", "age>", "tags", "trigger", ""
+        f"Savepoints of {job}", "name", "state", "snapshot>", "format", "size>", *waiting, "age>", "tags", "trigger", ""
     )
     for row in rows:
         table.add_row(
@@ -114,6 +116,7 @@ def savepoints_table(job: str, rows: list[SavepointRow]) -> Table:
             str(row.snapshot_id) if row.snapshot_id else "-",
             row.format,
             bytes_text(row.bytes) if row.bytes else "-",
+            *(["-" if row.inflight_rows is None else count_text(row.inflight_rows)] if some_wait else []),
             duration_text(row.age_s),
             Text(", ".join(row.tags)),
             Text(row.trigger),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from state_runtime.base.errors import CorruptData
+from state_runtime.base.errors import CorruptData, check
 from state_runtime.driver.batch_book import BatchBook, ShardRows
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.governor import EpochBudget
@@ -115,6 +115,8 @@ def batch_after(done: Processed, context: DriverContext, shards: ShardBook) -> B
         shards: the book after it.
     """
     if done.batch is None:
+        # Nothing would name them.
+        check(not any(left for a in done.acknowledged for left in a.left.values()), "rows are left without a batch")
         return None
     rows = [
         ShardRows(o.uid, a.shard, a.left, a.kept.parts, RowsLayout(a.kept_columns, functions_of(o.entry())))

@@ -314,10 +314,11 @@ class StoredPass:
         return sum(left.bytes for left in self.left())
 
     def take(self, rows_max: int) -> Taken | None:
+        # A range need not have a row: one that was cut by shards may have none, whatever its share of the rows says.
+        self._is_touched = True
         held = self._hold()
         if held is None:
             return None
-        self._is_touched = True
         first, end = self._at, min(self._at + rows_max, len(held))
         end_of_hash = int(np.searchsorted(held.hashes, held.hashes[end - 1], side="right"))
         if end_of_hash > end:

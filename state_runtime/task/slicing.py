@@ -107,14 +107,15 @@ class Slicer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no row is left."""
-        return not any(p.rows_left for p in self._passes)
+        """Whether no row is left. Ranges say so and not their rows, which are estimates after a change of parallelism."""
+        return not any(p.left() for p in self._passes)
 
     def slices(self) -> Iterator[RowSlice]:
         """One slice at least, which may have no rows. The last one says so if no row is left, and if what is due is to
         be done."""
         rows_total = sum(p.rows_left for p in self._passes)
         size = rows_total if self._is_one_slice(rows_total) else min(self._rows_max, self._sized(_FIRST_ROWS))
+        is_last = False
         for passed in self._passes:
             begins = True
             while not (self.count and self._is_over()):
@@ -129,9 +130,10 @@ class Slicer:
                 yield RowSlice(taken.rows, is_last=is_last, begins_pass=begins, rest=rest)
                 begins = rest is not None
                 size = self._learned(self.rows_done - before, self._clock.monotonic_s() - begun_s, size)
-        if self.count == 0:
-            self.count = 1
-            yield RowSlice(self._passes[-1].none(), is_last=self._budget.does_due)
+        # Without a row; or the last ranges turned out to have none, which the slice before could not know.
+        if self.count == 0 or (self.did_due and not is_last):
+            self.count += 1
+            yield RowSlice(self._passes[-1].none(), is_last=self.did_due)
 
     def _counted(self, rest: Iterator[GroupedRows]) -> Iterator[GroupedRows]:
         for piece in rest:

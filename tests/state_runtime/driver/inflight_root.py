@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_world import Input, Killed, World, finish
+from inflight_chains import Input
+from inflight_world import Killed, World, finish
 
 from state_runtime.base import faults
 from state_runtime.base.settings import JobSettings

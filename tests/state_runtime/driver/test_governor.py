@@ -11,7 +11,7 @@ from state_runtime import JobSettings
 from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.governor import EpochBudget, Governor
 from state_runtime.task.acknowledgement import Acknowledgement
-from tests.state_runtime.driver.inflight_world import operators
+from tests.state_runtime.driver.inflight_chains import steps_operators as operators
 
 NOW_MS = 1_000_000
 UNALIGNED = JobSettings(checkpoint_mode="unaligned", unaligned_epoch_s=4.0)

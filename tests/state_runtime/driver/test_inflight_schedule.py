@@ -11,180 +11,97 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_world import Frame, Input, Killed, World, deadlines, finish, results, some_batches, start
+from inflight_chains import ALARMS, CHAINS, JOINS, STEPS, Chain, Input
+from inflight_laws import (
+    Law,
+    Life,
+    drained_and_rescaled,
+    epochs_end_anywhere,
+    of_one_run,
+    one_task_for_all_shards,
+    some_settings,
+    tasks_that_disagree,
+    under,
+)
+from inflight_world import Frame, World, finish, results, start
 from model import seeds
 
 from state_runtime.base import faults
-from state_runtime.base.errors import StoreUnavailable, TasksDisagree, TooMuchForOneTask
+from state_runtime.base.errors import StillstateError, StoreUnavailable
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.segment import FOOTER_BYTES, decode_index
-from state_runtime.driver import epochs as driver
-from state_runtime.driver import stage_tasks
 from state_runtime.driver.acknowledgements import Acknowledgements
-from state_runtime.driver.checkpointer import Checkpointer
-from state_runtime.driver.governor import Governor
-from state_runtime.driver.narrow import Narrow
-from state_runtime.processors import slices
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
-from state_runtime.task import slicing, stage
-from state_runtime.task.gathered import gather
-from state_runtime.task.narrow import NarrowLimits, by_shard
 from state_runtime.task.slicing import Slicer
+
+Playing = Callable[[World], None]
 
 
 @pytest.fixture
-def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
+def playing(monkeypatch: pytest.MonkeyPatch) -> Playing:
     """Put a world under the driver, whose slices are small and whose deadlines are the seed's."""
-    remove = Checkpointer.remove
-    plan = Governor.plan
-
-    def begin(world: World) -> None:
-        def unless_dead(self: Checkpointer, *arguments: Any) -> None:
-            if not world.dead:
-                remove(self, *arguments)
-
-        monkeypatch.setattr(faults, "reach", world.reach)
-        monkeypatch.setattr(driver, "plan_epoch", world.plan)
-        monkeypatch.setattr(Checkpointer, "remove", unless_dead)
-        monkeypatch.setattr(Governor, "plan", plan)
-        monkeypatch.setattr(Governor, "plan", deadlines(world.draw))
-        monkeypatch.setattr(slicing, "_FIRST_ROWS", 2)
-        monkeypatch.setattr(slicing, "_ROWS_MIN", 1)
-        monkeypatch.setattr(slicing, "_GROWTH", 1)
-        monkeypatch.setattr(slices, "HELD_BYTES_MIN", world.draw.choice([1, 300, 1 << 25]))
-
-        def gathering(batches: Any, keys: Any, _: int, folder: Path, ids: Any) -> Any:
-            return gather(batches, keys, world.draw.choice([1, 600, 1 << 27]), folder, ids)
-
-        def narrowing(self: Narrow, *_: Any, **__: Any) -> bool:
-            return world.draw.random() < world.narrow
-
-        def refusing(*arguments: Any) -> Any:
-            for of_shard in by_shard(*arguments):
-                if world.draw.random() < 0.05:
-                    raise TooMuchForOneTask("it takes too long")
-                yield of_shard
-
-        monkeypatch.setattr(stage, "gather", gathering)
-        monkeypatch.setattr(Narrow, "choose", narrowing)
-        monkeypatch.setattr(stage, "by_shard", refusing)
-        rows_max = world.draw.choice([15, 1 << 16]) if world.narrow else 1 << 16
-        monkeypatch.setattr(stage_tasks, "LIMITS", NarrowLimits(rows_max, time_max_s=float("inf")))
-
-    return begin
+    return lambda world: under(world, monkeypatch)
 
 
-def some_settings(world: World, mode: str = "") -> JobSettings:
-    draw = world.draw
-    return JobSettings(
-        parallelism=draw.choice([1, 2, 3, 5]),
-        local_dir=str(world.root / "local"),
-        materialize=False,
-        placement="off",
-        runs_max=2,
-        checkpoint_batches=draw.choice([1, 1, 2, 5]),
-        pending_bytes_max=draw.choice([0, 2_000, 1 << 24]),
-        inline_bytes_max=draw.choice([0, 600, 1 << 18]),
-        changelog=draw.choice(["on", "on", "on", "off"]),
-        backend=draw.choice(["arrow"] * 5 + ["rocksdb"]),
-        checkpoint_mode=mode or draw.choice(["unaligned", "unaligned", "aligned-with-timeout", "aligned"]),
-        local_recovery=draw.random() < 0.7,
+def played(law: Law, chain: Chain, folder: Path, count: int) -> Counter[str]:
+    """So many lives; what they met, all together."""
+    seen: Counter[str] = Counter()
+    for seed, draw in seeds(count):
+        with pytest.MonkeyPatch.context() as patch:
+            seen += law(Life(f"STILLSTATE_TEST_SEED={seed}", folder / str(seed), draw, chain, patch))
+    return seen
+
+
+of_every_chain = pytest.mark.parametrize(
+    ("chain", "count"), [(STEPS, 20), (JOINS, 10), (ALARMS, 10)], ids=[c.name for c in CHAINS]
+)
+
+
+@of_every_chain
+def test_wherever_epochs_end_readers_see_what_an_aligned_run_gives(tmp_path: Path, chain: Chain, count: int) -> None:
+    """Rows, timers, windows that close, joins, late rows, at every operator; nothing lost, doubled or late that was not."""
+    seen = played(epochs_end_anywhere, chain, tmp_path, count)
+    assert seen["more epochs than batches"], "no epoch ended before its batch: the test proves nothing"
+
+
+@of_every_chain
+def test_kills_rescales_and_modes_with_rows_in_flight_lose_nothing(tmp_path: Path, chain: Chain, count: int) -> None:
+    """Each run ends somewhere, with rows in flight or not; the next has another parallelism, mode, backend, changelog."""
+    seen = played(drained_and_rescaled, chain, tmp_path, count)
+    assert min(seen["killed"], seen["stopped"], seen["rescaled with rows in flight"]) > 0, (
+        f"a law without cases: {seen}"
     )
 
 
-def of_one_run(tmp_path: Path, batches: Any, playing: Callable[[World], None]) -> tuple[dict[str, Any], int]:
-    """The same input in an aligned run that nothing disturbs, and how many rows were late."""
-    world = World(tmp_path, random.Random(0), batches)
-    playing(world)
-    finish(world, JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off",
-        checkpoint_mode="aligned"))  # fmt: skip
-    return results(world), world.late["rows"]
-
-
-def test_wherever_epochs_end_readers_see_what_an_aligned_run_gives(
-    tmp_path: Path, playing: Callable[[World], None]
-) -> None:
-    """Rows, timers, windows that close, late rows, at every operator of the chain; nothing lost, doubled or late that was not."""
-    more = 0
-    for seed, draw in seeds(25):
-        batches = some_batches(draw)
-        expected, late = of_one_run(tmp_path / f"{seed}-aligned", batches, playing)
-        world = World(tmp_path / str(seed), draw, batches)
-        playing(world)
-        finish(world, some_settings(world, "unaligned"))
-        where = f"STILLSTATE_TEST_SEED={seed}"
-        assert results(world) == expected, where
-        assert world.late["rows"] == late, where
-        more += len(world.epochs) > len(batches) + 2
-    assert more, "no epoch ended before its batch: the test proves nothing"
-
-
-def test_kills_rescales_and_modes_with_rows_in_flight_lose_nothing(
-    tmp_path: Path, playing: Callable[[World], None]
-) -> None:
-    """Each run ends somewhere, with rows in flight or not; the next has another parallelism, mode, backend, changelog."""
-    seen: Counter[str] = Counter()
-    for seed, draw in seeds(25):
-        batches = some_batches(draw)
-        expected, _ = of_one_run(tmp_path / f"{seed}-aligned", batches, playing)
-        world = World(tmp_path / str(seed), draw, batches, losses=0.15, repeats=0.1)
-        playing(world)
-        for _ in range(draw.randrange(1, 6)):
-            world.passed, world.dead = 0, False
-            world.dies_at = draw.randrange(1, 200) if draw.random() < 0.7 else 0
-            try:
-                last = finish(world, some_settings(world), batches=draw.choice([None, 1, 2]))
-                seen["stopped with rows in flight"] += last.open_batch is not None and bool(last.open_batch.operators)
-                seen["stopped"] += 1
-            except Killed:
-                seen["killed"] += 1
-        world.dies_at, world.dead = 0, False
-        finish(world, some_settings(world))
-        assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
-    assert min(seen["killed"], seen["stopped"]) > 0, f"a law without cases: {seen}"
-
-
-def test_one_task_for_all_shards_gives_what_a_task_for_each_gives(
-    tmp_path: Path, playing: Callable[[World], None]
-) -> None:
+@of_every_chain
+def test_one_task_for_all_shards_gives_what_a_task_for_each_gives(tmp_path: Path, chain: Chain, count: int) -> None:
     """Output, state, late rows, whichever epochs are narrow, with rows in flight, kills and rescales too; and one that is
     refused in the middle has not happened."""
-    seen: Counter[str] = Counter()
-    for seed, draw in seeds(25):
-        batches = some_batches(draw)
-        expected, late = of_one_run(tmp_path / f"{seed}-aligned", batches, playing)
-        world = World(tmp_path / str(seed), draw, batches, narrow=0.7)
-        playing(world)
-        is_killed = draw.random() < 0.5
-        if is_killed:
-            world.dies_at = draw.randrange(1, 100)
-            with suppress(Killed):
-                finish(world, some_settings(world))
-            world.dies_at, world.dead = 0, False
-        finish(world, some_settings(world))
-        assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
-        assert is_killed or world.late["rows"] == late, f"STILLSTATE_TEST_SEED={seed}"
-        left = [str(f) for f in world.root.glob("*/_stillstate/staging/*/*/*.parquet")]
-        assert not left, f"STILLSTATE_TEST_SEED={seed}: {left}"
-        seen["narrow"] += world.narrow_epochs
-        seen["refused"] += world.refused
+    seen = played(one_task_for_all_shards, chain, tmp_path, count)
     assert min(seen["narrow"], seen["refused"]) > 0, f"a law without cases: {seen}"
 
 
+@pytest.mark.parametrize("chain", CHAINS, ids=[c.name for c in CHAINS])
+def test_tasks_that_come_to_other_rows_when_spark_repeats_them_double_nothing(tmp_path: Path, chain: Chain) -> None:
+    """An executor is lost after its task; the second attempt is slower or faster, and leaves other rows than those that the
+    output of the first was made without. Such an epoch is run again."""
+    seen = played(tasks_that_disagree, chain, tmp_path, 6)
+    assert seen["disagreements"], "no two attempts disagreed: the test proves nothing"
+
+
 def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
-    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the changelog off: other shards changed since, so that the listing in memory is newer than the one on the store."""
     batches: list[list[Input]] = [[(f"k{n}", f"g{n % 4}", n, 10_000) for n in range(9)]]
     batches += [[(f"k{n}", f"g{n % 4}", n, 10_000)] for n in range(9)]
-    expected, _ = of_one_run(tmp_path / "undisturbed", batches, playing)
+    expected, _ = of_one_run(tmp_path / "undisturbed", batches, STEPS, monkeypatch)
     world = World(tmp_path / "disturbed", random.Random(0), batches)
     playing(world)
 
@@ -199,39 +116,9 @@ def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
     assert results(world) == expected
 
 
-def test_tasks_that_come_to_other_rows_when_spark_repeats_them_double_nothing(
-    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An executor is lost after its task; the second attempt is slower or faster, and leaves other rows than those that the
-    output of the first was made without. Such an epoch is run again."""
-    take, disagreements = Acknowledgements.take, 0
-
-    def taking(self: Acknowledgements, *arguments: Any) -> Any:
-        nonlocal disagreements
-        try:
-            return take(self, *arguments)
-        except TasksDisagree:
-            disagreements += 1
-            raise
-
-    monkeypatch.setattr(Acknowledgements, "take", taking)
-    for seed, draw in seeds(6):
-        batches = some_batches(draw)
-        expected, late = of_one_run(tmp_path / f"{seed}-aligned", batches, playing)
-        world = World(tmp_path / str(seed), draw, batches, repeats=0.2)
-        playing(world)
-        with monkeypatch.context() as patched:
-            is_over = Slicer._is_over
-            patched.setattr(Slicer, "_is_over", lambda self, of=is_over, w=world: of(self) and w.draw.random() < 0.5)
-            finish(world, replace(some_settings(world, "unaligned"), tolerable_failures=1_000))
-        assert results(world) == expected, f"STILLSTATE_TEST_SEED={seed}"
-        assert world.late["rows"] == late, f"STILLSTATE_TEST_SEED={seed}"
-    assert disagreements, "no two attempts disagreed: the test proves nothing"
-
-
 def test_rows_that_are_given_up_are_said_and_nothing_else_is_lost(
     tmp_path: Path,
-    playing: Callable[[World], None],
+    playing: Playing,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -267,6 +154,19 @@ def test_rows_that_are_given_up_are_said_and_nothing_else_is_lost(
     assert any("'after'" in row for row in steps)
 
 
+def test_rows_that_an_epoch_without_a_batch_leaves_fail_it(
+    tmp_path: Path, playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an epoch has no deadline. Should a task stop all the same, no manifest would name what it left."""
+    batches: list[list[Input]] = [[(f"k{n}", f"g{n}", n, 10_000) for n in range(40)], [("k", "g", 1, 30_000)]]
+    world = World(tmp_path, random.Random(1), batches)
+    playing(world)
+    monkeypatch.setattr(Slicer, "_is_one_slice", lambda *_: False)
+    monkeypatch.setattr(Slicer, "_is_over", lambda _: True)
+    with pytest.raises(StillstateError, match="rows are left without a batch"):
+        finish(world, replace(some_settings(world, "unaligned"), parallelism=1))
+
+
 def unnamed(world: World) -> set[str]:
     """Objects of the log that neither a manifest nor a segment that one names has."""
     catalog = Catalog(open_store(str(world.root / "store")), "job")
@@ -283,7 +183,7 @@ def unnamed(world: World) -> set[str]:
 
 @pytest.mark.parametrize("where", ["tasks", "before-manifest"])
 def test_an_epoch_that_fails_leaves_none_of_its_rows_in_the_store(
-    tmp_path: Path, playing: Callable[[World], None], monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, playing: Playing, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """A job that fails again and again does not fill its store: neither with what tasks uploaded of rows in flight nor with
     the segments that the driver wrote of them."""

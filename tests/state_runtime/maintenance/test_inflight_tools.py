@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inflight_chains import steps_operators as operators
 from inflight_root import BATCHES, InflightRoot, go_on, rows_in_flight
-from inflight_world import World, operators, results
+from inflight_world import World, results
 from model import CountingIds, DictStore, FakeClock
 from moved_job import WatchedStore, add_savepoint, into
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model import CountingIds, examples
 
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart, cut_by_shards, left_of_shard
 from state_runtime.changelog.parts import PartEntry, encode_part, sha256
 from state_runtime.changelog.rows import decode_rows
@@ -31,6 +33,7 @@ from state_runtime.task.row_passes import (
     Taken,
     batch_of,
 )
+from state_runtime.task.slicing import Slicer, StageBudget
 
 KEYS = KeyColumns(("k",), pa.schema([("k", pa.string())]))
 Row = tuple[int, int, str]
@@ -197,6 +200,7 @@ def test_what_is_left_is_gone_on_with_at_any_parallelism_and_nothing_is_lost(
     last = cut_by_shards(passed, 1)
     rest = opened(last, read, 0, 1)
     done += rows_in([piece for t in taken(rest, [5] * 100) for piece in t.pieces()])
+    assert rest.left() == ()
     assert sorted(done) == sorted(rows)
     assert all(places == sorted(places) for places in by_key(done).values())
 
@@ -216,6 +220,43 @@ def test_a_range_that_nothing_was_taken_of_is_left_as_it_was() -> None:
     """A task that only looks must not lose count: estimates of a cut range would drift otherwise."""
     passed, read = stored_pass([(h, n, str(h)) for n, h in enumerate([10, 20, 30, 40])], 2)
     assert opened(passed, read, 0, 1).left() == passed.left
+
+
+def test_a_range_without_a_row_is_done_once_it_was_looked_at() -> None:
+    """A rescale cuts ranges by shards and guesses how many rows each gets. One that has none would be gone on with for ever, and
+    nothing would be read any more."""
+    passed, read = stored_pass([(h, n, str(h)) for n, h in enumerate([10, 20, 30, 40])], 2)
+    own = opened(replace(passed, left=(RowsLeft(11, 19, 1, 100), RowsLeft(21, 29, 1, 100))), read, 0, 1)
+    assert own.take(5) is None
+    assert own.left() == ()
+    assert own.rows_left == 0
+
+
+@pytest.mark.parametrize(
+    ("later", "there"), [(RowsLeft(25, 45, 0, 0), [30, 40]), (RowsLeft(21, 29, 1, 100), [])], ids=["rows", "no row"]
+)
+@pytest.mark.parametrize("does_due", [True, False])
+def test_what_is_due_is_done_once_and_after_the_last_row_whatever_is_guessed_of_ranges(
+    later: RowsLeft, there: list[int], does_due: bool
+) -> None:
+    """Of the second pass nothing is thought to be left, although there are rows; or a row is, although there is none."""
+    rows = [(h, n, str(h)) for n, h in enumerate([10, 20, 30, 40])]
+    first, read = stored_pass(rows[:2], 2)
+    second, read_second = stored_pass(rows, 4)
+    passes: list[RowPass] = [
+        opened(first, read, 0, 1),
+        opened(replace(second, left=(later,)), read_second, 0, 1),
+        MemoryPass(grouped([])),
+    ]
+    slicer = Slicer(
+        passes, StageBudget(does_due=does_due), SYSTEM_CLOCK, shard=0, began_s=0.0, began_ms=0, rows_max=100
+    )
+    slices = list(slicer.slices())
+    given = [h for part in slices for h, _, _ in rows_in([part.rows])]
+    assert given == [10, 20, *there]
+    assert [part.is_last for part in slices[:-1]] == [False] * (len(slices) - 1)
+    assert slices[-1].is_last == slicer.did_due == does_due
+    assert slicer.is_done
 
 
 def arrived(rows: list[Row], *, shard: int = 0) -> pa.RecordBatch:

@@ -30,6 +30,9 @@ class Rows:
     def bytes_left(self) -> int:
         return self.rows_left * 10
 
+    def left(self) -> tuple[int, ...]:
+        return (self.rows_left,) if self.rows_left else ()
+
     def take(self, rows_max: int) -> Any:
         taken = min(rows_max, self.rows_left)
         self.rows_left -= taken
