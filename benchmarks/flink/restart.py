@@ -55,18 +55,20 @@ JOB = "INSERT INTO totals SELECT id, COUNT(*), SUM(amount) FROM generated GROUP 
 
 @dataclass(frozen=True, kw_only=True)
 class FlinkRestart:
-    """One restart, in seconds.
+    """One restart, in seconds; the last three add up to the first.
 
     Attributes:
         launch_s: kill → a new TaskManager's slots are there.
-        restore_s: → the job is restored (as the JobManager has it: the state's handles are given out, tasks begin to deploy).
-        first_checkpoint_s: → the first checkpoint after that.
+        restore_s: → the job is given its state's handles; nothing where the JobManager stayed, which does so before.
+        first_checkpoint_s: → tasks deployed, state read, the first checkpoint completed.
+        seen_s: kill → the JobManager restores the job, slots or not.
     """
 
     total_s: float
     launch_s: float
     restore_s: float
     first_checkpoint_s: float
+    seen_s: float
 
 
 def parts(killed_s: float, slots_s: float, seen: Checkpoints) -> FlinkRestart | None:
@@ -79,14 +81,16 @@ def parts(killed_s: float, slots_s: float, seen: Checkpoints) -> FlinkRestart | 
     end_ms = seen.first_after(seen.restored_ms)
     if not end_ms:
         return None
-    restored_s = seen.restored_ms / 1000
+    restored_s, end_s = seen.restored_ms / 1000, end_ms / 1000
     # Slots may be seen, by asking, a moment after the JobManager has used them.
-    launched_s = min(slots_s, restored_s)
+    slots_s = min(slots_s, end_s)
+    ready_s = max(slots_s, restored_s)
     return FlinkRestart(
-        total_s=end_ms / 1000 - killed_s,
-        launch_s=launched_s - killed_s,
-        restore_s=restored_s - launched_s,
-        first_checkpoint_s=end_ms / 1000 - restored_s,
+        total_s=end_s - killed_s,
+        launch_s=slots_s - killed_s,
+        restore_s=ready_s - slots_s,
+        first_checkpoint_s=end_s - ready_s,
+        seen_s=restored_s - killed_s,
     )
 
 
@@ -172,9 +176,9 @@ def figures_of(kind: Kind, piece: Mapping[str, Any], ours_s: float | None) -> li
     what = {"taskmanager": "TaskManager killed", "cluster": "JobManager and TaskManager killed"}[kind]
     total_s = median([one.total_s for one in restarts])
     named = {
-        "new TaskManager": [one.launch_s for one in restarts],
-        "restored": [one.restore_s for one in restarts],
-        "first checkpoint": [one.first_checkpoint_s for one in restarts],
+        "new slots": [one.launch_s for one in restarts],
+        "→ job restored": [one.restore_s for one in restarts],
+        "→ first checkpoint": [one.first_checkpoint_s for one in restarts],
     }
     name = f"restart, {what}"
     if ours_s is None:

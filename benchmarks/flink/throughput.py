@@ -58,7 +58,7 @@ def _workload(name: str) -> Workload:
         keys=0,
         prefill_batches=0,
         rounds=3,
-        turns={"ours": Turns(warm=8, per_round=8)},
+        turns={"ours": Turns(warm=6, per_round=6)},
         measure="rows_per_s",
         target=TARGET,
         data="bids",

@@ -231,6 +231,7 @@ def test_a_restart_ends_with_the_first_checkpoint_after_its_restore() -> None:
     made = restart.parts(4.0, 6.0, _checkpoints(restored_ms=6_500))
     assert made is not None
     assert (made.total_s, made.launch_s, made.restore_s, made.first_checkpoint_s) == (4.0, 2.0, 0.5, 1.5)
+    assert made.seen_s == 2.5
 
 
 def test_a_restart_is_not_over_before_restore_and_checkpoint() -> None:
@@ -238,15 +239,17 @@ def test_a_restart_is_not_over_before_restore_and_checkpoint() -> None:
     assert restart.parts(8.1, 8.2, _checkpoints(restored_ms=8_500)) is None
 
 
-def test_parts_add_up_when_slots_are_seen_late() -> None:
-    made = restart.parts(4.0, 7.0, _checkpoints(restored_ms=6_500))
+@pytest.mark.parametrize("slots_s", [5.0, 7.0, 9.0])
+def test_parts_add_up_whenever_slots_are_seen(slots_s: float) -> None:
+    """Before the restore, after it (the JobManager stayed), or too late."""
+    made = restart.parts(4.0, slots_s, _checkpoints(restored_ms=6_500))
     assert made is not None
-    assert made.restore_s == 0.0
+    assert min(made.launch_s, made.restore_s, made.first_checkpoint_s) >= 0
     assert made.launch_s + made.restore_s + made.first_checkpoint_s == pytest.approx(made.total_s)
 
 
 def test_figures_of_restarts_name_ours_only_where_it_was_measured() -> None:
-    one = {"total_s": 4.0, "launch_s": 2.0, "restore_s": 0.5, "first_checkpoint_s": 1.5}
+    one = {"total_s": 4.0, "launch_s": 2.0, "restore_s": 0.5, "first_checkpoint_s": 1.5, "seen_s": 2.5}
     piece = {"restarts": [one, {**one, "total_s": 6.0}, {**one, "total_s": 5.0}]}
     whole, *inner = restart.figures_of("taskmanager", piece, 7.5)
     assert (whole.ours, whole.peer) == (7.5, 5.0)
