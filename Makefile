@@ -194,6 +194,23 @@ bench-restart: setup ## Kill -9 of a driver to its first checkpoint, KILLS (20) 
 bench-inflight: setup ## Rows in flight: checkpoint times under skew and backlog, restarts, kills, throughput, memory (about 40 minutes)
 	$(BIN)/python -m benchmarks.inflight
 
+FLINK := 2.3.0
+FLINK_VENV := .venv-flink
+FLINK_READY := $(FLINK_VENV)/.ready-$(FLINK)
+# The package has Flink's jars and not what reads Parquet and takes SQL over HTTP; those two come from where Maven is set up to look.
+$(FLINK_READY): $(SETUP)
+	@command -v mvn >/dev/null || { echo 'Maven is needed and not on the path. On Debian: apt-get install maven'; exit 1; }
+	$(PYTHON) -m venv $(FLINK_VENV)
+	$(FLINK_VENV)/bin/python -m pip install --quiet --progress-bar on --no-deps apache-flink-libraries==$(FLINK)
+	for jar in flink-sql-parquet flink-sql-gateway; do \
+	  mvn -q -B dependency:copy -Dartifact=org.apache.flink:$$jar:$(FLINK) -DoutputDirectory=$(abspath $(FLINK_VENV))/jars || exit 1; \
+	done
+	@touch $(FLINK_READY)
+
+.PHONY: bench-flink
+bench-flink: setup $(FLINK_READY) ## Five NEXMark queries beside Flink's SQL (an environment of its own, 330 MB), and kills of Flink (about 25 minutes)
+	$(BIN)/python -m benchmarks.flink $(FLINK_ARGS)
+
 ##@ Tidy up
 
 .PHONY: clean

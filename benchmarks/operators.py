@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from benchmarks import processors
+from benchmarks.flink import events
 from benchmarks.nexmark_queries import QUERIES
 from state_runtime import aggregates, windows
 
@@ -48,7 +49,8 @@ def our_operator(name: str, job: StreamingJob, schema: str, inbox: Path) -> Stre
     spark = SparkSession.getActiveSession()
     assert spark is not None, "the worker starts its session before the job"
     ours = QUERIES[name].ours if name in QUERIES else OPERATORS[name][1]
-    return ours(job, _read(spark, schema, inbox))
+    frame = _read(spark, schema, inbox)
+    return ours(job, events.as_events(frame) if schema == events.SCHEMA else frame)
 
 
 def _read(spark: SparkSession, schema: str, inbox: Path) -> DataFrame:

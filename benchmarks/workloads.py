@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import nexmark_data
+from benchmarks.flink import events
 from benchmarks.report import Target
 
 __all__ = ["WORKLOADS", "Turns", "Workload", "quick", "write_data"]
 
 Side = Literal["ours", "peer"]
 Information = Literal["checkpoint", "cpu"]
-Data = Literal["uniform", "distinct", "events", "repeats", "sides", "nexmark"]
+Data = Literal["uniform", "distinct", "events", "repeats", "sides", "nexmark", "bids"]
 SEED = 20130101
 FIRST_FILE_S = 1_700_000_000
 SCHEMAS: Mapping[Data, str] = {
@@ -32,6 +33,7 @@ SCHEMAS: Mapping[Data, str] = {
     "repeats": "key long, amount long, ts timestamp",
     "sides": "key long, amount long, ts timestamp, side int",
     "nexmark": nexmark_data.SCHEMA,
+    "bids": events.SCHEMA,
 }
 REPEATED = 0.1
 """Share of the rows of the shape `repeats` that come again in the next batch."""
@@ -213,12 +215,14 @@ def write_data(workload: Workload, folder: Path) -> list[Path]:
 
     The shapes: keys `uniform` over the key space; `distinct` keys of it; `events`, uniform keys with an event time, a batch
     being one second; `repeats`, new keys with an event time, of which some come again one batch later; `sides`, events of two
-    streams, told apart by `side`; `nexmark`, see :mod:`benchmarks.nexmark_data`.
+    streams, told apart by `side`; `nexmark`, see :mod:`benchmarks.nexmark_data`; `bids`, see :mod:`benchmarks.flink.events`.
 
     The same seed gives the same rows on every machine. Each file has two row groups, so that the read
     stage of both engines has two tasks. The file source orders by modification time, hence the files get times
     one second apart.
     """
+    if workload.data == "bids":
+        return events.write_flat(folder, workload.batches, workload.rows)
     if workload.data == "nexmark":
         return nexmark_data.write_events(folder, workload.batches, workload.rows)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""NEXMark and restarts beside Apache Flink: `python -m benchmarks.flink --help`."""
