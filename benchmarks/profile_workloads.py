@@ -13,13 +13,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.processors import (
-    OUTPUT_SCHEMA,
-    STATE_SCHEMA,
-    RunningTotals,
-    RunningTotalsInPandas,
-    RunningTotalsVectorized,
-)
+from benchmarks import profile_users
+from benchmarks.processors import OUTPUT_SCHEMA, STATE_SCHEMA, RunningTotalsVectorized
+from benchmarks.profile_users import longs
 from state_runtime import aggregates, windows
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, Deduplicate
@@ -33,7 +29,6 @@ from state_runtime.processors.builtin.interval_join import (
 from state_runtime.processors.builtin.latest import LATEST, LatestBy
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.operator import EpochClock, Operator
-from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.table import StateSchema, Time
 
@@ -52,6 +47,10 @@ class Flavour(StrEnum):
     """Which operator."""
 
     ROW = "row"
+    LIST = "list"
+    MAP = "map"
+    TIMERS = "timers"
+    LARGE_MAP = "large-map"
     PANDAS = "pandas"
     VECTORIZED = "vectorized"
     AGGREGATE = "aggregate"
@@ -123,24 +122,24 @@ def _aggregate() -> TaskWorkload:
     return TaskWorkload(operator, _amounts, filled=True, rows=200_000, keys=2_000_000)
 
 
-def _rows(processor: Any, *, pandas: bool) -> TaskWorkload:
-    operator = StatefulProcessorOperator(
-        uid="totals",
-        key_columns=("key",),
-        key_ddl="key long",
-        key_schema=_KEY,
-        output_schema=_longs(OUTPUT_SCHEMA),
-        state_schemas={"totals": StateSchema(_KEY, _longs(STATE_SCHEMA))},
-        state_ddl={"totals": STATE_SCHEMA},
-        processor=processor,
-        pandas=pandas,
-        output_rows_per_batch=65_536,
-    )
-    return TaskWorkload(operator, _amounts, filled=True)
+def _large_map() -> TaskWorkload:
+    """As NEXMark's q15: one key with all rows, and two maps that grow by what is new in each epoch."""
+
+    def given(random: Random, epoch: int, rows: int, ids: int) -> Given:
+        count = ids if epoch == 0 else rows
+        keys = np.zeros(count, dtype=np.int64)
+        return Given(keys, {"key": pa.array(keys), **profile_users.day_columns(random, epoch, count, ids)})
+
+    return TaskWorkload(profile_users.day_statistics(), given, settled=6, rows=184_000, keys=200_000)
+
+
+def _timers() -> TaskWorkload:
+    """Batches of a second; a key's timer is due three seconds after its last row."""
+    return TaskWorkload(profile_users.timeouts(), _events, _clock(1, 1), settled=10)
 
 
 def _vectorized() -> TaskWorkload:
-    operator = _of_many_keys(RunningTotalsVectorized(), "totals", _longs(STATE_SCHEMA), _longs(OUTPUT_SCHEMA))
+    operator = _of_many_keys(RunningTotalsVectorized(), "totals", longs(STATE_SCHEMA), longs(OUTPUT_SCHEMA))
     return TaskWorkload(operator, _amounts, filled=True)
 
 
@@ -160,10 +159,6 @@ def _of_many_keys(
         output_rows_per_batch=65_536,
         event_time="ts" if time else "",
     )
-
-
-def _longs(ddl: str) -> pa.Schema:
-    return pa.schema([(column.split()[0], _INTEGER) for column in ddl.split(",")])
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -312,8 +307,12 @@ def _distinct() -> TaskWorkload:
 
 
 _WORKLOADS: Final[Mapping[Flavour, Callable[[], TaskWorkload]]] = {
-    Flavour.ROW: lambda: _rows(RunningTotals(), pandas=False),
-    Flavour.PANDAS: lambda: _rows(RunningTotalsInPandas(), pandas=True),
+    Flavour.ROW: lambda: TaskWorkload(profile_users.row_totals(), _amounts, filled=True),
+    Flavour.LIST: lambda: TaskWorkload(profile_users.appends(), _amounts, filled=True),
+    Flavour.MAP: lambda: TaskWorkload(profile_users.totals_by_kind(), _amounts, filled=True),
+    Flavour.TIMERS: _timers,
+    Flavour.LARGE_MAP: _large_map,
+    Flavour.PANDAS: lambda: TaskWorkload(profile_users.in_pandas(), _amounts, filled=True),
     Flavour.VECTORIZED: _vectorized,
     Flavour.AGGREGATE: _aggregate,
     Flavour.LATEST: _latest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -18,7 +19,7 @@ __all__ = ["fit_column", "from_normal", "from_python", "to_python"]
 
 
 def to_python(column: pa.Array) -> list[Any]:
-    """A column as Python values: what `to_pylist` gives, faster for numbers."""
+    """A column as Python values: what `to_pylist` gives, faster for numbers, dates and times."""
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         if column.null_count == 0:
             numbers: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
@@ -27,8 +28,27 @@ def to_python(column: pa.Array) -> list[Any]:
         for position in pc.indices_nonzero(column.is_null()).to_pylist():
             numbers[position] = None
         return numbers
+    if pa.types.is_date32(column.type) or (pa.types.is_timestamp(column.type) and column.type.unit == "us"):
+        times = _times(column)
+        if times is not None:
+            return times
     values: list[Any] = column.to_pylist()
     return values
+
+
+def _times(column: pa.Array) -> list[Any] | None:
+    """Dates and times, made by numpy; None if one is beyond the years that Python knows, of which Arrow complains."""
+    numbers = column.to_numpy(zero_copy_only=False)
+    there = np.flatnonzero(~np.isnat(numbers))
+    values: list[Any] = numbers.tolist()
+    if int in set(map(type, values)):
+        return None
+    if not len(there) or not getattr(column.type, "tz", None):
+        return values
+    zone = column[int(there[0])].as_py().tzinfo
+    if zone.utcoffset(None) == dt.timedelta(0):
+        return [None if v is None else v.replace(tzinfo=zone) for v in values]
+    return [None if v is None else zone.fromutc(v.replace(tzinfo=zone)) for v in values]
 
 
 def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], str]) -> pa.Array:

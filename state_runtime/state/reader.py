@@ -8,14 +8,31 @@ keys may occur.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from state_runtime.state.table import Hashes, Mask, Positions
 
-__all__ = ["StateReader"]
+__all__ = ["EntryFinder", "EntryView", "StateReader"]
+
+
+class EntryView(Protocol):
+    """Stored rows of the entries layout as the caller of `entry_finder` reads them, one at a time."""
+
+    def is_at(self, at: int, wanted: Any) -> bool:
+        """Whether the entry columns of a row are the wanted ones; `wanted` is the caller's."""
+        ...
+
+    def value_at(self, at: int) -> Any:
+        """The values of a row, in the caller's form; not None."""
+        ...
+
+
+EntryFinder: TypeAlias = Callable[[int, Any], Any]
+"""Of one key: from an `entry` and what `EntryView.is_at` compares with, to `EntryView.value_at` of the live row, or
+None."""
 
 
 class StateReader(Protocol):
@@ -58,6 +75,19 @@ class StateReader(Protocol):
 
         Returns:
             As `find`.
+        """
+        ...
+
+    def entry_finder(
+        self, state: str, key_hash: int, key: Sequence[pa.Array], view: Callable[[pa.RecordBatch], EntryView]
+    ) -> EntryFinder:
+        """Entries layout: for many look-ups of one entry each, all of one key (columns of one row).
+
+        What they have in common is done here, once. A look-up costs about the same however many entries there are, and
+        loads nothing but the row that it finds.
+
+        Args:
+            view: reads stored rows of this state; called once for each batch that has some of the key's.
         """
         ...
 

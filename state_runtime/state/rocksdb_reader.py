@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from rocksdict import Rdict
 
 from state_runtime.base.errors import check
+from state_runtime.state.reader import EntryFinder, EntryView
 from state_runtime.state.rocksdb_codec import StateCodec, first_after
 from state_runtime.state.rocksdb_database import reading
 from state_runtime.state.rocksdb_description import RocksVersion
@@ -82,6 +83,26 @@ class RocksReader:
         """See `StateReader.find_entries`."""
         codec = self.codecs[state]
         return self._answer(codec, codec.row_keys(hashes, keys, entries, entry_columns))
+
+    def entry_finder(
+        self, state: str, key_hash: int, key: Sequence[pa.Array], view: Callable[[pa.RecordBatch], EntryView]
+    ) -> EntryFinder:
+        """See `StateReader.entry_finder`. A look-up is a scan of the rows of one key and entry: one, unless map keys
+        share a hash."""
+        codec = self.codecs[state]
+        (prefix,) = bytes_of_rows(codec.key_prefixes(np.array([key_hash], dtype=np.uint64), key))
+
+        def find(entry: int, wanted: Any) -> Any:
+            start = prefix + entry.to_bytes(8, "big")
+            for stored, values in self._scan(start, first_after(start), None):
+                batch, _ = self._batch(codec, stored, values)
+                rows = view(batch)
+                for at in range(batch.num_rows):
+                    if rows.is_at(at, wanted):
+                        return rows.value_at(at)
+            return None
+
+        return find
 
     def _answer(self, codec: StateCodec, row_keys: pa.Array) -> tuple[Mask, list[pa.Array]]:
         with reading(self.folder):

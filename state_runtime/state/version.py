@@ -9,7 +9,7 @@ runs gets `overlaid` by putting changes on top of itself: `OpenVersion.on_top_of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from state_runtime.base.errors import check
 from state_runtime.state.answers import Answers
 from state_runtime.state.cursors import Cursor, RunCursor, StreamCursor
+from state_runtime.state.one_key import FoundInRuns
 from state_runtime.state.pieces import Piece, RunData, Wanted, rows_of_piece
-from state_runtime.state.reader import StateReader
+from state_runtime.state.reader import EntryFinder, EntryView, StateReader
 from state_runtime.state.runs import Layout, RunFile, Version, add_run
 from state_runtime.state.search import hash_ranges
 from state_runtime.state.table import (
@@ -279,20 +280,8 @@ class OpenVersion:
         """See `StateReader.iter_entries`. About `rows_max` rows of each run are in private memory at a time."""
         check(rows_max > 0, f"rows_max is {rows_max}")
         schema = self._schemas[state]
-        hashes = np.array([key_hash], dtype=np.uint64)
-        cursors: list[Cursor] = []
-        cleared = False
-        for piece in self._pieces_of(state):
-            starts, counts = hash_ranges(hashes_of(piece.batch), hashes)
-            if counts[0] == 0:
-                continue
-            rows = piece.batch.slice(int(starts[0]), int(counts[0]))
-            markers = int(np.searchsorted(entries_of(rows), np.uint64(CLEAR_MARKER), side="right"))
-            cursors.append(RunCursor(rows.slice(markers), rows_max))
-            if bool(_of_key(schema, rows.slice(0, markers), key).any()):
-                # Nothing older counts, and nothing of it is read.
-                cleared = True
-                break
+        runs, cleared = self._rows_of_hash(state, key_hash, key)
+        cursors: list[Cursor] = [RunCursor(rows, rows_max) for rows in runs]
         if self._bottom is not None and not cleared:
             cursors.append(StreamCursor(self._bottom.iter_entries(state, key_hash, key, rows_max)))
         while ends := [last for cursor in cursors if (last := cursor.last()) is not None]:
@@ -304,6 +293,36 @@ class OpenVersion:
             rows = rows if bool(own.all()) else rows.filter(pa.array(own))
             for start in range(0, rows.num_rows, rows_max):
                 yield rows.slice(start, rows_max)
+
+    def entry_finder(
+        self, state: str, key_hash: int, key: Sequence[pa.Array], view: Callable[[pa.RecordBatch], EntryView]
+    ) -> EntryFinder:
+        """See `StateReader.entry_finder`."""
+        runs, cleared = self._rows_of_hash(state, key_hash, key)
+        below = None
+        if self._bottom is not None and not cleared:
+            below = self._bottom.entry_finder(state, key_hash, key, view)
+        return FoundInRuns(self._schemas[state], runs, key, view, self._now_ms, below)
+
+    def _rows_of_hash(self, state: str, key_hash: int, key: Sequence[pa.Array]) -> tuple[list[pa.RecordBatch], bool]:
+        """The rows of one hash in each run that has some, newest first, without clear markers; nothing is copied.
+
+        Returns:
+            They, and whether the key was cleared: then nothing older counts, and nothing of it is among them.
+        """
+        schema = self._schemas[state]
+        hashes = np.array([key_hash], dtype=np.uint64)
+        runs = []
+        for piece in self._pieces_of(state):
+            starts, counts = hash_ranges(hashes_of(piece.batch), hashes)
+            if counts[0] == 0:
+                continue
+            rows = piece.batch.slice(int(starts[0]), int(counts[0]))
+            markers = int(np.searchsorted(entries_of(rows), np.uint64(CLEAR_MARKER), side="right"))
+            runs.append(rows.slice(markers))
+            if bool(_of_key(schema, rows.slice(0, markers), key).any()):
+                return runs, True
+        return runs, False
 
     # --- what is due ---------------------------------------------------------------------------------------------
 

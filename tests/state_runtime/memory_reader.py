@@ -103,6 +103,16 @@ class MemoryReader:
             found.append(same[0] if same else None)
         return self._columns(state, found)
 
+    def entry_finder(self, state: str, key_hash: int, key: Sequence[pa.Array], view: Any) -> Any:
+        (rows,) = self._wanted(state, np.array([key_hash], dtype=np.uint64), key)
+        seen = view(self._batch(state, rows))
+
+        def find(entry: int, wanted: Any) -> Any:
+            there = [at for at, row in enumerate(rows) if row[ENTRY] == entry and seen.is_at(at, wanted)]
+            return seen.value_at(there[0]) if there else None
+
+        return find
+
     def entry_bounds(self, state: str, hashes: Any) -> Any:
         stored = [h for batch in self.batches[state] for h in batch.column(0).to_pylist()]
         return np.array([stored.count(h) for h in hashes.tolist()], dtype=np.int64)

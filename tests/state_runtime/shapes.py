@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,7 +216,41 @@ def check_entries(
         np.array([p[1] for p in pairs], dtype=np.uint64),
         [pa.array([p[3] for p in pairs], f.type) for f in schema.entries or ()],
     )
-    check_found(real.find_entries(shape, *given), model.find_entries(shape, *given), f"find_entries in {shape}")
+    expected_found = model.find_entries(shape, *given)
+    check_found(real.find_entries(shape, *given), expected_found, f"find_entries in {shape}")
+    check_finders(real, shape, given, expected_found)
+
+
+class RowsAsRead:
+    """A plain `EntryView`."""
+
+    def __init__(self, schema: StateSchema, batch: pa.RecordBatch) -> None:
+        self.entries = [column.to_pylist() for column in schema.entry_columns_of(batch)]
+        self.values = [column.to_pylist() for column in schema.values_of(batch)]
+        assert not batch.num_rows or int(batch.column(2)[0].as_py()) > 0, "a clear marker is no entry"
+
+    def is_at(self, at: int, wanted: Any) -> bool:
+        return canonical([column[at] for column in self.entries]) == canonical(wanted)
+
+    def value_at(self, at: int) -> Any:
+        return [column[at] for column in self.values]
+
+
+def check_finders(real: StateReader, shape: str, given: Any, expected: Any) -> None:
+    """Fail unless each entry alone is what all of them together were."""
+    schema = SHAPES[shape]
+    hashes, keys, entries, entry_columns = given
+    found, columns = expected
+    finders: dict[str, Any] = {}
+    for number, is_there in enumerate(found.tolist()):
+        key = key_of(keys, number)
+        name = repr([column.to_pylist() for column in key])
+        if name not in finders:
+            finders[name] = real.entry_finder(shape, int(hashes[number]), key, partial(RowsAsRead, schema))
+        wanted = [column[number].as_py() for column in entry_columns]
+        value = [column[number].as_py() for column in columns[: len(schema.values)]] if is_there else None
+        one = finders[name](int(entries[number]), wanted)
+        assert canonical(one) == canonical(value), f"entry {wanted} of {name} in {shape}"
 
 
 def handled(shape: str, due: pa.RecordBatch, again_ms: int | None) -> Change:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
 import pandas as pd
@@ -100,7 +101,7 @@ class RowFlavour:
         """Matched by name, missing columns are null, others are ignored (Spark's rule); without names by place."""
         wanted = self._schema.names
         where = f"the output of operator {self._uid!r}"
-        if any(getattr(row, "__fields__", None) != wanted for row in outputs):
+        if not _is_in_order(outputs, wanted):
             outputs = [_ordered(row, wanted, self._uid) for row in outputs]
         columns = list(zip(*outputs)) if wanted else []
         yield pa.RecordBatch.from_arrays(
@@ -183,6 +184,19 @@ def refuse_row(returned: Any, uid: str) -> None:
             f"operator {uid!r}: a handler said `return Row(…)`, which gives the fields of the row one by one: "
             "write `yield Row(…)`, or return a list of rows"
         )
+
+
+_names_of = attrgetter("__fields__")
+
+
+def _is_in_order(rows: list[Any], wanted: list[str]) -> bool:
+    """Whether all rows have just the wanted columns, in their order: asked for every row, so without a loop here."""
+    if set(map(type, rows)) == {tuple}:
+        return set(map(len, rows)) == {len(wanted)}
+    try:
+        return all(map(wanted.__eq__, map(list, map(_names_of, rows))))
+    except AttributeError:
+        return False
 
 
 def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ look at what is stored, and what is appended later comes later.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -91,12 +92,7 @@ class ListState(Collection):
         """
         if not self._is_plain(newState):
             newState = self._row(newState, "appendValue")
-        group = self._scope.group
-        own = self._own.get(group)
-        if own is None:
-            self._own[group] = [newState]
-        else:
-            own.append(newState)
+        self._own[self._scope.group].append(newState)
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
         """Add elements at the end.
@@ -105,12 +101,7 @@ class ListState(Collection):
             InvalidStateValue: no element, or one that does not fit; nothing is added then.
         """
         rows = self._elements(newState, "appendList")
-        group = self._scope.group
-        own = self._own.get(group)
-        if own is None:
-            self._own[group] = rows
-        else:
-            own.extend(rows)
+        self._own[self._scope.group].extend(rows)
 
     def clear(self) -> None:
         """Remove the list; nothing happens if there is none."""
@@ -146,7 +137,7 @@ class ListState(Collection):
 
     def attach(self) -> None:
         self._attach()
-        self._own = {}
+        self._own = defaultdict(list)
         self._lost = 0
 
     def detach(self) -> None:

@@ -18,12 +18,16 @@ import pyarrow as pa
 from state_runtime.processors.user.rows import row_class_of
 from state_runtime.processors.user.scope import NO_GROUP, Collection, Scope, entries_batch
 from state_runtime.processors.user.value_codec import ValueCodec
-from state_runtime.state.keyhash import hash_rows
+from state_runtime.state.keyhash import hash_rows, value_hasher
+from state_runtime.state.reader import EntryFinder
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema
 
 __all__ = ["MapState", "entry_hashes"]
 
 _CHUNK = 10_000  # entries of a large map in memory at once, as Spark hands them over
+_REMEMBERED_MAX = 65_536
+"""Answers about entries of a large map that are kept while its key is current, about 250 bytes each."""
+
 _ABSENT: Any = object()
 _NO_MAP = NO_GROUP - 1  # not the number that stands for no key, so that a call without one is noticed
 
@@ -49,12 +53,14 @@ class MapState(Collection):
         self._is_plain_key: Callable[[Any], bool] = self._key_codec.is_plain if self._wrap is None else _never
         self._fresh = self._codec.fresh
         self._fresh_key = self._key_codec.fresh or tuple
+        self._hash_of = value_hasher(entries.types)
         self._make_value: Callable[[Any], Any] = partial(tuple.__new__, row_class_of(schema.values.names))
         self._logs: dict[int, dict[Any, Any]] = {}
         self._gains: dict[int, int | None] = {}
         self._at = _NO_MAP
         self._log: dict[Any, Any] = self._no_key
         self._base: Any = self._no_key
+        self._read: Callable[[Any], Any] = self._no_key.get  # what the base has of a map key, or None
         self._keys: list[Any] = []
         self._values: list[Any] = []
 
@@ -76,10 +82,7 @@ class MapState(Collection):
             self._enter()
         value = self._log.get(key, _ABSENT)
         if value is _ABSENT:
-            value = self._base.get(key)
-            if self._fresh is None:
-                stored: tuple[Any, ...] | None = value
-                return stored
+            value = self._read(key)
         if value is None:
             return None
         made: tuple[Any, ...] = self._make_value(value if self._fresh is None else self._fresh(value))
@@ -139,7 +142,7 @@ class MapState(Collection):
             self._lost += len(self._base) if type(self._base) is dict else 0
             self.cleared.add(self._at)
         self._log.clear()
-        self._base = _NOTHING
+        self._stand_on(_NOTHING)
 
     def _key_of(self, key: Any, method: str) -> Any:
         row = self._key_codec.row_of(key, method)
@@ -171,6 +174,7 @@ class MapState(Collection):
         self.bases = {}
         self._at = _NO_MAP
         self._log = self._no_key
+        self._stand_on(self._no_key)
         self._keys, self._values = [], []
 
     def changes(self) -> tuple[pa.RecordBatch, int]:
@@ -230,10 +234,14 @@ class MapState(Collection):
             log = self._logs[group] = {}
         self._at, self._log = group, log
         if group in self.cleared:
-            self._base = _NOTHING
+            self._stand_on(_NOTHING)
         else:
             base = self.bases.get(group)
-            self._base = _NotLoaded(self) if base is None else base
+            self._stand_on(_NotLoaded(self) if base is None else base)
+
+    def _stand_on(self, base: Any) -> None:
+        self._base = base
+        self._read = base.get
 
     def _leave(self) -> None:
         """Note how many entries the current key gained and forget pointless removals, while it is known what was
@@ -259,13 +267,13 @@ class MapState(Collection):
 
     def load(self) -> Any:
         """What is stored for the current key."""
-        self._base = self._load(self._at)
+        self._stand_on(self._load(self._at))
         return self._base
 
     def _decode(self, batch: pa.RecordBatch) -> None:
         keys = self._key_codec.rows(self._schema.entry_columns_of(batch))
         self._keys = keys if self._wrap is None else list(map(self._wrap, keys))
-        self._values = list(map(self._make_value, self._codec.rows(self._schema.values_of(batch))))
+        self._values = self._codec.rows(self._schema.values_of(batch))
 
     def _small(self, start: int, stop: int) -> dict[Any, Any]:
         return dict(zip(self._keys[start:stop], self._values[start:stop])) if start < stop else _NOTHING
@@ -273,11 +281,19 @@ class MapState(Collection):
     def _large(self, group: int) -> _LargeMap:
         return _LargeMap(self, self._scope, group)
 
-    def find(self, key_hash: Hashes, group_key: list[pa.Array], key: Any, reader: Any) -> Any:
-        """The value of one map key in the state, or None."""
-        columns = self._key_codec.columns([key])
-        found, values = reader.find_entries(self.name, key_hash, group_key, entry_hashes(columns), columns)
-        return self._make_value(self._codec.rows(values[: self._width])[0]) if found[0] else None
+    def entry_of(self, key: Any) -> int:
+        """The `entry` of one map key."""
+        if self._hash_of is not None:
+            try:
+                return self._hash_of(key) or 1
+            except (ValueError, OverflowError):
+                pass  # making a column of it says what does not fit
+        return int(entry_hashes(self._key_codec.columns([key]))[0])
+
+    def view_of(self, batch: pa.RecordBatch) -> _StoredEntries:
+        """Stored rows, to be read one at a time."""
+        keys = self._key_codec.row_at(self._schema.entry_columns_of(batch))
+        return _StoredEntries(keys, self._codec.row_at(self._schema.values_of(batch)), self._wrap)
 
     def items_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
         """Stored rows as entries."""
@@ -352,31 +368,58 @@ class _NotLoaded:
         return self._state.load().items()
 
 
+class _StoredEntries:
+    """Rows of a batch as entries of a map: an `EntryView`."""
+
+    __slots__ = ("_key_at", "_wrap", "value_at")
+
+    def __init__(
+        self, key_at: Callable[[int], Any], value_at: Callable[[int], Any], wrap: Callable[[Any], Any] | None
+    ) -> None:
+        self._key_at, self._wrap, self.value_at = key_at, wrap, value_at
+
+    def is_at(self, at: int, wanted: Any) -> bool:
+        key = self._key_at(at)
+        return bool((key if self._wrap is None else self._wrap(key)) == wanted)
+
+
+class _Remembered(dict[Any, Any]):
+    """Answers of a finder, None where there is no such entry. Those that are known are read without a call of Python."""
+
+    def __init__(self, state: MapState, finder: Callable[[], EntryFinder]) -> None:
+        super().__init__()
+        self._state = state
+        self._finder = finder
+        self._find: EntryFinder | None = None
+
+    def __missing__(self, key: Any) -> Any:
+        if self._find is None:
+            self._find = self._finder()
+        if len(self) >= _REMEMBERED_MAX:
+            self.clear()
+        value = self[key] = self._find(self._state.entry_of(key), key)
+        return value
+
+
 class _LargeMap:
     """A stored map that is too large to be loaded: single entries are looked up, and iterating streams."""
 
-    __slots__ = ("_found", "_hash", "_key", "_reader", "_state")
+    __slots__ = ("_hash", "_key", "_reader", "_state", "get", "remembered")
 
     def __init__(self, state: MapState, scope: Scope, group: int) -> None:
         self._state = state
         self._reader = scope.reader
-        self._hash = scope.hashes[group : group + 1]
+        self._hash = int(scope.hashes[group])
         self._key = scope.key_of(group)
-        self._found: dict[Any, Any] = {}
+        finder = partial(self._reader.entry_finder, state.name, self._hash, self._key, state.view_of)
+        self.remembered = _Remembered(state, finder)
+        self.get: Callable[[Any], Any] = self.remembered.__getitem__
 
     def __contains__(self, key: Any) -> bool:
         return self.get(key) is not None
 
     def __bool__(self) -> bool:
         return any(batch.num_rows for batch in self._batches(1))
-
-    def get(self, key: Any) -> Any:
-        value = self._found.get(key, _ABSENT)
-        if value is _ABSENT:
-            if len(self._found) >= _CHUNK:
-                self._found.clear()
-            value = self._found[key] = self._state.find(self._hash, self._key, key, self._reader)
-        return value
 
     def __iter__(self) -> Iterator[Any]:
         return (key for key, _ in self.items())
@@ -387,4 +430,4 @@ class _LargeMap:
 
     def _batches(self, rows_max: int) -> Iterator[pa.RecordBatch]:
         name = self._state.name
-        return iter(self._reader.iter_entries(name, int(self._hash[0]), self._key, rows_max))
+        return iter(self._reader.iter_entries(name, self._hash, self._key, rows_max))

@@ -137,6 +137,14 @@ class ValueCodec:
         """Stored columns as the rows that user code reads."""
         return list(zip(*[read(column) for read, column in zip(self._reads, columns)]))
 
+    def row_at(self, columns: Sequence[pa.Array]) -> Callable[[int], tuple[Any, ...]]:
+        """As `rows`, one row at a time: nothing is read of the others."""
+        cells = [_cell_of(read, column) for read, column in zip(self._reads, columns)]
+        if len(cells) == 1:
+            (only,) = cells
+            return lambda at: (only(at),)
+        return lambda at: tuple([cell(at) for cell in cells])
+
     def columns(self, rows: Sequence[tuple[Any, ...] | None], *, holes: bool = False) -> list[pa.Array]:
         """Rows as columns to store.
 
@@ -199,8 +207,7 @@ def read_column(column: pa.Array) -> list[Any]:
 def local_timestamps(column: pa.Array) -> list[Any]:
     """Timestamps with a zone as datetimes without one, in the time zone of the process, as Spark's states give them."""
     if _local_is_utc():
-        values: list[Any] = column.cast(pa.timestamp("us")).to_pylist()
-        return values
+        return to_python(column.cast(pa.timestamp("us")))
     return [None if v is None else _local(v) for v in column.to_pylist()]
 
 
@@ -211,6 +218,15 @@ def _read_of(data_type: pa.DataType) -> Callable[[pa.Array], list[Any]]:
     if convert is None:
         return to_python
     return lambda column: [None if v is None else convert(v) for v in column.to_pylist()]
+
+
+def _cell_of(read: Convert, column: pa.Array) -> Callable[[int], Any]:
+    """Of a column what `read` gives of one row."""
+    kind = column.type
+    if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        numbers: Callable[[int], Any] = column.to_numpy(zero_copy_only=False).item
+        return numbers
+    return lambda at: read(column.slice(at, 1))[0]
 
 
 def _as_read(data_type: pa.DataType) -> Convert | None:

@@ -152,7 +152,8 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("everything_is_large")
 def test_single_entries_of_a_large_map_are_looked_up_and_nothing_else_is_loaded() -> None:
-    """getValue and containsKey ask for one entry, and only once; updates and removals are looked up together at the end."""
+    """getValue and containsKey look one entry up, with what is found out once for the key; updates and removals are looked
+    up together at the end."""
 
     def on_input(p: Any, *_: Any) -> None:
         assert p.map.getValue((1, "a")) == (1, "x")
@@ -166,7 +167,7 @@ def test_single_entries_of_a_large_map_are_looked_up_and_nothing_else_is_loaded(
         assert p.map.exists()
 
     calls, result = spied(filled(fill_all), on_input)
-    assert calls == [("find_entries", "m")] * 3
+    assert calls == [("entry_finder", "m"), ("find_entries", "m")]
     rows = result.changes["m"].to_pylist()
     assert sorted((r["entry.a"], r["deleted"]) for r in rows) == [(1, False), (2, True), (5, False)]
     assert result.rows_added == 0
@@ -369,15 +370,41 @@ def test_numpy_scalars_are_read_back_as_plain_numbers_at_once() -> None:
 def test_of_a_large_map_only_so_many_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """User code may ask for every key of a map that does not fit."""
     monkeypatch.setattr(scope, "ENTRIES_PER_KEY_MAX", 0)
-    monkeypatch.setattr(map_state, "_CHUNK", 2)
+    monkeypatch.setattr(map_state, "_REMEMBERED_MAX", 2)
 
     def on_input(p: Any, *_: Any) -> None:
         for n in range(9):
             assert p.map.containsKey((n, "a")) == (n < 3)
-            assert len(p.map._base._found) <= 2
+            assert len(p.map._base.remembered) <= 2
 
-    calls, _ = spied(filled(fill_all), on_input)
-    assert len(calls) == 9
+    spied(filled(fill_all), on_input)
+
+
+def test_a_map_of_one_key_is_opened_once_for_a_whole_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of its entries user code asks for. An entry is looked up once, and the others that are stored are not
+    read: each was a look-up like that of many keys at once, half a millisecond a call."""
+    monkeypatch.setattr(scope, "ENTRIES_PER_KEY_MAX", 10)
+    count = 300
+
+    def fill(p: Any, *_: Any) -> None:
+        for n in range(count):
+            p.map.updateValue((n, "a"), (n, "x"))
+
+    def on_input(p: Any, *_: Any) -> None:
+        for _again in range(3):
+            for n in range(0, 2 * count, 2):
+                assert p.map.getValue((n, "a")) == ((n, "x") if n < count else None)
+                p.map.updateValue((n + 1, "a"), (n, "y"))
+
+    looked_up: list[int] = []
+    entry_of = MapState.entry_of
+    monkeypatch.setattr(MapState, "entry_of", lambda self, key: looked_up.append(key[0]) or entry_of(self, key))
+    calls, result = spied(filled(fill), on_input)
+    # The second is for what was written: all entries at once.
+    assert calls == [("entry_finder", "m"), ("find_entries", "m")]
+    assert looked_up == list(range(0, 2 * count, 2))
+    assert result.changes["m"].num_rows == count
+    assert result.rows_added == count // 2
 
 
 # --- map keys under grouping equality ----------------------------------------------------------------------------

@@ -219,6 +219,33 @@ def test_python_values_survive_a_column(data: st.DataObject) -> None:
     assert to_python(column.slice(1)) == values[1:]
 
 
+_ZONES = [None, "UTC", "Europe/Berlin", "America/St_Johns", "+05:30", "Etc/GMT+3"]
+_MICROS = st.integers(-60_000_000_000_000_000, 250_000_000_000_000_000)
+
+
+@pytest.mark.parametrize("zone", _ZONES)
+@given(st.lists(st.none() | _MICROS | st.sampled_from([1_729_990_800_000_000, 1_729_994_400_000_000]), max_size=5))
+@examples(60)
+def test_times_are_the_ones_that_arrow_gives(zone: str | None, micros: list[int | None]) -> None:
+    """The same moments in the same zone: also in the hour that comes twice, where only `fold` tells them apart."""
+    column = pa.array(micros, pa.timestamp("us", zone))
+    made, expected = to_python(column), column.to_pylist()
+    assert made == expected
+    assert [repr(v) for v in made] == [repr(v) for v in expected]
+    assert [v and (v.tzinfo, v.fold) for v in made] == [v and (v.tzinfo, v.fold) for v in expected]
+
+
+@pytest.mark.parametrize("data_type", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.date32()], ids=str)
+def test_a_time_beyond_pythons_years_is_refused_as_arrow_refuses_it(data_type: pa.DataType) -> None:
+    """Made by numpy it would come to user code as a number."""
+    whole = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
+    column = pa.array([0, 2**31 - 1 if whole == pa.int32() else 2**62], whole).cast(data_type)
+    with pytest.raises((ValueError, OverflowError)):
+        column.to_pylist()
+    with pytest.raises((ValueError, OverflowError)):
+        to_python(column)
+
+
 def test_nan_and_null_are_not_the_same() -> None:
     """pandas mixes them up; a state must not."""
     column = from_python([float("nan"), None, 1.0], pa.field("c", pa.float64()), lambda: "here")

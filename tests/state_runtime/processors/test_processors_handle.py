@@ -522,6 +522,20 @@ def test_rows_are_matched_by_name_and_missing_columns_are_null() -> None:
     assert outputs == [{"k": None, "what": "x"}, {"k": "k", "what": "y"}]
 
 
+@pytest.mark.parametrize("forms", [(0,), (1,), (2,), (3,), (0, 1, 2, 3)], ids=str)
+def test_output_rows_of_every_form_are_the_same_columns(forms: tuple[int, ...]) -> None:
+    """Named, made by a class of rows in another order or in this one, and without names: alone and side by side."""
+    made = (Row(k="a", what="b"), Row("k", "what")("a", "b"), Row("what", "k")("b", "a"), ("a", "b"))
+    _, outputs = run(Calls(on_input=lambda *_: [made[form] for form in forms for _ in range(2)]))
+    assert outputs == [{"k": "a", "what": "b"}] * (2 * len(forms))
+
+
+def test_tuples_of_different_lengths_are_refused() -> None:
+    """Columns made of them would be cut to the shortest."""
+    with pytest.raises(InvalidData, match=r"yielded 3 values without names for 2 columns"):
+        run(Calls(on_input=lambda *_: [("a", "b"), ("a", "b", "c")]))
+
+
 # --- clocks --------------------------------------------------------------------------------------------------------
 
 

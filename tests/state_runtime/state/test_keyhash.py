@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from model import examples
 
 from state_runtime.base.errors import InvalidData, StillstateError
-from state_runtime.state.keyhash import SEED, chain_rows, hash_key, hash_rows
+from state_runtime.state.keyhash import SEED, chain_rows, hash_key, hash_rows, value_hasher
 
 NAN_WITH_PAYLOAD = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
 
@@ -141,6 +141,32 @@ def test_every_simple_type_hashes_as_each_value_alone(kind: Any, values: Any, da
     pool = data.draw(st.lists(st.none() | values, min_size=1, max_size=40))
     columns = [stored(pool, kind)]
     assert hash_rows(columns).tolist() == one_by_one(columns)
+
+
+@examples(300)
+@given(st.data())
+def test_pythons_own_values_hash_as_the_columns_that_hold_them(data: Any) -> None:
+    """A look-up of one entry of a map has the user's values in hand, and should not make columns of them."""
+    picked = data.draw(st.lists(st.sampled_from(PRINTABLE), min_size=1, max_size=3))
+    columns = [stored([data.draw(st.none() | values)], kind) for kind, values in picked]
+    kinds = [column.type for column in columns]
+    hashed = value_hasher(kinds)
+    if any(pa.types.is_temporal(kind) for kind in kinds):
+        assert hashed is None
+    else:
+        assert hashed is not None
+        assert hashed([column[0].as_py() for column in columns]) == hash_key(columns)
+
+
+def test_values_that_do_not_fit_their_type_have_no_hash() -> None:
+    """Whoever asks makes a column of them then, and Arrow says which one it is."""
+    for kind, value in ((pa.int64(), 1 << 63), (pa.int32(), 1 << 31), (pa.string(), "\ud800")):
+        hashed = value_hasher([kind])
+        assert hashed is not None
+        with pytest.raises((OverflowError, ValueError)):
+            hashed([value])
+    for kind in (pa.struct([("a", pa.int64())]), pa.list_(pa.int64()), pa.timestamp("us", "UTC"), pa.date32()):
+        assert value_hasher([pa.int64(), kind]) is None
 
 
 @pytest.mark.parametrize("rows", [1, 11, 12, 13, 16_384, 16_385])

@@ -490,6 +490,27 @@ def test_one_entry_of_a_map_of_a_million_is_read_alone(tmp_path: Path) -> None:
             assert bool(found.all())
             assert values[0].to_pylist() == wanted.tolist()
         assert peak.bytes < 50_000, f"{peak.bytes:,} bytes of private memory for {count}"
+    schema = SHAPES["map"]
+
+    class Named:
+        """Reads the row that it is asked for."""
+
+        def __init__(self, batch: pa.RecordBatch) -> None:
+            (self._names,), self._numbers = schema.entry_columns_of(batch), schema.values_of(batch)[0]
+
+        def is_at(self, at: int, wanted: Any) -> bool:
+            return bool(self._names[at].as_py() == wanted)
+
+        def value_at(self, at: int) -> Any:
+            return self._numbers[at].as_py()
+
+    with peak_memory() as peak:
+        find = reader.entry_finder("map", 7, [pa.array(["key"]), pa.array([1.5])], Named)
+        for n in (0, 5, 14, ENTRIES // 2, ENTRIES - 1):
+            assert find(int(entries[n]), f"m{n}") == (n - 5 if 5 <= n < 15 else n)  # the newer run counts anew
+        assert find(3, "m7") is None
+        assert find(ENTRIES + 100, "m7") is None
+    assert peak.bytes < 50_000, f"{peak.bytes:,} bytes of private memory for one at a time"
 
 
 def test_nothing_of_what_a_newer_run_cleared_is_read(tmp_path: Path) -> None:
