@@ -51,7 +51,7 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 
-__all__ = ["app"]
+__all__ = ["Restart", "app", "restarts_of"]
 
 Found = TypeVar("Found")
 By = Literal["standby", "supervisor", "dagster", "plain"]
@@ -99,10 +99,7 @@ def main(
             kind = next((known for known in AIMS_S if known == name), None)
             if kind is None:
                 raise typer.BadParameter(f"{name!r} is none of {', '.join(AIMS_S)}")
-            os.environ["XDG_CACHE_HOME"] = str(caches / ("empty" if kind == "plain" else "prepared"))
-            if kind != "plain" and archive_of_host() is None:
-                make_archive()
-            restarts = _measured(kind, times)
+            restarts = _on_its_host(kind, times, caches)
             totals = [r.total_s for r in restarts]
             middle = {field: statistics.median(asdict(r)[field] for r in restarts) for field in asdict(restarts[0])}
             aim_s = AIMS_S[kind]
@@ -121,6 +118,20 @@ def main(
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     new_console().print(table)
+
+
+def restarts_of(by: By, times: int) -> list[Restart]:
+    """Restarts of one kind, for a table of others."""
+    with _caches() as caches:
+        return _on_its_host(by, times, caches)
+
+
+def _on_its_host(by: By, times: int, caches: Path) -> list[Restart]:
+    """Where `stillstate prepare` was called, or was not."""
+    os.environ["XDG_CACHE_HOME"] = str(caches / ("empty" if by == "plain" else "prepared"))
+    if by != "plain" and archive_of_host() is None:
+        make_archive()
+    return _measured(by, times)
 
 
 def _measured(by: By, times: int) -> list[Restart]:

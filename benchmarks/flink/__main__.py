@@ -6,10 +6,10 @@ done; the table, and benchmarks/results/flink.json, are made of all that there a
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from benchmarks.flink.cluster import Cluster
 from benchmarks.flink.distribution import FlinkMissing, found_distribution
 from benchmarks.pieces import Benchmark, Options, chosen_pieces
 from benchmarks.report import Figure
+from benchmarks.restart import restarts_of
 
 __all__ = ["app"]
 
@@ -30,7 +31,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 QUICK_SCALE = 0.02
 TIMES = 5
 _RESTARTS: Mapping[str, restart.Kind] = {f"restart-{kind}": kind for kind in restart.KINDS}
-NAMES = (*throughput.WORKLOADS, *_RESTARTS)
+OURS = "restart-ours"
+NAMES = (*throughput.WORKLOADS, OURS, *_RESTARTS)
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -55,8 +57,8 @@ def main(
 
 @app.command("restart")
 def restarts(times: Annotated[int, typer.Option(min=1, help="Kills of each kind.")] = TIMES) -> None:
-    """Measure restarts of Flink alone. Example: [b]python -m benchmarks.flink restart --times 5[/b]"""
-    _run(Options(",".join(_RESTARTS), 1.0, table=False, keep=False, strict=False), times)
+    """Measure restarts only, ours and Flink's. Example: [b]python -m benchmarks.flink restart --times 5[/b]"""
+    _run(Options(",".join((OURS, *_RESTARTS)), 1.0, table=False, keep=False, strict=False), times)
 
 
 def _run(options: Options, times: int) -> None:
@@ -79,9 +81,13 @@ def _measure(name: str, folder: Path, *, scale: float, progress: Progress, times
     def step(text: str) -> None:
         progress.update(task, description=f"{name}: {text}")
 
+    times = times if scale >= 1 else 1
     try:
+        if name == OURS:
+            step("kills of ours")
+            return {"restarts": [asdict(one) for one in restarts_of("supervisor", times)]}
         if name in _RESTARTS:
-            return restart.measured(_RESTARTS[name], times if scale >= 1 else 1, flink, folder, step)
+            return restart.measured(_RESTARTS[name], times, flink, folder, step)
         step("answers")
         with Cluster(flink, folder / "answers-flink", throughput.settings(folder / "answers")) as cluster:
             check(cluster, [name], folder / "answers" / "input")
@@ -92,20 +98,14 @@ def _measure(name: str, folder: Path, *, scale: float, progress: Progress, times
 
 
 def _figures_of(pieces: Mapping[str, Mapping[str, Any]], *, judged: bool) -> list[Figure]:
+    ours = pieces.get(OURS)
     figures: list[Figure] = []
     for name, piece in pieces.items():
         if name in _RESTARTS:
-            figures += restart.figures_of(_RESTARTS[name], piece, _our_restart_s())
-        else:
+            figures += restart.figures_of(_RESTARTS[name], piece, ours)
+        elif name != OURS:
             figures += throughput.figures_of(name, piece, throughput.TARGET if judged else None)
     return figures
-
-
-def _our_restart_s() -> float | None:
-    """What `make bench-restart` measured of ours, by its supervisor, if it has."""
-    path = RESULTS / "restart.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return float(found["supervisor"]["p50"]["total_s"]) if "supervisor" in found else None
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ class Gateway(_Client):
         """Begin a new session with its settings; the one before is let go."""
         self._session = self.post("/sessions", {"properties": dict(settings)})["sessionHandle"]
 
-    def run(self, statement: str, timeout_s: float = 120.0) -> str:
+    def run(self, statement: str, timeout_s: float = 300.0) -> str:
         """Run a statement to its end, and return the id of the job that it started, if any.
 
         Raises:

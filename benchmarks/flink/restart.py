@@ -170,19 +170,19 @@ def _restarted(cluster: Cluster, job: str, killed_s: float, slots_s: float) -> F
     return found[0]
 
 
-def figures_of(kind: Kind, piece: Mapping[str, Any], ours_s: float | None) -> list[Figure]:
-    """The median of all, and of each part. `ours_s` is what `make bench-restart` measured by a supervisor, if it has run."""
+def figures_of(kind: Kind, piece: Mapping[str, Any], ours: Mapping[str, Any] | None) -> list[Figure]:
+    """The median of all, and of each part. `ours` is the piece of our own restarts, if there is one."""
     restarts = [FlinkRestart(**one) for one in piece["restarts"]]
-    what = {"taskmanager": "TaskManager killed", "cluster": "JobManager and TaskManager killed"}[kind]
+    name = {"taskmanager": "TaskManager killed", "cluster": "JobManager and TaskManager killed"}[kind]
     total_s = median([one.total_s for one in restarts])
     named = {
         "new slots": [one.launch_s for one in restarts],
         "→ job restored": [one.restore_s for one in restarts],
         "→ first checkpoint": [one.first_checkpoint_s for one in restarts],
     }
-    name = f"restart, {what}"
-    if ours_s is None:
-        whole = Figure(f"{name} → first checkpoint, p50, Flink's alone", "s", total_s, None)
+    if ours is None:
+        whole = Figure(f"{name} → first checkpoint, p50, Flink alone", "s", total_s, None)
     else:
-        whole = Figure(f"{name} → first checkpoint, p50 (ours: a driver)", "s", ours_s, total_s)
-    return [whole, *(Figure(f"{name}: {part}, p50, Flink's alone", "s", median(v), None) for part, v in named.items())]
+        our_s = median([one["total_s"] for one in ours["restarts"]])
+        whole = Figure(f"{name} (ours: driver) → first checkpoint, p50", "s", our_s, total_s)
+    return [whole, *(Figure(f"{name}: {part}, p50, Flink alone", "s", median(v), None) for part, v in named.items())]

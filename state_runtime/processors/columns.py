@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -46,7 +45,8 @@ def _times(column: pa.Array) -> list[Any] | None:
     if not len(there) or not getattr(column.type, "tz", None):
         return values
     zone = column[int(there[0])].as_py().tzinfo
-    if zone.utcoffset(None) == dt.timedelta(0):
+    offset = zone.utcoffset(None)  # None where it is another in summer
+    if offset is not None and not offset:
         return [None if v is None else v.replace(tzinfo=zone) for v in values]
     return [None if v is None else zone.fromutc(v.replace(tzinfo=zone)) for v in values]
 

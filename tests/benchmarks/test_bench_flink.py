@@ -251,7 +251,7 @@ def test_parts_add_up_whenever_slots_are_seen(slots_s: float) -> None:
 def test_figures_of_restarts_name_ours_only_where_it_was_measured() -> None:
     one = {"total_s": 4.0, "launch_s": 2.0, "restore_s": 0.5, "first_checkpoint_s": 1.5, "seen_s": 2.5}
     piece = {"restarts": [one, {**one, "total_s": 6.0}, {**one, "total_s": 5.0}]}
-    whole, *inner = restart.figures_of("taskmanager", piece, 7.5)
+    whole, *inner = restart.figures_of("taskmanager", piece, {"restarts": [{"total_s": 7.5}]})
     assert (whole.ours, whole.peer) == (7.5, 5.0)
     assert [figure.ours for figure in inner] == [2.0, 0.5, 1.5]
     alone, *_ = restart.figures_of("cluster", piece, None)

@@ -384,7 +384,7 @@ class _StoredEntries:
 
 
 class _Remembered(dict[Any, Any]):
-    """Answers of a finder, None where there is no such entry. Those that are known are read without a call of Python."""
+    """Answers of a finder, None where there is no such entry. Those that are known are read without a Python call."""
 
     def __init__(self, state: MapState, finder: Callable[[], EntryFinder]) -> None:
         super().__init__()
