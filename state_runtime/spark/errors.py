@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PythonException
 
 from state_runtime.base import errors
-from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
+from state_runtime.base.errors import InvalidConfiguration, StillstateError, TasksDisagree, UserCodeError
 from state_runtime.base.usercode import UserTraceback, user_traceback
 
 __all__ = ["ERROR_MARK", "cause_of", "is_of_ended_java", "marked", "typed_error"]
@@ -28,6 +28,8 @@ _FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<func
 _OURS = re.compile(r"[/\\]state_runtime[/\\]")
 _LIBRARY = re.compile(r"[/\\]site-packages[/\\]|[/\\]pyspark[/\\]")
 _DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)")
+_OTHER_OUTPUT = re.compile(r"shuffle map stage with indeterminate output was failed and retried")
+"""Spark compares what attempts of a task wrote (SPARK-53575), and gives an action up of which a part was done."""
 _OTHER_FOLDER = re.compile(r"Wrong basePath (?P<now>\S+) for the root path: (?P<then>\S+)")
 
 
@@ -52,6 +54,11 @@ def typed_error(error: BaseException) -> BaseException:
             "Spark's Java process ended before this driver did: somebody or the system killed it (too little memory?), "
             "or it crashed. Nothing of the epoch under way was committed, and nothing that was is lost. Start the job "
             "again; if the system ends Java again, give it less memory (spark.driver.memory) or the machine more"
+        )
+    if _OTHER_OUTPUT.search(text):
+        return TasksDisagree(
+            "Spark ran a task twice, because an executor was lost, and it came to another row the second time; other "
+            "tasks had used what it made the first time. The epoch is run again"
         )
     other = _OTHER_FOLDER.search(text)
     if other is not None:

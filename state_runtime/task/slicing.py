@@ -107,7 +107,7 @@ class Slicer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no row is left. Ranges say so and not their rows, which are estimates after a change of parallelism."""
+        """Whether no row is left. Ranges say so; the rows in them are guesses after a change of parallelism."""
         return not any(p.left() for p in self._passes)
 
     def slices(self) -> Iterator[RowSlice]:

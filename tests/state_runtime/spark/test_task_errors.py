@@ -5,7 +5,14 @@ from __future__ import annotations
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PythonException
 
-from state_runtime.base.errors import CorruptSegment, InvalidConfiguration, StillstateError, UserCodeError
+from state_runtime.base.errors import (
+    CorruptSegment,
+    InvalidConfiguration,
+    StillstateError,
+    TasksDisagree,
+    UserCodeError,
+    can_pass,
+)
 from state_runtime.base.usercode import UserTraceback, user_traceback
 from state_runtime.spark.errors import ERROR_MARK, cause_of, marked, typed_error
 
@@ -116,6 +123,19 @@ def refused_by(module: str) -> ConnectionRefusedError:
     except ConnectionRefusedError as error:
         return error
     raise RuntimeError("it did not refuse")
+
+
+def test_an_action_that_spark_gives_up_for_other_output_of_a_repeated_task_is_run_again() -> None:
+    """Spark's words for it, of 4.3. An executor that is lost while rows are in flight must not end the run."""
+    error = typed_error(
+        RuntimeError(
+            "org.apache.spark.SparkException: Job aborted due to stage failure: A shuffle map stage with indeterminate output "
+            "was failed and retried. However, Spark cannot rollback the ResultStage 13 to re-process the input data, and has to "
+            "fail this job. Please eliminate the indeterminacy by checkpointing the RDD before repartition and try again."
+        )
+    )
+    assert isinstance(error, TasksDisagree)
+    assert can_pass(error)
 
 
 def test_an_ended_java_process_is_told_as_such() -> None:
