@@ -485,6 +485,8 @@ def test_the_settings_say_how_many_cells_there_are() -> None:
         for n in (8, 64, 256)
     ]
     assert counts == [32, 64, 256]  # 8: the tables would pass `materialize_cell_bytes_max`
+    sizes = [FoldSizes.of(JobSettings(materialize_cells_max=8, materialize_cell_bytes_max=n * MIB)) for n in (64, 1024)]
+    assert [len(grid([stored(0, HASH_MAX, 8 * GIB)], [], [], size)[0]) for size in sizes] == [128, 8]
 
 
 def test_a_table_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

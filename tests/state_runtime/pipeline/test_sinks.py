@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +392,33 @@ def test_nothing_is_moved_any_more_once_publishing_has_failed(
     assert everything(tmp_path) == before
     sink.publish_again(spec, output, None)
     assert len(visible(tmp_path)) == 40
+
+
+def test_what_was_not_begun_when_publishing_failed_is_not_begun_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: ParquetSink, spec: SinkSpec
+) -> None:
+    """A store that is away would be asked for every file, and the run would wait for each of the answers."""
+    output = stage(spec, 1, *[[(f"row {n}", n)] for n in range(40)])
+    begun: list[str] = []
+    has_ended = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            has_ended.set()
+            super().shutdown(wait=wait)
+
+    def failing(self: LocalStore, source: str, target: str) -> None:
+        begun.append(source)
+        if source != output.files[0].staged:
+            has_ended.wait()
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(sinks, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(LocalStore, "move", failing)
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        sink.publish(spec, output, None)
+    assert len(begun) <= 17
 
 
 def test_staged_files_of_terms_before_the_owners_are_not_removed(tmp_path: Path, spec: SinkSpec) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -325,6 +326,18 @@ def test_what_is_handed_out_cannot_be_written_to(name: str) -> None:
 
     with pytest.raises(UserCodeError, match="read-only"):
         calling(write).epoch(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [(lambda batch: {}["missing"], "KeyError: 'missing'"), (lambda batch: sys.exit(3), "SystemExit: 3")],
+)
+def test_what_a_vectorised_processor_raises_says_where(fail: Callable[[KeyedBatch], Any], said: str) -> None:
+    """`sys.exit` too: it is no Exception, and unguarded it would end the worker without a word."""
+    with pytest.raises(
+        UserCodeError, match=rf"operator 'op', shard 5: the processor raised {said} \({re.escape(__file__)}"
+    ):
+        calling(fail).epoch(ROWS)
 
 
 def all_of(n: Any, s: Any = None) -> dict[str, Any]:
