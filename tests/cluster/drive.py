@@ -29,6 +29,7 @@ def main() -> int:
     if rounds := int(conf.pop("rounds", "0")):
         # Epochs end before their batch.
         settings |= {"rounds": rounds, "checkpoint_mode": "unaligned", "unaligned_epoch_s": 1.0}
+    settings["meets"] = conf.pop("meets", "") == "yes"
     spark = build_session(
         "places",
         master,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob
 from state_runtime.spark.executor import executor_id
@@ -27,41 +29,86 @@ class StepsAndPlaces(Steps):
 
     Args:
         rounds: of hashing that each row costs; a thousand take half a millisecond or more.
+        slow: a file; while it is there a row costs twenty times as much.
     """
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, slow: Path) -> None:
         self._rounds = rounds
+        self._slow = slow
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         executor, disk = executor_id(), os.environ.get("STILLSTATE_LOCAL_DIR", "")
+        rounds = self._rounds * (20 if self._slow.exists() else 1)
         for row in super().handleInputRows(key, rows, timerValues):
-            if self._rounds:
-                hashlib.pbkdf2_hmac("sha256", b"work", b"salt", self._rounds)
+            if rounds:
+                hashlib.pbkdf2_hmac("sha256", b"work", b"salt", rounds)
             yield Row(**row.asDict(), executor=executor, disk=disk)
 
 
-def places_job(root: Path, *, rounds: int = 0, **changes: Any) -> StreamingJob:
-    """One stateful operator over numbered input files."""
+class Meets(StatefulProcessor):
+    """Hands rows on; one task meets the test, in the middle of its epoch: it tells its disk, and waits until it may go on.
+
+    Args:
+        place: a file with the port where the test listens. Who takes the file away meets it.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self._meet()
+        (n,) = self._count.get() or (0,)
+        for row in rows:
+            n += 1
+            yield Row(bucket=key[0], id=row.id, n=n)
+        self._count.update((n,))
+
+    def _meet(self) -> None:
+        taken = self._place.with_name(f"met-{executor_id()}")
+        try:
+            self._place.rename(taken)
+        except FileNotFoundError:
+            return
+        with socket.create_connection(("127.0.0.1", int(taken.read_text()))) as connection:
+            connection.sendall(f"{os.environ['STILLSTATE_LOCAL_DIR']}\n".encode())
+            connection.recv(1)
+
+    def close(self) -> None:
+        pass
+
+
+def places_job(root: Path, *, rounds: int = 0, meets: bool = False, **changes: Any) -> StreamingJob:
+    """One stateful operator over numbered input files; with `meets` a second one behind it."""
     defaults: dict[str, Any] = {
         "parallelism": SHARDS,
         "local_dir": str(root / "driver"),
         "heartbeat_interval_s": 0.5,
     }
     job = StreamingJob("places", store=str(root / "store"), settings=JobSettings(**{**defaults, **changes}))
-    (
+    steps = (
         job.read(
             lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
         )
         .key_by("name")
-        .transform_with_state(StepsAndPlaces(rounds), _STEPS, uid="steps")
+        .transform_with_state(StepsAndPlaces(rounds, root / "slow"), _STEPS, uid="steps")
         .write(ParquetSink(str(root / "out")), name="steps")
     )
+    if meets:
+        (
+            steps.transform(lambda df: df.selectExpr("id", "id % 40 AS bucket"))
+            .key_by("bucket")
+            .transform_with_state(Meets(root / "meet"), "bucket long, id long, n long", uid="meets")
+            .write(ParquetSink(str(root / "met")), name="met")
+        )
     return job
 
 
-def output(root: Path) -> list[dict[str, Any]]:
+def output(root: Path, sink: str = "out") -> list[dict[str, Any]]:
     """All published rows."""
-    files = [str(p) for p in sorted((root / "out").glob("*.parquet"))]
+    files = [str(p) for p in sorted((root / sink).glob("*.parquet"))]
     return pa.dataset.dataset(files).to_table().to_pylist()
 
 

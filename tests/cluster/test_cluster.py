@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from .conftest import HOSTS, Driver
-from .jobs import SHARDS, assert_exact, places
+from .jobs import SHARDS, assert_exact, output, places
 from .standalone import Standalone
 
 # One cluster for all: they stay in one process.
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 PER_HOST = SHARDS // HOSTS
 ALL_HOSTS = f"spark.cores.max={HOSTS}"
 EPOCHS_TO_RECOVER_MAX = 80
+MEETING_TIMEOUT_S = 120.0
 
 
 def restored(numbers: dict[str, Any]) -> dict[str, int]:
@@ -125,11 +127,46 @@ def test_an_executor_that_dies_while_rows_are_in_flight_loses_none_of_them(
     assert_exact(tmp_path)
 
 
-def write_large_input(inbox: Path, rows: int = 12_000) -> int:
+def test_tasks_that_disagree_fail_their_epoch_which_is_run_again(
+    cluster: Standalone, start_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """An executor dies while tasks of the second operator read what its tasks of the first one made: those are repeated, later
+    and slower, so that they leave other rows. One task of the second operator has read the first attempts' output, others read
+    the second attempts': nothing of that epoch counts."""
+    # Few rows a key, so that a task has many slices: one is processed whatever the time.
+    rows = write_large_input(tmp_path / "in", keys=2_000)
+    driver = start_driver(cluster.url, ALL_HOSTS, "rounds=1000", "meets=yes", "spark.shuffle.io.retryWait=1s")
+    assert waiting(driver.line()) > 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(MEETING_TIMEOUT_S)
+        (tmp_path / "meet.new").write_text(str(server.getsockname()[1]))
+        (tmp_path / "meet.new").rename(tmp_path / "meet")
+        connection, _ = server.accept()
+        with connection, connection.makefile() as told:
+            where = Path(told.readline().strip())
+            (tmp_path / "slow").touch()
+            cluster.kill_executor(next(host for host in range(HOSTS) if cluster.disk(host) != where))
+            connection.sendall(b"!")
+    driver.line()
+    (tmp_path / "slow").unlink()
+    disagreed = [line for line in driver.log() if "is run again" in line and "TasksDisagree" in line]
+    assert disagreed, "both attempts came to the same row: the test proves nothing"
+    while waiting(driver.line()):
+        pass
+    driver.stop()
+    assert_exact(tmp_path)
+    met = output(tmp_path, "met")
+    assert sorted(row["id"] for row in met) == sorted(row["id"] for row in output(tmp_path))
+    assert sorted((row["bucket"], row["n"]) for row in met) == [
+        (bucket, n) for bucket in range(40) for n in range(1, rows // 40 + 1)
+    ]
+
+
+def write_large_input(inbox: Path, rows: int = 12_000, keys: int = 40) -> int:
     """One file of some seconds of work for all hosts."""
     inbox.mkdir(parents=True)
     ids = list(range(rows))
-    names = [f"n{n * 7 % 40}" for n in ids]
+    names = [f"n{n * 7 % keys}" for n in ids]
     pq.write_table(pa.table({"id": ids, "name": names, "amount": [n % 9 for n in ids]}), inbox / "00000.parquet")
     return rows
 

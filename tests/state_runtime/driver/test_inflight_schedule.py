@@ -95,6 +95,16 @@ def test_tasks_that_come_to_other_rows_when_spark_repeats_them_double_nothing(tm
     assert seen["disagreements"], "no two attempts disagreed: the test proves nothing"
 
 
+def test_what_is_due_is_not_forgotten_by_a_rescale_in_the_middle_of_it(tmp_path: Path) -> None:
+    """A life that `make soak-inflight` found: some shards were done with what was due, others still had rows; after the rescale
+    a key whose timer was due lay in a shard without rows, which nobody looked at before the next batch."""
+    name = "20201125-152"
+    draw = random.Random(f"{name} drained and rescaled")
+    with pytest.MonkeyPatch.context() as patch:
+        seen = drained_and_rescaled(Life(name, tmp_path, draw, ALARMS, patch))
+    assert seen["rescaled with rows in flight"], "another life than the one that was found"
+
+
 def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
     tmp_path: Path, playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
