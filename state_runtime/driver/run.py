@@ -34,7 +34,7 @@ from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
-from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source
+from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source, unwatched
 from state_runtime.pipeline.spark_settings import SHUFFLE_PARTITIONS_CONF, shuffles_as_wide_as_the_job
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
@@ -210,11 +210,11 @@ class JobRun:
                 ending.close(_CLAIM_TIMEOUT_S)
 
     def _frame_read(self, source: OpenedSource, pipeline: CompiledPipeline) -> DataFrame:
-        """The source's frame, without what nothing reads."""
+        """The source's frame, without what nothing reads, and without what nobody waits for."""
         if pipeline.source_reads is None:
-            return source.frame
+            return unwatched(source.frame)
         corrupt = str(self._spark.conf.get(CORRUPT_COLUMN_CONF))
-        return without_unread(source.frame, pipeline.source_reads, corrupt)
+        return unwatched(without_unread(source.frame, pipeline.source_reads, corrupt))
 
     def _opened_source(self) -> OpenedSource:
         """The source, if a job can be repeated on it.

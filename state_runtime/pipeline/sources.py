@@ -7,16 +7,18 @@ one source position covers both, and an epoch reads its input once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
-from state_runtime.spark.jvm import items, written
+from state_runtime.spark.jvm import analyzed, items, kinds_in, without, written
 from state_runtime.spark.sql import quoted, type_sql
 
 __all__ = [
@@ -26,10 +28,17 @@ __all__ = [
     "cleans_up",
     "open_source",
     "unrepeatable_source",
+    "unwatched",
     "way_to_key",
 ]
 
+_LOG = logging.getLogger(__name__)
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
+_WATERMARK = "EventTimeWatermark"
+# Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
+_STATELESS = frozenset(
+    {_WATERMARK, "Project", "Filter", "SubqueryAlias", "Union", "StreamingRelation", "StreamingRelationV2"}
+)
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
 
@@ -125,6 +134,21 @@ def unrepeatable_source(frame: DataFrame) -> str:
             if name.lower() in _UNREPEATABLE:
                 return name
     return ""
+
+
+def unwatched(frame: DataFrame) -> DataFrame:
+    """A streaming frame without the steps of its plan that observe event times for Spark's own watermark.
+
+    An epoch observes them itself, and nothing of Spark's waits for them; for each row and plan they cost all the same,
+    and Spark cannot generate one piece of code across them. A frame with operators of Spark's that may need them stays
+    as it is, and so does one whose plan has another shape than in Spark 4.3.
+    """
+    try:
+        kinds = kinds_in(analyzed(frame))
+        return without(frame, _WATERMARK) if _WATERMARK in kinds and kinds <= _STATELESS else frame
+    except (AttributeError, TypeError, Py4JError) as error:
+        _LOG.info("Spark's own watermark stays in the plan of the stream: %s", str(error).partition("\n")[0])
+        return frame
 
 
 def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:

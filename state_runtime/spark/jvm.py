@@ -17,9 +17,11 @@ __all__ = [
     "java_of_process",
     "jobs_so_far",
     "kind_of",
+    "kinds_in",
     "optimized",
     "paths_to",
     "use_java",
+    "without",
     "write_no_checksums",
     "written",
 ]
@@ -91,6 +93,26 @@ def items(sequence: Any) -> list[Any]:
 def kind_of(node: Any) -> str:
     """The class of a node of a plan, as `Filter`."""
     return str(node.getClass().getSimpleName())
+
+
+def kinds_in(plan: Any) -> frozenset[str]:
+    """The classes of all nodes of a plan."""
+    return frozenset({kind_of(plan)}).union(*map(kinds_in, items(plan.children())))
+
+
+def without(frame: DataFrame, kind: str) -> DataFrame:
+    """A frame without the nodes of one class of its plan, each of which hands on its input."""
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+
+    def remade(node: Any) -> Any:
+        children = [remade(child) for child in items(node.children())]
+        if kind_of(node) == kind:
+            return children[0]
+        return node.withNewChildren(jvm.PythonUtils.toSeq(children)) if children else node
+
+    datasets = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
+    made = datasets.ofRows(frame.sparkSession._jsparkSession, remade(analyzed(frame)))
+    return DataFrame(made, frame.sparkSession)
 
 
 def columns_of(frame: DataFrame) -> dict[int, str]:

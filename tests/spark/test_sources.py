@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import window
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
+from state_runtime.pipeline.sources import unwatched
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.spark.jvm import analyzed, kinds_in
 from state_runtime.store import open_store
 
 from .jobs import settings, two_step_job, write_input
@@ -97,3 +100,26 @@ def test_the_users_interval_of_compaction_is_that_of_a_restart(spark: SparkSessi
         spark.conf.unset(COMPACT_INTERVAL_CONF)
     rows = spark.read.parquet(str(tmp_path / "in")).count()
     assert spark.read.parquet(str(tmp_path / "out-steps")).count() == rows
+
+
+def test_nothing_observes_event_times_for_a_watermark_that_nobody_waits_for(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The epoch observes them itself. The runtime has read the delays of the columns by then."""
+    events = spark.readStream.schema("k string, at timestamp, on timestamp").parquet(str(tmp_path))
+    left = events.where("k = 'a'").withWatermark("at", "1 second").select("k", "at")
+    right = events.where("k = 'b'").withWatermark("on", "2 seconds").selectExpr("k", "on AS at")
+    for frame in (left, left.where("k > ''"), left.union(right)):
+        plain = unwatched(frame)
+        assert plain.isStreaming
+        assert plain.dtypes == frame.dtypes
+        assert "EventTimeWatermark" in kinds_in(analyzed(frame))
+        assert kinds_in(analyzed(plain)) == kinds_in(analyzed(frame)) - {"EventTimeWatermark"}
+
+
+def test_a_stream_with_an_operator_of_sparks_keeps_sparks_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    """It waits for it."""
+    events = spark.readStream.schema("k string, at timestamp").parquet(str(tmp_path)).withWatermark("at", "1 second")
+    counted = events.groupBy(window("at", "1 minute")).count()
+    for frame in (counted, events.dropDuplicates(["k"]), events.dropDuplicates(["k"]).where("k > ''")):
+        assert unwatched(frame) is frame
