@@ -282,12 +282,19 @@ class MapState(Collection):
         return _LargeMap(self, self._scope, group)
 
     def entry_of(self, key: Any) -> int:
-        """The `entry` of one map key."""
-        if self._hash_of is not None:
-            try:
-                return self._hash_of(key) or 1
-            except (ValueError, OverflowError):
-                pass  # making a column of it says what does not fit
+        """The `entry` of one map key.
+
+        Raises:
+            InvalidData: the key is beyond the range of its type.
+        """
+        if self._hash_of is None:
+            return self._entry_by_column(key)
+        try:
+            return self._hash_of(key) or 1  # 0 is the clear marker's
+        except (ValueError, OverflowError):
+            return self._entry_by_column(key)  # which says what does not fit
+
+    def _entry_by_column(self, key: Any) -> int:
         return int(entry_hashes(self._key_codec.columns([key]))[0])
 
     def view_of(self, batch: pa.RecordBatch) -> _StoredEntries:
