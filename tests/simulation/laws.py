@@ -269,7 +269,8 @@ class Laws:
                 looks = f"looks {root_path}"
                 if not writes and path.startswith(f"{root_path}/terms/"):
                     actor.memory[looks] = now
-                is_in_gap |= writes and path.endswith(MANIFEST) and now != actor.memory.get(looks, now)
+                if writes and path.endswith(MANIFEST):
+                    is_in_gap |= now != actor.memory.pop(looks, now)
         self.gaps += is_in_gap
         return is_in_gap
 

@@ -33,7 +33,7 @@ from . import actors
 from .cast import play
 from .world import HOUR_MS, Plan
 
-SEEDS_MAX = 200
+SEEDS_MAX = 400
 NOBODY = Plan(
     drivers=2, commits=6, folders=0, collectors=0, retainers=0, readers=0, pinners=0, copiers=0, savers=0, children=0,
     kill=0.0, lost_request=0.0, lost_answer=0.0, torn_listing=0.0,

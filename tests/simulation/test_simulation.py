@@ -54,13 +54,6 @@ def test_a_run_names_no_tables_that_went_with_a_backup() -> None:
     assert world.seen["backup put back"]
 
 
-def test_a_retention_that_wakes_beside_its_own_run_in_the_next_jobs_root_gives_nothing_up() -> None:
-    """A seed of the soak: both slept; the run committed there, and that looked like a successor of what was gone."""
-    world = play(900659, seed_plan(900659))
-    assert not world.violations
-    assert world.seen["deleted and begun anew"]
-
-
 def test_a_savepoint_of_before_may_be_copied_by_both_jobs_of_a_restored_root() -> None:
     """A seed of the soak: the sleeper wakes in a copy that the next job makes too, and writes the same bytes."""
     world = play(406816, seed_plan(406816))
