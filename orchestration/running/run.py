@@ -144,7 +144,8 @@ def run_job(
     """
     _let_python_workers_import_from(folder)
     _show_stacks_on_request()
-    (cause, supervisor_pid), supervised = _started_by(), Supervised.of_environment()
+    cause, supervisor_pid = _started_by()
+    supervised = Supervised.of_environment(supervisor_pid)
     is_submitted = bool(os.environ.pop(SUBMITTED_ENV, ""))
     stood_by: _StoodBy | None = None
     if supervised is not None and supervised.waits:

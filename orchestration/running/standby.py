@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from orchestration.standby import AT_WORK, CAUSE_ENV, PIPES_ENV, READY, WAITS_ENV, cause_of_call
+from orchestration.standby import AT_WORK, CAUSE_ENV, PIPES_ENV, READY, SUPERVISOR_ENV, WAITS_ENV, cause_of_call
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.state.local_files import is_abandoned
 
@@ -46,15 +46,17 @@ class Supervised:
 
     Attributes:
         waits: whether it is to stand by.
+        supervisor_pid: of the process at the other end.
     """
 
     calls: int
     tells: int
     waits: bool
+    supervisor_pid: int = 0
     _has_told: set[bytes] = field(default_factory=set)
 
     @staticmethod
-    def of_environment() -> Supervised | None:
+    def of_environment(supervisor_pid: int = 0) -> Supervised | None:
         """As the supervisor has put it into the environment; None without one. Nothing that this process starts
         inherits it."""
         pipes, waits = os.environ.pop(PIPES_ENV, ""), os.environ.pop(WAITS_ENV, "")
@@ -64,7 +66,7 @@ class Supervised:
             os.set_inheritable(tells, False)
         except (ValueError, OSError):
             return None
-        return Supervised(calls, tells, bool(waits))
+        return Supervised(calls, tells, bool(waits), supervisor_pid)
 
     def at_work(self) -> None:
         """Say, once, that the first checkpoint is made."""
@@ -94,7 +96,11 @@ class Supervised:
         _LOG.warning("what stood by cannot be used: %s; this driver starts anew", why)
         for pipe in (self.calls, self.tells):
             os.set_inheritable(pipe, True)
-        os.environ |= {CAUSE_ENV: cause, PIPES_ENV: f"{self.calls},{self.tells}"}
+        os.environ |= {
+            CAUSE_ENV: cause,
+            SUPERVISOR_ENV: str(self.supervisor_pid),
+            PIPES_ENV: f"{self.calls},{self.tells}",
+        }
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 (its own command line)
 
     def _tell(self, word: bytes) -> None:

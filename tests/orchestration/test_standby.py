@@ -31,7 +31,7 @@ from pathlib import Path
 from orchestration.running.standby import Supervised
 
 work = Path(sys.argv[1])
-supervised = Supervised.of_environment()
+supervised = Supervised.of_environment(int(os.environ.pop("STILLSTATE_SUPERVISOR_PID")))
 
 def note(*what):
     with open(work / "notes", "a") as file:
@@ -45,6 +45,7 @@ if supervised.waits:
         (work / "changed").unlink()
         supervised.start_again(cause, "a test says so")
 note("works:", cause or "-", "|")
+note("supervised by", supervised.supervisor_pid)
 looks = threading.Event()
 while not (work / "checkpoint").exists():
     looks.wait(0.01)
@@ -65,7 +66,7 @@ class House:
             lambda is_first: [
                 sys.executable, str(work / "driver.py"), str(work), *(["--takeover"] if is_first else []),
             ],
-            lambda cause: {**os.environ, "STILLSTATE_START_CAUSE": cause},
+            lambda cause: {**os.environ, "STILLSTATE_START_CAUSE": cause, "STILLSTATE_SUPERVISOR_PID": str(os.getpid())},
             keeps_one_waiting=keeps_one_waiting,
             say=self.said.append,
         )  # fmt: skip
@@ -117,7 +118,8 @@ def test_who_stands_by_takes_the_place_of_one_that_died_and_another_one_stands_b
     house.until("takeover", lambda: [n for n in house.notes() if n.startswith(f"works: it was killed | {waiting}")])
     house.until("the next one", lambda: [line for line in house.said if line.endswith("stands by")][1:])
     # Options of the first start are the first one's alone.
-    assert [n.endswith("--takeover") for n in house.notes()] == [True, False, False, False]
+    starts = [n for n in house.notes() if not n.startswith("supervised")]
+    assert [n.endswith("--takeover") for n in starts] == [True, False, False, False]
 
 
 def test_who_stands_by_and_is_dead_is_replaced_by_an_ordinary_start(house: House) -> None:
@@ -133,7 +135,7 @@ def test_who_stands_by_and_is_dead_is_replaced_by_an_ordinary_start(house: House
 
 
 def test_who_stands_by_with_what_was_changed_since_starts_again_in_place(house: House) -> None:
-    """With its id, its cause and its pipes: the next one stands by after it has made a checkpoint."""
+    """With its id, its cause, its pipes and its supervisor: the next one stands by after it has made a checkpoint."""
     first = house.drivers.start("by hand")
     waiting = house.one_stands_by()
     (house.work / "changed").touch()
@@ -141,6 +143,7 @@ def test_who_stands_by_with_what_was_changed_since_starts_again_in_place(house: 
     first.wait()
     assert house.drivers.start("it was killed").pid == waiting
     house.until("driver", lambda: [n for n in house.notes() if n.startswith(f"works: it was killed | {waiting}")])
+    house.until("its supervisor", lambda: f"supervised by {os.getpid()} {waiting}" in house.notes())
     house.until("the next one", lambda: [line for line in house.said if line.endswith("stands by")][1:])
 
 
@@ -188,7 +191,7 @@ def test_without_the_setting_nobody_stands_by(tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     assert process.wait(WAIT_S) == 0
     house.drivers.end()
-    assert [n.split()[0] for n in house.notes()] == ["works:"]
+    assert [n.split()[0] for n in house.notes()] == ["works:", "supervised"]
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"null", b'{"cause": 7}', b"\xff\n", b"[" * 100_000])

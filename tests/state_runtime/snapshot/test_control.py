@@ -105,3 +105,11 @@ def test_nothing_is_asked_under_a_name_that_cannot_be_one(clock: FakeClock, ids:
     with pytest.raises(InvalidConfiguration):
         ask(root, 7, "../escape", clock, ids)
     assert root.objects == {}
+
+
+def test_a_savepoint_that_cannot_have_its_name_is_not_even_asked_for() -> None:
+    """The message is the person's who typed it, and no run has to answer."""
+    store = DictStore()
+    with pytest.raises(InvalidConfiguration, match="savepoint name 'Bad Name' must be 1 to"):
+        request_savepoint(store, 1, "Bad Name", clock=FakeClock(), ids=CountingIds())
+    assert not store.objects
