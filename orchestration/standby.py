@@ -41,6 +41,7 @@ WAITS_ENV: Final = "STILLSTATE_STANDBY"
 """Set for a driver that is to wait for its call."""
 READY: Final = b"r"
 AT_WORK: Final = b"w"
+ENDED: Final = b""
 END_WAIT_S: Final = 10.0
 
 
@@ -63,7 +64,7 @@ class Driver:
     """A driver process of this supervisor. Life cycle: started → (waits → `call`) → works → ends.
 
     Args:
-        said: is called, in a thread, with each of `READY` and `AT_WORK` that it says.
+        said: is called, in a thread, with each of `READY` and `AT_WORK` that it says, and with `ENDED`.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Driver:
             self.is_ready |= word == READY
             self._said(self, word)
         os.close(self._told)
+        self._said(self, ENDED)
 
     def call(self, cause: str) -> bool:
         """Let one that waits begin; False: it is gone."""
@@ -188,6 +190,8 @@ class Drivers:
     def _heard(self, driver: Driver, word: bytes) -> None:
         if word == READY:
             self._say(f"process {driver.process.pid} stands by")
+        if word == ENDED and driver is self._waiting:
+            self._say(f"process {driver.process.pid}, which stood by, has ended; the next start is an ordinary one")
         if word != AT_WORK or not self._keeps_one_waiting:
             return
         with self._lock:

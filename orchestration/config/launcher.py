@@ -83,7 +83,7 @@ class LauncherSpec(Strict):
         restarts: so many times in a row, without a new checkpoint, a process beside a local driver starts it again in
             place when it dies, before the loss is Dagster's; 0: there is no such process.
         standby: a second driver process stands by, with Java and Spark's session ready, and takes the place of one that
-            dies: a restart takes a third of the time, and the job's host twice the memory of an idle driver.
+            dies: most of a restart is over by then. It takes the memory of an idle driver.
         log_dir: what a driver of this machine says goes there; of one in a cluster, what its submission said.
         master: of the cluster, as `spark-submit` takes it.
         deploy_mode: `client` runs the driver on this machine, `cluster` (YARN, Kubernetes) in the cluster.

@@ -127,6 +127,7 @@ def test_who_stands_by_and_is_dead_is_replaced_by_an_ordinary_start(house: House
     waiting = psutil.Process(house.one_stands_by())
     waiting.kill()
     house.until("its end", lambda: waiting.status() == psutil.STATUS_ZOMBIE)
+    house.until("a word of it", lambda: [line for line in house.said if f"{waiting.pid}, which stood by, has" in line])
     first.kill()
     first.wait()
     second = house.drivers.start("it was killed")
