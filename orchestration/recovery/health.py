@@ -93,6 +93,7 @@ def decide(
     process: Liveness,
     *,
     stop_requested: bool = False,
+    is_near: bool = False,
 ) -> Health:
     """Judge a driver.
 
@@ -104,6 +105,8 @@ def decide(
         process: what is known about its process.
         stop_requested: whether this run was asked to stop. A run that dies while it stops stays stopped: bringing
             it back would undo what a person asked for.
+        is_near: its process would be seen here under its own number (`base/process_space.py`), so that one which is not
+            seen has ended, however young its heartbeat is.
     """
     if status is None:
         return Health("never-started", "no run has started yet")
@@ -116,8 +119,10 @@ def decide(
         health = Health("restarting", f"{who} is gone, {age_s:.1f} s ago; its supervisor is bringing it back")
     elif status.state == "failed":
         health = Health("failed", f"{who} failed: {status.message or 'no message'}")
-    elif process in ("dead", "restarting") and age_s > _BEATS_MISSED * status.heartbeat_interval_s:
-        # Two containers may share a host name and not their processes. A heart that still beats outweighs a
+    elif process in ("dead", "restarting") and (
+        (is_near and process == "dead") or age_s > _BEATS_MISSED * status.heartbeat_interval_s
+    ):
+        # Two containers may share a host name and not their processes. There a heart that still beats outweighs a
         # process id that we cannot see.
         health = Health("dead", f"{who} is gone; its last heartbeat is {age_s:.1f} s old")
     elif status.state == "starting" and stood_s < (policy.stall_timeout_s or float("inf")):

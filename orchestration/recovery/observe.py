@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from orchestration.config.spec import JobSpec
 from orchestration.launchers import Launcher
+from orchestration.launchers.port import Liveness
 from orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
 from state_runtime.base.clock import Clock
+from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.manifest import Manifest
@@ -28,19 +30,31 @@ class Observation:
 def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) -> Observation:
     """Read the newest heartbeat and judge it."""
     policy = HealthPolicy.of(job.recovery)
-    status = catalog.status()
-    process = "unknown" if status is None else launcher.is_alive(status)
+    status, process = _heard_and_seen(catalog, launcher)
+    is_near = status is not None and bool(status.process_space) and status.process_space == process_space()
     now_ms = clock.now_ms()
-    health = decide(status, now_ms, policy, process)
+    health = decide(status, now_ms, policy, process, is_near=is_near)
     if status is not None and health.needs_recovery and asked_to_stop(catalog.root, status.term):
         # Looked for only now: it is a listing, and a healthy job is the common case.
-        health = decide(status, now_ms, policy, process, stop_requested=True)
+        health = decide(status, now_ms, policy, process, stop_requested=True, is_near=is_near)
     if health.verdict in MAY_BE_MIGRATING:
         # The same: another listing, for those only that do not run.
         migration = read_migration(catalog.root)
         if migration is not None and migration.is_open:
             health = while_migrating(health, migration, job.name, now_ms)
     return Observation(status, health)
+
+
+def _heard_and_seen(catalog: Catalog, launcher: Launcher) -> tuple[RunStatus | None, Liveness]:
+    """The newest heartbeat, and what is known of its process."""
+    status = catalog.status()
+    process = "unknown" if status is None else launcher.is_alive(status)
+    if process == "dead":
+        # Between the two it may have said its last word and ended; what is read now it has certainly written before.
+        again = catalog.status()
+        if again is not None and again != status:
+            return again, launcher.is_alive(again)
+    return status, process
 
 
 def progress_marker(catalog: Catalog) -> int:

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, StillstateError
 from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.base.process_space import process_space
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.reader import stream_source_log
 from state_runtime.driver.advance import Advance
@@ -170,6 +171,7 @@ class JobRun:
             parallelism=parallelism,
             backend=self._plan.settings.backend,
             settings=started_by.settings,
+            process_space=process_space(),
         )
         # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
         checkpoint = SparkCheckpoint(

@@ -172,12 +172,15 @@ class Marks:
         optional: is kept if it is there: output that is staged below the root, and what a snapshot needs that is gone
             and pinned.
         snapshot_ids: whose needs these are.
+        boundary_sequence: of the newest boundary that left a snapshot out. In a backup of the root that is older than
+            it that snapshot is one, so whoever deletes by these marks proves that the boundary is there.
     """
 
     needed: dict[str, int] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)
     snapshot_ids: list[int] = field(default_factory=list)
     protected: Protected = field(default_factory=Protected)
+    boundary_sequence: int = 0
 
     def keeps(self, path: str) -> bool:
         """Whether something needs it."""
@@ -336,7 +339,7 @@ def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Hol
     """
     existing = read_existing(root)
     holders, needed = read_holders(root, clock, marker.records)
-    marks = Marks(protected=needed)
+    marks = Marks(protected=needed, boundary_sequence=existing.boundary.sequence)
     wanted = {*existing.snapshot_ids, *existing.boundary.going, *holders}
     newest = max(existing.snapshot_ids, default=0)
     lost = 0
@@ -347,17 +350,21 @@ def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Hol
         try:
             paths, staged = marker.of(snapshot_id)
         except SnapshotExpired:
-            lost = snapshot_id  # given up and removed since
+            boundary = read_boundary(root)
+            if boundary.keeps(snapshot_id):
+                return None  # it was given up, and then a backup was put here in which it is not
+            lost, marks.boundary_sequence = snapshot_id, boundary.sequence  # given up and removed since
             continue
         except MissingSnapshot:
             if snapshot_id == newest or snapshot_id not in existing.snapshot_ids:
                 continue  # its manifest is still on its way, or somebody pinned what never was
             raise
         except CorruptData:
-            if not read_boundary(root).keeps(snapshot_id):
-                lost = snapshot_id  # the same, while it was read
-                continue
-            raise
+            boundary = read_boundary(root)
+            if boundary.keeps(snapshot_id):
+                raise
+            lost, marks.boundary_sequence = snapshot_id, boundary.sequence  # the same, while it was read
+            continue
         for path, size in paths.items():
             marks.needed[path] = size if size >= 0 else min(size, marks.needed.get(path, 0))
         marks.optional |= staged

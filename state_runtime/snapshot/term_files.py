@@ -73,6 +73,8 @@ class RunStatus:
         parallelism, backend: that the run has; 0 and empty of runs that did not say.
         settings: others that it was started with, by their names in `stillstate.yaml` and as text; none of them may be
             secret. Empty of runs that did not say, and of jobs without a file.
+        process_space: where `pid` is the driver and nobody else (`base/process_space.py`); empty of runs that did not
+            say.
     """
 
     term: int
@@ -97,6 +99,7 @@ class RunStatus:
     parallelism: int = 0
     backend: str = ""
     settings: tuple[tuple[str, str], ...] = ()
+    process_space: str = ""
 
     def age_s(self, now_ms: int) -> float:
         """Seconds since the heartbeat; never negative, whatever the clocks say."""

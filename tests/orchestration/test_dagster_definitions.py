@@ -102,6 +102,7 @@ def test_workspace_and_instance_files_are_what_dagster_reads(tmp_path: Path, wri
             for key in ("stillstate/job", "stillstate/materialize", "stillstate/upkeep", "stillstate/savepoint")
         ] + [{"key": "stillstate/slots", "value": "upkeep", "limit": 8}]
         assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs > 8, "slots stay for recoveries"
+        assert instance.run_coordinator.dequeue_interval_seconds == 1, "a recovery waits for the queue"
         assert instance.run_monitoring_enabled is True
         assert instance.run_retries_enabled is False
 

@@ -65,6 +65,17 @@ def test_a_heart_that_beats_outweighs_a_process_we_cannot_see() -> None:
     assert decide(status("running", 1), NOW_MS, POLICY, "dead").verdict == "healthy"
 
 
+def test_a_process_that_would_be_seen_here_and_is_not_is_dead_at_once() -> None:
+    """The boot and the namespace of process ids are the driver's own: a heartbeat of a second ago was its last."""
+    for state in ("running", "starting"):
+        health = decide(status(state, 1), NOW_MS, POLICY, "dead", is_near=True)
+        assert (health.verdict, health.needs_recovery) == ("dead", True)
+    assert decide(status("running", 1), NOW_MS, POLICY, "alive", is_near=True).verdict == "healthy"
+    # Its supervisor is bringing it back: that is waited for, near or not.
+    assert decide(status("running", 1), NOW_MS, POLICY, "restarting", is_near=True).verdict == "restarting"
+    assert decide(status("finished", 1), NOW_MS, POLICY, "dead", is_near=True).verdict == "finished"
+
+
 def test_a_heartbeat_from_the_future_is_fresh_not_an_error() -> None:
     assert decide(status("running", -500), NOW_MS, POLICY, "unknown").verdict == "healthy"
 

@@ -17,6 +17,7 @@ from orchestration.config.spec import load_spec
 from orchestration.launchers import LaunchFailed, LocalLauncher
 from orchestration.launchers.processes import process_of
 from state_runtime.base.errors import JobAlreadyRunning
+from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -146,6 +147,7 @@ def test_a_driver_of_the_launcher_is_alone_and_stops_on_sigterm(config: Path) ->
     assert not left, Path(launched.log).read_text()
     assert launcher.is_alive(_status(launcher)) == "dead"
     assert _status(launcher).state == "stopped"
+    assert _status(launcher).process_space == process_space()
     assert launcher.stop().how == "it was already over: stopped"
 
 

@@ -298,10 +298,19 @@ class Laws:
                 continue
             if root.time == root.restored_at and below.startswith("terms/") and below.endswith(".heartbeat.json"):
                 continue  # of its own term: its mark is in the backup, and nobody has taken the job over yet
+            if what == "delete" and self._is_given_up(root, below):
+                continue  # the backup has the boundary that he acts on: it is no snapshot there, and anybody may remove it
             if what == "delete" and of_next:
                 self.broken(f"{actor.name}, whose root {root_path} was, deleted {below} of the next one")
             elif what == "write" and ((of_next and not is_same) or below.startswith(NUMBERED)):
                 self.broken(f"{actor.name}, whose root {root_path} was, wrote {below} into the next one")
+
+    @staticmethod
+    def _is_given_up(root: Root, below: str) -> bool:
+        """A manifest of a snapshot that the newest boundary in the root gives up for good."""
+        folder, _, number = below.removesuffix(MANIFEST).partition("/")
+        snapshot_id = snapshot_id_of(number) if folder == "snapshots" and below.endswith(MANIFEST) else None
+        return snapshot_id is not None and root.boundary.is_gone(snapshot_id)
 
     # --- at each change ---
 

@@ -91,6 +91,13 @@ def test_of_two_who_move_a_root_the_slower_is_told_that_it_went() -> None:
     assert not play(706689, seed_plan(706689)).violations
 
 
+def test_a_sleeper_may_remove_what_his_own_boundary_gives_up_in_a_backup_that_holds_it() -> None:
+    """A seed of the soak: the backup is younger than the boundary; what it gives up is a snapshot for nobody."""
+    world = play(5405, seed_plan(5405))
+    assert not world.violations
+    assert world.seen["backup put back"]
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     """A printed seed is worth something only if it plays the same again."""
     for seed in range(12):

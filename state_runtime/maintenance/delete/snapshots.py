@@ -375,9 +375,11 @@ def remove_given_up(
     gone = [i for i in sorted(doomed) if boundary.is_gone(i)]
     if not gone:
         return Deleted()
-    prove = partial(proof.check, since=boundary.sequence)
     theirs = {snapshot_id: marker.rest_of(snapshot_id) for snapshot_id in gone}
     _, holders, marks = mark(root, marker, clock)
+    # What others gave up since was not asked what it needs, and is a snapshot in a backup that is older than that: so
+    # their boundary must be there too, and not only the one that these were given up by.
+    prove = partial(proof.check, since=max(boundary.sequence, marks.boundary_sequence))
     waiting = {i: holders[i] for i in gone if i in holders}
     # Once more, now that it is chosen: a materialization pins its snapshot, and then looks whether it is there.
     holders, needed = read_holders(root, clock, marker.records)

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
@@ -158,7 +159,8 @@ def apply_gc(
     # Once more, now that it is chosen: a materialization pins, and then looks whether its snapshot is there.
     _, needed = read_holders(root, clock)
     chosen = [c for c in chosen if not needed.keeps(c.path)]
-    done, failures = _delete(root, chosen, proof, on_progress, threads)
+    prove = partial(proof.check, since=survey.marks.boundary_sequence)
+    done, failures = _delete(root, chosen, prove, on_progress, threads)
     given_up = remove_given_up(root, plan.given_up, proof, marker=survey.marker, clock=clock, threads=threads)
     failures += given_up.failures
     removed_bytes, due, savepoints = sum(c.bytes for c in done) + given_up.bytes, dict(survey.savepoints()), []
@@ -181,7 +183,11 @@ def apply_gc(
 
 
 def _delete(
-    root: Store, chosen: Sequence[Candidate], proof: Proof, on_progress: OnProgress | None, threads: int
+    root: Store,
+    chosen: Sequence[Candidate],
+    prove: Callable[[], None],
+    on_progress: OnProgress | None,
+    threads: int,
 ) -> tuple[list[Candidate], list[Failure]]:
     """Those that are gone, and what failed."""
     gone: list[Candidate] = []
@@ -189,9 +195,7 @@ def _delete(
     for step in _steps(chosen):
         if failures:
             break  # what comes later leads to what could not be deleted
-        failures = delete_objects(
-            root, [c.path for c in step], prove=proof.check, on_progress=on_progress, threads=threads
-        )
+        failures = delete_objects(root, [c.path for c in step], prove=prove, on_progress=on_progress, threads=threads)
         left = {f.path for f in failures}
         gone += [c for c in step if c.path not in left]
     return gone, failures

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from maintenance_root import FakeWorld, Job
+from maintenance_root import FakeWorld, Job, dies_at_first_delete, dying
 from model import CountingIds, empty_manifest
 
 from state_runtime.base.actor import Actor
@@ -26,7 +26,7 @@ from state_runtime.driver.task_book import TaskBook, epoch_of
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.claimed import ClaimEnding, end_claim
 from state_runtime.maintenance.delete.roots import delete_root
-from state_runtime.maintenance.delete.snapshots import delete_snapshots, give_up
+from state_runtime.maintenance.delete.snapshots import delete_snapshots, give_up, remove_given_up
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
 from state_runtime.maintenance.marks import Marker, read_existing
@@ -38,6 +38,7 @@ from state_runtime.snapshot.claim import Claim, claim_root
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.fencing import open_job_root, open_run
+from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.paths import manifest_path, term_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
 from state_runtime.store import Store
@@ -61,6 +62,16 @@ class Asleep:
         if self.count == self.at:
             self.slept_before = f"{operation} {path}"
             self.wakes_in()
+
+
+def one_after_another(*hooks: Callable[[str, str], None]) -> Callable[[str, str], None]:
+    """All of them before each request."""
+
+    def before(operation: str, path: str) -> None:
+        for hook in hooks:
+            hook(operation, path)
+
+    return before
 
 
 Make = Callable[[FakeWorld, Job], Callable[[Store], Any]]
@@ -489,6 +500,73 @@ def test_a_deletion_that_slept_removes_nothing_of_snapshots_that_a_backup_has_br
         if asleep.count < at:
             break
         job.check()
+
+
+def test_a_deletion_that_slept_removes_nothing_that_only_a_backups_snapshots_need() -> None:
+    """While it asked who needs what, others gave more up; in the backup these are snapshots, and all that it acts on lies
+    there too."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(4)
+    job.fold()
+    job.checkpoints(2)
+    given: dict[str, Any] = {"clock": world.clock, "threads": 1}
+    proof = JobProof(world.root(), job.committer.info.uid)
+    give_up(
+        world.root(), [1, 2], read_existing(world.root()).snapshot_ids, proof, clock=world.clock, ids=CountingIds(8)
+    )
+    backup = dict(world.objects)
+
+    def is_whole(at: str) -> None:
+        for snapshot_id in job.catalog.snapshot_ids():
+            for ref in references(job.root, job.catalog.manifest(snapshot_id)):
+                assert job.root.exists(ref.path) or at == f"delete /store/job/{ref.path}", (at, snapshot_id, ref.path)
+
+    def gives_more_up() -> None:
+        delete_snapshots(world.root(), [3, 4, 5], ids=CountingIds(9), **given)
+
+    def goes_on(root: Store) -> None:
+        proof = JobProof(root, job.committer.info.uid)
+        remove_given_up(root, [1, 2], proof, marker=Marker(root, world.clock), **given)
+
+    played = 0
+    for given_up_at in range(1, REQUESTS_MAX):
+        for asleep_at in range(given_up_at, REQUESTS_MAX):
+            restored(world, backup)
+            asleep = Asleep(asleep_at, lambda: restored(world, backup))
+            another = Asleep(given_up_at, gives_more_up)
+            with contextlib.suppress(StillstateError, FileNotFoundError):
+                goes_on(world.root(before=one_after_another(another, asleep)))
+            if asleep.count < asleep_at:
+                break
+            is_whole(asleep.slept_before)
+            played += 1
+        if another.count < given_up_at:
+            break
+    assert played > 100
+
+
+def test_a_collection_that_slept_removes_nothing_that_only_a_backups_snapshots_need() -> None:
+    """Of a person, who knows the job and not its newest snapshot: the job in the backup is the same one."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(4)
+    job.fold()
+    job.checkpoints(2)
+    backup = dict(world.objects)
+    given: dict[str, Any] = {"clock": world.clock, "threads": 1}
+    with dying():
+        dead = world.root(before=dies_at_first_delete)
+        delete_snapshots(dead, [1, 2, 3, 4, 5], ids=CountingIds(8), **given)
+    world.clock.at_ms += 2 * DAY_MS
+    job.checkpoint()
+    first, at_ms = dict(world.objects), world.clock.at_ms
+    plan = plan_gc(world.root(), clock=world.clock)
+    assert plan.candidates or plan.given_up
+    plan = replace(plan, given_up=())  # that is the test above; here what is swept by age
+
+    def collects(root: Store) -> None:
+        apply_gc(root, plan, clock=world.clock, ids=CountingIds(9), owner="h:2", threads=1)
+
+    assert not spoilt_by(world, collects, first, at_ms, backup)
 
 
 def test_a_start_that_slept_fences_nothing_in_a_backup_that_was_put_in_its_place() -> None:
