@@ -113,6 +113,7 @@ class _Bench:
         for number in range(4):
             write_file(warm, number, (2_000, 2_000), self.keys)
         self._warm = str(warm)
+        self._has_archive = False
 
     def rows(self, rows: int) -> int:
         return max(100, round(rows * self.scale))
@@ -123,6 +124,11 @@ class _Bench:
 
     def plan(self, name: str, inbox: str, settings: Mapping[str, Any] | None, **more: Any) -> Plan:
         """A run's, of ours with these settings, or (None) of Spark's."""
+        if more.get("is_prepared") and not self._has_archive:
+            self.step("stillstate prepare")
+            environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / PREPARED)}
+            subprocess.run(PREPARE, check=True, env=environment, stdout=subprocess.DEVNULL)
+            self._has_archive = True
         return Plan(
             side="peer" if settings is None else "ours",
             folder=str(self.folder / name),
@@ -146,6 +152,9 @@ ENGINES: Mapping[str, Mapping[str, Any] | None] = {
     "default": DEFAULT,
     "spark": None,
 }
+PREPARED = "prepared"
+"""Of an engine's name: unaligned, on a host that `stillstate prepare` was called on; and of its cache folder."""
+PREPARE = (sys.executable, "-m", "orchestration.cli", "prepare")
 
 
 def _skew(bench: _Bench) -> dict[str, Any]:
@@ -166,7 +175,8 @@ def _backlog(bench: _Bench) -> dict[str, Any]:
     rows = bench.rows(EVEN_ROWS)
     even = bench.files("even", 10, (rows, rows))
     found: dict[str, Any] = {}
-    for name, settings in ENGINES.items():
+    for name in (*ENGINES, PREPARED):
+        settings, host = ENGINES.get(name, UNALIGNED), {"is_prepared": name == PREPARED}
         found[name] = {"first_s": [], "backlog_s": []}
         for number in range(max(1, round(RESTARTS * bench.scale))):
             bench.step(f"{name}, no backlog")
@@ -175,7 +185,7 @@ def _backlog(bench: _Bench) -> dict[str, Any]:
             bench.run(bench.plan(job, inbox, settings, until_rows=before))
             waiting = bench.files(inbox, BACKLOG, (rows, rows), first=2)
             bench.step(f"{name}, {BACKLOG} batches waiting, {number + 1}/{RESTARTS}")
-            plan = bench.plan(job, inbox, settings, until_rows=waiting)
+            plan = bench.plan(job, inbox, settings, until_rows=waiting, **host)
             newest = _newest_run(bench.run(plan) if number == 0 else _until_durable(plan))
             found[name]["first_s"].append(first_s(newest))
             found[name]["backlog_s"] += intervals_s(newest, 2)
@@ -189,7 +199,7 @@ def _kills(bench: _Bench) -> dict[str, Any]:
     rows = bench.rows(EVEN_ROWS)
     bench.files("inbox", KILL_FILES, (rows, rows))
     found: dict[str, Any] = {}
-    for name in ("unaligned", "aligned", "spark"):
+    for name in ("unaligned", PREPARED, "aligned", "spark"):
         bench.step(f"{name}, undisturbed")
         found[name] = {"undisturbed": _committed_per_minute(bench, name, f"{name}-undisturbed", UNDISTURBED_S, 1)}
         for after_s, kills in KILLS.items():
@@ -203,7 +213,10 @@ def _kills(bench: _Bench) -> dict[str, Any]:
 
 def _committed_per_minute(bench: _Bench, engine: str, job: str, lasts_s: float, lives: int) -> float:
     """Rows that were durable when a job was killed, so long after each start."""
-    plan = bench.plan(job, "inbox", ENGINES[engine], warm="", files_per_batch=KILL_FILES_PER_BATCH)
+    plan = bench.plan(
+        job, "inbox", ENGINES.get(engine, UNALIGNED), warm="", files_per_batch=KILL_FILES_PER_BATCH,
+        is_prepared=engine == PREPARED,
+    )  # fmt: skip
     for _ in range(lives):
         _lives(plan, lasts_s)
     runs = _runs(_said(plan))
@@ -413,8 +426,12 @@ def _process(plan: Plan) -> Any:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.inflight_job", str(folder / "plan.json")],
             stdout=log, stderr=log, start_new_session=True,
-            # Both engines start Java as on a host that `stillstate prepare` was not called on.
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **_cluster_environment(plan)},
+            # Both engines start Java as on a host that `stillstate prepare` was not called on, unless the plan says so.
+            env={
+                **os.environ,
+                "XDG_CACHE_HOME": str(folder.parent / PREPARED if plan.is_prepared else folder / "cache"),
+                **_cluster_environment(plan),
+            },
         )  # fmt: skip
     try:
         yield process

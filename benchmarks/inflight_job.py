@@ -55,6 +55,7 @@ class Plan:
         conf: Spark's, beside the common ones.
         counts_epochs: of ours, an epoch counts when it ends, be it durable or not.
         warm: files that a job of the same kind reads first, so that JVM and workers are warm.
+        is_prepared: on a host that `stillstate prepare` was called on.
     """
 
     side: Literal["ours", "peer"]
@@ -72,6 +73,7 @@ class Plan:
     conf: dict[str, str] = field(default_factory=dict)
     counts_epochs: bool = False
     warm: str = ""
+    is_prepared: bool = False
 
 
 @dataclass(frozen=True)

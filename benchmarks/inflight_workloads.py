@@ -172,25 +172,30 @@ def _backlog(piece: Piece) -> list[Figure]:
             median(piece["unaligned"]["backlog_s"]), even, Target("<=", 1.5),
         )
     ]  # fmt: skip
-    for name, target in (("unaligned", Target("<=", 0.2)), ("default", None), ("aligned", None)):
-        figures.append(
-            Figure(
-                f"restart with {BACKLOG} batches waiting, to the first durable checkpoint: {name} ÷ Spark", "s",
-                median(piece[name]["first_s"]), median(piece["spark"]["first_s"]), target,
-            )
-        )  # fmt: skip
+    for name, target in (("unaligned", Target("<=", 0.2)), ("prepared", None), ("default", None), ("aligned", None)):
+        if name in piece:
+            figures.append(
+                Figure(
+                    f"restart with {BACKLOG} batches waiting, to the first durable checkpoint: {TITLES.get(name, name)} ÷ Spark",
+                    "s", median(piece[name]["first_s"]), median(piece["spark"]["first_s"]), target,
+                )
+            )  # fmt: skip
     return figures
 
 
+TITLES: Mapping[str, str] = {"prepared": "unaligned, after stillstate prepare"}
+
+
 def _kills(piece: Piece) -> list[Figure]:
-    names = {"unaligned": Target(">=", 0.5), "aligned": None, "spark": None}
+    names = {"unaligned": Target(">=", 0.5), "prepared": None, "aligned": None, "spark": None}
     return [
         Figure(
-            f"rows committed a minute, killed {after_s:.0f} s after each start with a backlog ÷ undisturbed: {name}",
+            f"rows committed a minute, killed {after_s:.0f} s after each start with a backlog ÷ undisturbed: {TITLES.get(name, name)}",
             "rows/min", piece[name][f"killed_{after_s:.0f}"], piece[name]["undisturbed"], target if after_s == 10 else None,
         )
         for after_s in KILLS
         for name, target in names.items()
+        if name in piece
     ]  # fmt: skip
 
 

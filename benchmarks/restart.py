@@ -72,13 +72,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """One restart, in seconds."""
+    """One restart, in seconds.
+
+    Attributes:
+        waiting_mib: private memory of what stood by, Java and Python, right before the kill; 0 without.
+    """
 
     total_s: float
     detect_s: float
     launch_s: float
     restore_s: float
     first_epoch_s: float
+    waiting_mib: float = 0.0
 
 
 @app.command()
@@ -92,7 +97,7 @@ def main(
     """Measure restarts. Example: [b]python -m benchmarks.restart --times 5 --by supervisor[/b]"""
     found: dict[str, object] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     table = Table(title=f"kill -9 → first checkpoint, p50 of {times}, seconds")
-    for column in ("by", "p50", "min", "max", "aim", "detect", "launch", "restore", "first epoch"):
+    for column in ("by", "p50", "min", "max", "aim", "detect", "launch", "restore", "first epoch", "waiting MiB"):
         table.add_column(column, justify="left" if column == "by" else "right")
     with _caches() as caches:
         for name in by.split(","):
@@ -108,6 +113,7 @@ def main(
                 *(f"{value:.1f}" for value in (middle["total_s"], min(totals), max(totals))),
                 "-" if aim_s is None else f"{aim_s:.1f}",
                 *(f"{middle[field]:.1f}" for field in ("detect_s", "launch_s", "restore_s", "first_epoch_s")),
+                f"{middle['waiting_mib']:.0f}",
             )
             found[kind] = {
                 "p50": middle,
@@ -156,6 +162,7 @@ def _one(catalog: Catalog, number: int, times: int, *, waits_in: Path | None) ->
     _wait("checkpoints before the kill", lambda: _checkpoints_of(catalog, status.term) >= CHECKPOINTS_BETWEEN)
     if waits_in is not None:
         _wait("a driver that stands by", lambda: waits_in.read_text(errors="replace").count(" stands by") >= number)
+    waiting_mib = 0.0 if waits_in is None else _waiting_mib(_status(catalog))
     process = process_of(_status(catalog), JOB)
     if process is None:
         raise RuntimeError("the driver is gone before it was killed")
@@ -173,9 +180,17 @@ def _one(catalog: Catalog, number: int, times: int, *, waits_in: Path | None) ->
         launch_s=claimed_s - begun_s,
         restore_s=restore_s,
         first_epoch_s=first.created_at_ms / 1000 - claimed_s - restore_s,
+        waiting_mib=waiting_mib,
     )
     Console().print(f"[dim]{number} of {times}: {made.total_s:.1f} s ({after.cause or 'started'})[/]")
     return made
+
+
+def _waiting_mib(status: RunStatus) -> float:
+    """Private memory of the children of the supervisor that are not the driver, with theirs."""
+    beside = [p for p in psutil.Process(status.supervisor_pid).children() if p.pid != status.pid]
+    all_of_them = [process for one in beside for process in (one, *one.children(recursive=True))]
+    return sum(process.memory_full_info().uss for process in all_of_them) / (1 << 20)
 
 
 def _status(catalog: Catalog) -> RunStatus:
