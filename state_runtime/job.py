@@ -35,6 +35,7 @@ from state_runtime.pipeline.operators import (
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.pipeline.sources import JoinedStreams, Source
+from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
 from state_runtime.processors.user.vectorized import VectorizedProcessor
@@ -249,7 +250,7 @@ class Stream:
             raise InvalidPipeline(f"key_by({', '.join(map(repr, names))}) names a column twice")
         return KeyedStream(self._chain, self._steps, names)
 
-    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> Stream:
+    def aggregate(self, *, uid: str, output_mode: str = "update", **aggregates: Aggregate) -> Stream:
         """Aggregates over all rows: SQL's aggregate without GROUP BY, `df.agg(…)`. See `KeyedStream.aggregate`.
 
         Emits one row, without key columns, in each epoch that has rows. One shard gets all rows; functions that Spark
@@ -258,7 +259,7 @@ class Stream:
         Example:
             job.read(orders).aggregate(uid="all", orders=aggregates.count(), revenue=aggregates.sum("price"))
         """
-        return KeyedStream(self._chain, self._steps, ()).aggregate(uid=uid, **aggregates)
+        return KeyedStream(self._chain, self._steps, ()).aggregate(uid=uid, output_mode=output_mode, **aggregates)
 
     def window(
         self,
@@ -430,15 +431,23 @@ class KeyedStream:
         modes = (output_mode, time_mode, event_time_column)
         return self._processor(processor, output_schema, uid, modes, initial_state, pandas=True)
 
-    def aggregate(self, *, uid: str, **aggregates: Aggregate) -> Stream:
-        """Keyed aggregates, vectorised; emits the new values of the keys that an epoch touched (update mode).
+    def aggregate(self, *, uid: str, output_mode: str = "update", **aggregates: Aggregate) -> Stream:
+        """Keyed aggregates, vectorised; emits the key columns and the aggregates.
+
+        Args:
+            output_mode: "update" emits the new values of the keys that an epoch touched; "append" each key once, when
+                the watermark has passed its event time, and forgets it. For that the column with event time must be
+                among the keys. It stays the event time of what is emitted.
 
         Example:
             .key_by("carrier").aggregate(uid="by-carrier", flights=aggregates.count(), worst=aggregates.max("delay"))
+            .key_by("carrier", "at").aggregate(uid="at-once", output_mode="append", flights=aggregates.count())
         """
         check_uid(uid, "operator uid")
+        mode = _output_mode(uid, output_mode)
         _check_aggregates(uid, aggregates)
-        return Stream(self._chain, self._chain.extend(self._steps, AggregateStep(uid, self._keys, dict(aggregates))))
+        step = AggregateStep(uid, self._keys, dict(aggregates), mode)
+        return Stream(self._chain, self._chain.extend(self._steps, step))
 
     def process(self, processor: VectorizedProcessor, output_schema: T.StructType | str, *, uid: str) -> Stream:
         """Run a `VectorizedProcessor`: the rows and the state of all keys at once, in Arrow and numpy.
@@ -534,16 +543,14 @@ class KeyedStream:
             raise InvalidPipeline(
                 f'operator {uid!r}: window() needs one of state_runtime.windows, e.g. windows.tumbling("10 seconds")'
             )
-        mode = output_mode.lower()
-        if mode not in ("update", "append"):
-            raise InvalidPipeline(f"operator {uid!r}: output_mode {output_mode!r} must be update or append")
+        mode = _output_mode(uid, output_mode)
         _check_aggregates(uid, aggregates)
         step = WindowStep(
             uid=uid,
             keys=self._keys,
             window=window,
             aggregates=dict(aggregates),
-            output_mode=mode,  # type: ignore[arg-type]
+            output_mode=mode,
             allowed_lateness=allowed_lateness,
         )
         return Stream(self._chain, self._chain.extend(self._steps, step))
@@ -631,6 +638,13 @@ class KeyedStream:
             initial_state=initial_state,
         )
         return Stream(self._chain, self._chain.extend(self._steps, step))
+
+
+def _output_mode(uid: str, given: object) -> OutputMode:
+    mode = str(given).lower()
+    if mode not in ("update", "append"):
+        raise InvalidPipeline(f"operator {uid!r}: output_mode {given!r} must be update or append")
+    return mode  # type: ignore[return-value]
 
 
 def _check_aggregates(uid: str, aggregates: Mapping[str, Aggregate]) -> None:

@@ -157,9 +157,10 @@ class _Step:
                 "cannot be "
                 f"found under other keys. {_NEW_UID}"
             )
-        # Format 1 did not write modes down; latest_by has none where it is by one descending column, then as now.
+        # Format 1 did not write modes down; latest_by has none where it is by one descending column, an aggregate in
+        # update mode, then as now.
         if old.modes not in (new.modes, new.modes.removesuffix(DUE_WHEN_REMOVED)) and (
-            old.modes or new.kind == "latest-by"
+            old.modes or new.kind in ("latest-by", "aggregate")
         ):
             raise InvalidPipeline(
                 f"{where}: it runs as {new.modes or 'none'} now, and as {old.modes or 'none'} in {self._snapshot}; "

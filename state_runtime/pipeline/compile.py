@@ -278,10 +278,11 @@ def _check_updates(step: OperatorStep, updates: str) -> str:
             raise InvalidPipeline(
                 f"operator {step.uid!r}: {', '.join(counting)} would count each update again. Operator {updates!r} "
                 "emits a key's row anew whenever it changes, so that several rows of one key come. Let it emit each "
-                'result once (.window(…, output_mode="append")), aggregate the rows before it by the coarser key, or '
-                "keep the key's last row in a processor and add the difference"
+                'result once (output_mode="append", of a window or of an aggregate keyed by its event time), aggregate '
+                "the rows before it by the coarser key, or keep the key's last row in a processor and add the "
+                "difference"
             )
-        return step.uid if isinstance(step, AggregateStep) or step.output_mode == "update" else ""
+        return step.uid if step.output_mode == "update" else ""
     if isinstance(step, LatestByStep):
         return step.uid
     return ""  # of user code and deduplicate: what they make of updates is theirs to say

@@ -23,7 +23,7 @@ from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_a
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator, plan_interval_join
 from state_runtime.processors.builtin.latest import LATEST, plan_latest
-from state_runtime.processors.builtin.window_state import WINDOW
+from state_runtime.processors.builtin.window_state import WINDOW, OutputMode
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
@@ -73,6 +73,7 @@ class AggregateStep:
     uid: str
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
+    output_mode: OutputMode = "update"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class WindowStep:
     keys: tuple[str, ...]
     window: TimeWindow | SessionWindow
     aggregates: Mapping[str, Aggregate]
-    output_mode: Literal["update", "append"]
+    output_mode: OutputMode
     allowed_lateness: str
 
 
@@ -155,7 +156,7 @@ def build_operator(
         return _processor(step, keys, schema, source, settings, session)
     none: frozenset[str] = frozenset()
     if isinstance(step, AggregateStep):
-        return _aggregate(step, keys, schema), none
+        return _aggregate(step, keys, schema, source), none
     if isinstance(step, WindowStep):
         return _window(step, keys, schema, source), none
     if isinstance(step, IntervalJoinStep):
@@ -183,7 +184,7 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
                 f"{schema.simpleString()}"
             )
         metadata: dict[str, Any] = {DELAY_METADATA: 0}
-    elif isinstance(step, DeduplicateStep):
+    elif isinstance(step, DeduplicateStep) or (isinstance(step, AggregateStep) and step.output_mode == "append"):
         marked = event_time_column(given)
         metadata = given[marked].metadata if marked else {}
     elif isinstance(step, WindowStep):
@@ -198,13 +199,26 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
     return T.StructType(fields)
 
 
-def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) -> AggregateOperator:
+def _aggregate(
+    step: AggregateStep, keys: T.StructType, schema: T.StructType, source: OpenedSource
+) -> AggregateOperator:
     plan = plan_aggregates(step.aggregates, arrow_schema(schema), step.uid)
     taken = set(step.keys) & set(step.aggregates)
     if taken:
         raise InvalidPipeline(
             f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
         )
+    event_time = ""
+    if step.output_mode == "append":
+        event_time = event_time_column(schema)
+        if not event_time:
+            raise _no_event_time(step.uid, 'output_mode "append" needs', source)
+        if event_time not in step.keys:
+            raise InvalidPipeline(
+                f'operator {step.uid!r}: output_mode "append" emits a key once the watermark has passed its event '
+                f"time, and {event_time!r} is not among its keys. Key by it, too; or aggregate over a time, with "
+                '.window(…, output_mode="append"); or leave out output_mode: then a key is emitted whenever it changes'
+            )
     slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
     return AggregateOperator(
         uid=step.uid,
@@ -213,6 +227,7 @@ def _aggregate(step: AggregateStep, keys: T.StructType, schema: T.StructType) ->
         key_schema=arrow_schema(keys),
         plan=plan,
         state_ddl=ddl(from_arrow_schema(slots)),
+        event_time=event_time,
     )
 
 

@@ -89,6 +89,46 @@ def aggregate_without_windows() -> Case:
 
 
 @case
+def aggregate_by_event_time_append() -> Case:
+    """Event time among the keys: a key is emitted once, when the watermark has passed its time; a null time never is."""
+    return built_in(
+        lambda frame: frame.groupBy("key", "ts").agg(*_spark_aggregates()),
+        lambda stream: stream.key_by("key", "ts").aggregate(uid="once", output_mode="append", **_our_aggregates()),
+        _coarsely(11),
+        output_mode="append",
+        counts_late=False,
+    )
+
+
+@case
+def aggregate_by_event_time_into_a_window() -> Case:
+    """Event time is the only key, goes on in what is emitted, and closes the windows behind."""
+    return built_in(
+        lambda frame: (
+            frame.groupBy("ts")
+            .agg(F.count("*").alias("rows"), F.max("n").alias("most"))
+            .groupBy(F.window("ts", "5 seconds"))
+            .agg(F.count("*").alias("seconds"), F.sum("rows").alias("rows"), F.max("most").alias("most"))
+        ),
+        lambda stream: (
+            stream.key_by("ts")
+            .aggregate(uid="once", output_mode="append", rows=aggregates.count(), most=aggregates.max("n"))
+            .window(
+                windows.tumbling("5 seconds"),
+                uid="w",
+                output_mode="append",
+                seconds=aggregates.count(),
+                rows=aggregates.sum("rows"),
+                most=aggregates.max("most"),
+            )
+        ),
+        _coarsely(12),
+        output_mode="append",
+        counts_late=False,
+    )
+
+
+@case
 def tumbling_window_append() -> Case:
     """A window is emitted once, when the watermark has passed its end."""
     return built_in(
@@ -183,6 +223,11 @@ def deduplicate_within_watermark() -> Case:
         [Batch(_unlike(batch.rows)) for batch in events(8, 6)],
         output_mode="append",
     )
+
+
+def _coarsely(seed: int) -> list[Batch]:
+    """`events`, many at the same second."""
+    return [Batch(_coarse(batch.rows)) for batch in events(seed, 6)]
 
 
 def _coarse(rows: Sequence[Any]) -> list[dict[str, Any]]:

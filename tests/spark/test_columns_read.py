@@ -74,6 +74,10 @@ def looked(frame: DataFrame) -> DataFrame:
         (lambda s: s.key_by("k").aggregate(uid="u", n=aggregates.count()), ("k",), {"k"}),
         (lambda s: s.key_by("k").aggregate(uid="u", t=aggregates.sum("n")), ("k", "n"), {"k", "n"}),
         (
+            lambda s: s.key_by("k", "at").aggregate(uid="u", output_mode="append", n=aggregates.count()),
+            ("k", "at"), {"k", "at"},
+        ),
+        (
             lambda s: s.key_by("k").window(windows.tumbling("10 seconds"), uid="u", output_mode="append", n=aggregates.count()),
             ("k", "at"), {"k", "at"},
         ),

@@ -1,4 +1,4 @@
-"""What goes by event time needs a column that has it, and says where one comes from."""
+"""What goes by event time needs a column that has it, in the place where it looks for it, and says where one comes from."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime import StreamingJob, aggregates, windows
 from state_runtime.base.errors import InvalidPipeline
+from state_runtime.pipeline.watermark import DELAY_METADATA
 
 pytestmark = pytest.mark.spark
 
@@ -53,3 +54,44 @@ def test_behind_a_join_the_reason_is_the_join(spark: SparkSession, tmp_path: Pat
     message = refused(spark, tmp_path, build)
     assert "the output of an interval join has none" in message
     assert "withWatermark" not in message
+
+
+def once(stream: Any) -> Any:
+    return stream.aggregate(uid="once", output_mode="append", n=aggregates.count())
+
+
+def marked(spark: SparkSession) -> DataFrame:
+    return ticks(spark).withWatermark("timestamp", "1 second")
+
+
+def test_an_aggregate_that_emits_once_needs_a_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    message = refused(spark, tmp_path, lambda job: once(job.read(ticks).key_by("value", "timestamp")))
+    assert message.startswith(
+        "operator 'once': output_mode \"append\" needs a column with event time; call Spark's withWatermark"
+    )
+
+
+@pytest.mark.parametrize("keyed", [lambda s: s.key_by("value"), lambda s: s], ids=["other keys", "no key"])
+def test_an_aggregate_that_emits_once_needs_the_event_time_among_its_keys(
+    spark: SparkSession, tmp_path: Path, keyed: Callable[[Any], Any]
+) -> None:
+    """Else there is no time after which a key cannot change any more."""
+    message = refused(spark, tmp_path, lambda job: once(keyed(job.read(marked))))
+    assert message.startswith("operator 'once': output_mode \"append\" emits a key once the watermark has passed")
+    assert "'timestamp' is not among its keys. Key by it, too; or " in message
+
+
+def test_what_an_aggregate_emits_once_has_the_event_time_of_its_key(spark: SparkSession, tmp_path: Path) -> None:
+    """With its allowed delay; what an aggregate emits again and again has none."""
+    job = StreamingJob("timed", store=str(tmp_path / "store"))
+    once(job.read(marked).key_by("value", "timestamp"))
+    plan = job.plan()
+    compiled = plan.compiled(spark, plan.opened_source(spark))
+    assert compiled.stages[0].output["timestamp"].metadata == {DELAY_METADATA: 1000}
+
+    def build(job: StreamingJob) -> None:
+        anew = job.read(marked).key_by("value", "timestamp").aggregate(uid="anew", most=aggregates.max("value"))
+        anew.window(windows.tumbling("1 minute"), uid="per-minute", most=aggregates.max("most"))
+
+    message = refused(spark, tmp_path, build)
+    assert "windows need a column with event time" in message

@@ -63,7 +63,7 @@ def write_rows(folder: Path, largest: int) -> None:
                     "i": maybe(draw.randrange(-(2**31), 2**31)),
                     "d": maybe(Decimal(draw.randrange(-(10**11), 10**11)) / 100),
                     "b": maybe(draw.random() < 0.5),
-                    "at": maybe(START + timedelta(seconds=60 * number + draw.random() * 60 - late_s)),
+                    "at": maybe(START + timedelta(seconds=60 * number + draw.randrange(240) / 4 - late_s)),
                     "on": maybe((START + timedelta(days=draw.randrange(1000))).date()),
                     "f": maybe(draw.random()),
                 }
@@ -107,6 +107,7 @@ def run(spark: SparkSession, root: Path, inbox: Path, mode: str, build: Build) -
 
 PIPELINES: Mapping[str, Build] = {
     "aggregate": lambda s: s.key_by("k", "g").aggregate(uid="a", **EXACT),
+    "once": lambda s: s.key_by("g", "at").aggregate(uid="a", output_mode="append", **EXACT),
     "tumbling": lambda s: s.key_by("k").window(windows.tumbling("20 seconds"), uid="w", output_mode="append", **EXACT),
     "chain": lambda s: (
         s.key_by("k", "g")

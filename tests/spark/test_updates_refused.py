@@ -74,6 +74,15 @@ def test_each_update_would_be_counted_so_it_is_refused(
         lambda s: summed(s).key_by("place").aggregate(uid="coarse", most=aggregates.max("n"), kinds=aggregates.count_distinct_approx("k")),
         lambda s: summed(s).key_by("place").latest_by("n", "k", uid="coarse"),
         lambda s: summed(s).key_by("k", "place").deduplicate(uid="first").key_by("place").aggregate(uid="coarse", c=aggregates.count()),
+        lambda s: s.key_by("k", "at")
+        .aggregate(uid="fine", output_mode="append", n=aggregates.count())
+        .key_by("k")
+        .window(MINUTE, uid="coarse", output_mode="append", total=aggregates.sum("n")),
+        lambda s: s.key_by("k")
+        .window(TEN, uid="fine", output_mode="append", n=aggregates.count())
+        .transform(lambda f: f.selectExpr("n", "window_time(window) AS t"))
+        .key_by("t")
+        .aggregate(uid="coarse", output_mode="append", total=aggregates.sum("n"), most=aggregates.max("n")),
         lambda s: s.key_by("k", "place")
         .window(TEN, uid="fine", output_mode="append", n=aggregates.count())
         .transform(lambda f: f.selectExpr("place", "n", "window_time(window) AS t"))

@@ -24,7 +24,8 @@ from state_runtime.job import KeyedStream, Stream
 __all__ = ["NotExpressible", "Replacement"]
 
 Check = Callable[[DataFrame, int], None]
-Step = Callable[[Stream], Stream]
+Step = Callable[[Stream, str], Stream]
+"""Puts an operator behind a stream; the query's output mode is known when it is written."""
 
 
 class NotExpressible(Exception):
@@ -74,7 +75,7 @@ def _operator(grouped: GroupedData, pandas: bool, arguments: dict[str, Any]) -> 
         arguments["initialState"] = seed._df
     keys = _names_of(grouped)
 
-    def step(stream: Stream) -> Stream:
+    def step(stream: Stream, _: str) -> Stream:
         keyed: KeyedStream = stream.key_by(*keys)
         apply: Any = keyed.transform_with_state_in_pandas if pandas else keyed.transform_with_state
         applied: Stream = apply(**arguments, uid="suite")
@@ -101,7 +102,7 @@ class _Frame:
         return _Frame(self._replacement, self._source, (*self._steps, step))
 
     def select(self, *columns: Any) -> _Frame:
-        return self._then(lambda stream: stream.transform(lambda frame: frame.select(*columns)))
+        return self._then(lambda stream, _: stream.transform(lambda frame: frame.select(*columns)))
 
     def groupBy(self, *columns: Any) -> _Counted:
         names = [name for given in columns for name in (given if isinstance(given, list) else [given])]
@@ -137,7 +138,9 @@ class _Counted:
 
     def count(self) -> _Frame:
         return self._frame._then(
-            lambda stream: stream.key_by(*self._names).aggregate(uid="counted", count=aggregates.count())
+            lambda stream, mode: stream.key_by(*self._names).aggregate(
+                uid="counted", output_mode=mode, count=aggregates.count()
+            )
         )
 
 
@@ -151,6 +154,7 @@ class _Writer:
         self._name: str | None = None
         self._options: dict[str, str] = {}
         self._check: Check | None = None
+        self._mode = "append"
 
     def queryName(self, name: str) -> _Writer:
         self._name = name
@@ -166,6 +170,7 @@ class _Writer:
         return self
 
     def outputMode(self, mode: str) -> _Writer:
+        self._mode = mode
         return self
 
     def foreachBatch(self, check: Check) -> _Writer:
@@ -174,7 +179,16 @@ class _Writer:
 
     def start(self) -> _Query:
         checkpoint = self._options.get("checkpointLocation") or self._replacement.place()
-        return _Query(self._replacement, self._source, self._steps, self._name, checkpoint, self._check, self._options)
+        return _Query(
+            self._replacement,
+            self._source,
+            self._steps,
+            self._name,
+            checkpoint,
+            self._check,
+            self._options,
+            self._mode,
+        )
 
 
 class _Query:
@@ -189,6 +203,7 @@ class _Query:
         checkpoint: str,
         check: Check | None,
         options: dict[str, str],
+        mode: str,
     ) -> None:
         self.name = name
         self.isActive = True
@@ -198,6 +213,7 @@ class _Query:
         self._checkpoint = checkpoint
         self._check = check
         self._options = options
+        self._mode = mode
 
     @property
     def lastProgress(self) -> Any:
@@ -216,7 +232,7 @@ class _Query:
         )
         stream = job.read(self._source)
         for step in self._steps:
-            stream = step(stream)
+            stream = step(stream, self._mode)
         outputs: dict[int, DataFrame] = {}
         batches: list[DataFrame] = []
 

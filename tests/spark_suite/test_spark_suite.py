@@ -35,7 +35,6 @@ NOT_EXPRESSIBLE: dict[str, str] = {
     "test_not_nullable_fails": f"{_SPARKS_ERROR} (a state column that cannot be null, stored as Avro)",
     "test_schema_evolution_fails": f"{_SPARKS_ERROR} (a column of a state that would become narrower)",
     "test_transform_with_state_query_restarts": "it asks for metrics of Spark's state store (numValueStateVars)",
-    "test_transform_with_state_chaining_ops": "an aggregate keyed by the event-time column, in append mode: a window here",
     "pandas.test_transform_with_state_int_to_decimal_coercion": "without coercion it expects an error: nothing is lost",
     "pandas.test_transform_with_state_with_bytes_limit": "arrow.maxBytesPerBatch has no effect here, and a warning",
     "test_transform_with_list_state_metadata": _STATE_SOURCE,

@@ -19,7 +19,7 @@ from state_runtime.processors.builtin.all_rows import emitted
 from state_runtime.processors.builtin.distinct import Distinct, registers_log2
 from state_runtime.processors.builtin.distinct_exact import DistinctValues
 from state_runtime.processors.builtin.extremes import ByExtreme
-from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial
+from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial, rows_behind
 from state_runtime.processors.builtin.partials import (
     Chosen,
     Collected,
@@ -32,12 +32,13 @@ from state_runtime.processors.builtin.partials import (
 )
 from state_runtime.processors.builtin.ranks import has_order
 from state_runtime.processors.declared.aggregates import Aggregate
-from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.event_time import is_late, micros_of, millis_up, nullable_millis
+from state_runtime.processors.grouping import GroupedRows, filter_rows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import process_slices
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.reader import StateReader
-from state_runtime.state.table import Positions, StateSchema
+from state_runtime.state.table import Mask, Positions, StateSchema, fold, removal_of
 
 __all__ = ["STATE", "AggregateOperator", "AggregatePlan", "plan_aggregates"]
 
@@ -257,7 +258,15 @@ def _sum_type(data_type: Any, where: str) -> pa.DataType:
 
 @dataclass(frozen=True)
 class AggregateOperator(WokenWhenDue):
-    """The operator; emits the new value of every key that the epoch touched (update mode)."""
+    """The operator; emits the new value of every key that the epoch touched (update mode), or each key once (append
+    mode), when the watermark has passed the event time that is among its columns.
+
+    In append mode rows at or below the late watermark are dropped, so that a key does not come back after it was
+    emitted. A null time is never late and never passed, as in Spark.
+
+    Attributes:
+        event_time: in append mode the key column with event time; else empty.
+    """
 
     uid: str
     key_columns: tuple[str, ...]
@@ -265,6 +274,7 @@ class AggregateOperator(WokenWhenDue):
     key_schema: pa.Schema
     plan: AggregatePlan
     state_ddl: str
+    event_time: str = ""
 
     @cached_property
     def output_schema(self) -> pa.Schema:
@@ -272,7 +282,7 @@ class AggregateOperator(WokenWhenDue):
 
     @cached_property
     def _schema(self) -> StateSchema:
-        return StateSchema(self.key_schema, pa.schema(self.plan.slots))
+        return StateSchema(self.key_schema, pa.schema(self.plan.slots), time="due" if self.event_time else "")
 
     @property
     def state_schemas(self) -> Mapping[str, StateSchema]:
@@ -280,13 +290,14 @@ class AggregateOperator(WokenWhenDue):
 
     def entry(self) -> OperatorEntry:
         """How a manifest describes the operator."""
-        states = (StateEntry(STATE, "value", self.state_ddl),)
-        return OperatorEntry(self.uid, "aggregate", self.key_ddl, states, functions=dict(self.plan.texts))
+        states = (StateEntry(STATE, "value", self.state_ddl, time=self._schema.time),)
+        modes = f"append by {self.event_time}" if self.event_time else ""
+        return OperatorEntry(self.uid, "aggregate", self.key_ddl, states, modes, functions=dict(self.plan.texts))
 
     @property
     def time_domain(self) -> TimeDomain:
-        """Nothing is ever due."""
-        return ""
+        """In update mode nothing is ever due."""
+        return "event" if self.event_time else ""
 
     def process(
         self,
@@ -297,19 +308,56 @@ class AggregateOperator(WokenWhenDue):
         initial: GroupedRows | None = None,
     ) -> ShardResult:
         """Reduce the epoch, combine with the state, emit."""
-        return process_slices(slices, version, self.state_schemas, partial(self._run, clock), emits_anew=True)
+        body = self._once if self.event_time else self._changed
+        return process_slices(slices, version, self.state_schemas, partial(body, clock), emits_anew=True)
 
-    def _run(
+    def _changed(
         self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
     ) -> Iterator[pa.RecordBatch]:
+        """Update mode: every key that has rows."""
         if rows.groups == 0:
             return
+        found, slots = self._merged(rows, version, clock)
+        result.changes[STATE] = self._schema.batch(rows.hashes, None, rows.keys, slots)
+        result.rows_added = int(rows.groups - np.count_nonzero(found))
+        yield self._emit(rows.keys, slots)
+
+    def _once(
+        self, clock: EpochClock, rows: GroupedRows, version: StateReader, result: ShardResult, *, due: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Append mode: what the watermark has passed, with what these rows add to it; then it is removed."""
+        rows, result.late_rows = self._without_late(rows, clock)
+        changed = self._schema.empty()
+        if rows.groups:
+            found, slots = self._merged(rows, version, clock)
+            micros, valid = micros_of(rows.keys[self.key_columns.index(self.event_time)])
+            times = nullable_millis(millis_up(micros), valid)
+            changed = self._schema.batch(rows.hashes, None, rows.keys, slots, times=times)
+            result.rows_added = int(rows.groups - np.count_nonzero(found))
+        if due:
+            result.due_taken[STATE] = clock.watermark_ms
+            passed = version.overlaid({STATE: changed}).due(STATE, clock.watermark_ms)
+            changed = fold([removal_of(passed, self._schema), changed], self._schema, drop_deleted=False)
+            result.rows_added -= passed.num_rows
+            if passed.num_rows:
+                yield self._emit(self._schema.keys_of(passed), self._schema.values_of(passed))
+        result.changes[STATE] = changed
+
+    def _without_late(self, rows: GroupedRows, clock: EpochClock) -> tuple[GroupedRows, int]:
+        """The rows that are not too late, and how many were; a partial row counts as what it stands for."""
+        if rows.groups == 0:
+            return rows, 0
+        late = is_late(rows.rows.column(self.event_time), clock.late_watermark_ms)
+        behind = rows_behind(rows.rows)
+        return filter_rows(rows, ~late), int((late if behind is None else behind[late]).sum())
+
+    def _merged(self, rows: GroupedRows, version: StateReader, clock: EpochClock) -> tuple[Mask, list[pa.Array]]:
+        """Of each key whether the state has it, and its slots with what the rows add."""
         found, before = version.find(STATE, rows.hashes, rows.keys)
         order = self.plan.order(rows, clock.epoch)
         slots = self.plan.reduce(rows.rows, Groups(rows.starts, rows.rows.num_rows), order)
-        if bool(found.any()):
-            slots = self.plan.merge(before, slots)
-        result.changes[STATE] = self._schema.batch(rows.hashes, None, rows.keys, slots)
-        result.rows_added = int(rows.groups - np.count_nonzero(found))
-        keys = emitted(rows.keys, self.key_columns)
-        yield pa.RecordBatch.from_arrays([*keys, *self.plan.finish(slots)], schema=self.output_schema)
+        return found, self.plan.merge(before[: len(slots)], slots) if bool(found.any()) else slots
+
+    def _emit(self, keys: Sequence[pa.Array], slots: Sequence[pa.Array]) -> pa.RecordBatch:
+        columns = [*emitted(keys, self.key_columns), *self.plan.finish(slots)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)

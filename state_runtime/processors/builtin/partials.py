@@ -213,6 +213,8 @@ class Scalar:
         ]
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
+        if self.combines == ("count",):
+            return pc.fill_null(slots[0], 0)  # null in rows that were stored before there was this count
         if not self.divide:
             return slots[0]
         return pc.divide(slots[0], pc.if_else(pc.equal(slots[1], 0), None, slots[1]).cast(pa.float64()))

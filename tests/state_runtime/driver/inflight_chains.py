@@ -1,4 +1,5 @@
-"""The chains of operators that `inflight_world.py` plays: event-time timers and windows, a join of two streams, processing time.
+"""The chains of operators that `inflight_world.py` plays: event-time timers and windows, aggregates that are emitted once, a join
+of two streams, processing time.
 
 A chain says what its operators are, what input a seed draws for it, and what of its output and state must be the same however
 many epochs a batch took.
@@ -32,7 +33,7 @@ from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.handle import StateDeclaration, layout_of
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 
-__all__ = ["ALARMS", "CHAINS", "JOINS", "STEPS", "Chain", "Input"]
+__all__ = ["ALARMS", "CHAINS", "JOINS", "ONCE", "STEPS", "Chain", "Input"]
 
 TIME = pa.timestamp("us", "UTC")
 DELAY_MS = 2_000
@@ -179,7 +180,10 @@ def steps_operators() -> tuple[Operator, ...]:
 def events(rows: Sequence[Input]) -> pa.RecordBatch:
     columns = [[row[n] for row in rows] for n in range(3)]
     return pa.RecordBatch.from_arrays(
-        [*(pa.array(c, f.type) for c, f in zip(columns, EVENTS)), pa.array([row[3] * 1000 for row in rows], TIME)],
+        [
+            *(pa.array(c, f.type) for c, f in zip(columns, EVENTS)),
+            pa.array([row[3] and row[3] * 1000 for row in rows], TIME),
+        ],
         schema=EVENTS,
     )
 
@@ -201,6 +205,52 @@ STEPS = Chain(
     event_times=lambda rows: {"at": max((row[3] for row in rows), default=None)},
     batches=lambda draw: batches_of(draw, lambda *row: row),
     seen=steps_seen,
+)
+
+
+# --- rows (k, g, n, at) → aggregates by g and at, each once → windows of 10 s by g, append → totals by g ------------
+
+
+def once_operators() -> tuple[Operator, ...]:
+    keys = pa.schema([EVENTS.field("g"), EVENTS.field("at")])
+    plan = plan_aggregates({"rows": aggregates.count(), "most": aggregates.max("n")}, EVENTS, "once")
+    ddl = "`rows` bigint, `most` bigint"
+    once = AggregateOperator("once", ("g", "at"), "`g` string, `at` timestamp", keys, plan, ddl, "at")
+    windows = plan_windows(
+        uid="windows", key_columns=("g",), key_ddl="`g` string", key_schema=pa.schema([EVENTS.field("g")]),
+        schema=once.output_schema, time_column="at", window=tumbling("10 seconds"), mode="append",
+        ddl=lambda schema: ", ".join(f"`{n}` bigint" for n in schema.names),
+        aggregates={"times": aggregates.count(), "rows": aggregates.sum("rows")},
+    )  # fmt: skip
+    return (
+        once,
+        windows,
+        totals(windows.output_schema, "g", times=aggregates.sum("times"), rows=aggregates.sum("rows")),
+    )
+
+
+def once_seen(sinks: Rows, states: Rows) -> dict[str, Any]:
+    return {
+        "once": all_of(sinks["once"]),
+        "windows": all_of(sinks["windows"]),
+        "totals": newest_of(sinks["totals"], "g", "times", "rows"),
+        **{name: sorted(map(str, rows)) for name, rows in states.items()},
+    }
+
+
+def once_batches(draw: random.Random) -> list[list[Input]]:
+    """Many rows at the same second, some without a time."""
+    return batches_of(draw, lambda k, g, n, at: (k, g, n, None if draw.random() < 0.03 else at // 1000 * 1000))
+
+
+ONCE = Chain(
+    name="aggregates by event time",
+    operators=once_operators,
+    record=events,
+    watermarks=(WatermarkColumn("at", "", DELAY_MS),),
+    event_times=lambda rows: {"at": max((row[3] for row in rows if row[3] is not None), default=None)},
+    batches=once_batches,
+    seen=once_seen,
 )
 
 
@@ -413,4 +463,4 @@ ALARMS = Chain(
     ticks=5,
 )
 
-CHAINS = (STEPS, JOINS, ALARMS)
+CHAINS = (STEPS, ONCE, JOINS, ALARMS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_chains import ALARMS, CHAINS, JOINS, STEPS, Chain, Input
+from inflight_chains import ALARMS, CHAINS, JOINS, ONCE, STEPS, Chain, Input
 from inflight_laws import (
     Law,
     Life,
@@ -59,7 +59,7 @@ def played(law: Law, chain: Chain, folder: Path, count: int) -> Counter[str]:
 
 
 of_every_chain = pytest.mark.parametrize(
-    ("chain", "count"), [(STEPS, 20), (JOINS, 10), (ALARMS, 10)], ids=[c.name for c in CHAINS]
+    ("chain", "count"), [(STEPS, 20), (ONCE, 10), (JOINS, 10), (ALARMS, 10)], ids=[c.name for c in CHAINS]
 )
 
 

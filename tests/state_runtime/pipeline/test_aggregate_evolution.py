@@ -19,6 +19,7 @@ from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator,
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
+from state_runtime.snapshot.manifest import OperatorEntry
 from tests.stored import read_states
 
 KEYS = pa.schema([("k", pa.int64())])
@@ -129,3 +130,30 @@ def test_an_aggregate_that_means_something_else_under_its_name_is_refused() -> N
     job.epoch(OLD)
     with pytest.raises(InvalidPipeline, match=r"operator 'op': 'x' is any\(b\) now, and max\(v\) in"):
         job.start({"x": aggregates.any("b")})
+
+
+def entry_of(event_time: str) -> OperatorEntry:
+    keys = pa.schema([("k", pa.timestamp("us", "UTC")), ("at", pa.timestamp("us", "UTC"))])
+    plan = plan_aggregates({"n": aggregates.count()}, keys, "op")
+    ddl = "`k` timestamp, `at` timestamp"
+    return AggregateOperator("op", ("k", "at"), ddl, keys, plan, "`n` bigint", event_time).entry()
+
+
+@pytest.mark.parametrize(("old", "new"), [("", "at"), ("at", ""), ("at", "k")])
+def test_when_an_aggregate_emits_cannot_change(old: str, new: str) -> None:
+    """What was emitted already would come once more, or what is stored would have no time at which it is emitted."""
+    job = Job()
+    before = replace(job.log.manifest, operators=(entry_of(old),))
+    again = reconcile(before, [entry_of(old)], snapshot_id=before.snapshot_id + 1)
+    assert [(o.modes, o.states[0].time) for o in again] == [(f"append by {old}" if old else "", "due" if old else "")]
+    told = [f"append by {mode}" if mode else "none" for mode in (new, old)]
+    with pytest.raises(InvalidPipeline, match=f"it runs as {told[0]} now, and as {told[1]} in .*new uid"):
+        reconcile(before, [entry_of(new)], snapshot_id=before.snapshot_id + 1)
+
+
+@pytest.mark.parametrize("name", ["n", "n_v", "total", "high", "different"])
+def test_an_aggregate_that_was_added_after_the_last_row_of_a_key_is_one_of_no_rows(name: str) -> None:
+    """Such a key, or a window, is emitted when the watermark passes it, although no row has come since."""
+    plan = plan_aggregates({name: ALL[name]}, INPUT, "op")
+    (found,) = plan.finish([pa.nulls(1, slot.type) for slot in plan.slots])
+    assert found.to_pylist() == [0 if name in ("n", "n_v", "different") else None]

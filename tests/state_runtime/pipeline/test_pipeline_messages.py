@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.classic.column import Column
 from test_processors_handle import Calls
 
-from state_runtime import StreamingJob
+from state_runtime import StreamingJob, aggregates
 from state_runtime.base.errors import InvalidPipeline, UserCodeError
 from state_runtime.job import KeyedStream
 from state_runtime.pipeline.compile import _check_dots
@@ -139,6 +139,16 @@ class Broken(Calls):
 
     def close(self) -> None:
         self.broken.get("close", lambda: None)()
+
+
+@pytest.mark.parametrize("given", ["complete", "", aggregates.count()], ids=str)
+def test_aggregates_have_two_output_modes(stream: Any, given: Any) -> None:
+    """In any spelling, as in Spark; an aggregate cannot have the argument's name."""
+    (step,) = stream.key_by("key").aggregate(uid="u", output_mode="Append", n=aggregates.count())._steps
+    assert step.output_mode == "append"
+    for keyed in (stream, stream.key_by("key")):
+        with pytest.raises(InvalidPipeline, match=r"operator 'a': output_mode .* must be update or append"):
+            keyed.aggregate(uid="a", output_mode=given, n=aggregates.count())
 
 
 def declared(processor: Any) -> Any:
