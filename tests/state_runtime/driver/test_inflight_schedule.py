@@ -28,7 +28,7 @@ from inflight_laws import (
     tasks_that_disagree,
     under,
 )
-from inflight_root import BATCHES, die_after, go_on, rows_in_flight
+from inflight_root import BATCHES, die_after, go_on, reads_of, rows_in_flight
 from inflight_world import Frame, World, finish, results, start
 from model import seeds
 
@@ -137,6 +137,32 @@ def test_an_operator_that_is_added_while_rows_are_in_flight_begins_with_its_init
     go_on(made.world, made.settings)
     sums = results(made.world)["sums"]  # which looks at each row's initial state, and at that of each key
     assert sum(n for (_, what), n in sums.items() if what == "row")
+
+
+@pytest.mark.parametrize(
+    ("inline_bytes_max", "changelog", "backend"),
+    [(1 << 18, "on", "arrow"), (0, "on", "arrow"), (0, "on", "rocksdb"), (0, "off", "arrow")],
+)
+def test_a_restart_in_place_reads_neither_state_nor_rows_in_flight_from_the_store(
+    tmp_path: Path, inline_bytes_max: int, changelog: Any, backend: Any
+) -> None:
+    """The host has what the newest snapshot names, rows in flight too. What is read are documents, and of all segments the
+    listing of what is in flight: an index, one range."""
+    made = rows_in_flight(
+        tmp_path, checkpoints=4, inline_bytes_max=inline_bytes_max, changelog=changelog, backend=backend
+    )
+    before, batch = len(made.world.epochs), made.manifest.open_batch
+    assert batch is not None
+    listing = next(s for s in batch.segments if s.path == batch.listing)
+    with reads_of(made.root) as reads:
+        die_after(made.world, made.settings, 3)
+    data = [read for read in reads if read.startswith(("changelog/", "tables/"))]
+    assert data == [f"{listing.path}@{listing.bytes - listing.index_bytes}"]
+    epochs = made.world.epochs[before:]
+    assert sum(e.local_restores for e in epochs) > 0
+    assert not any(e.primary_restores or e.stale_restores or e.restored_bytes for e in epochs)
+    assert sum(e.inflight.processed_rows for e in epochs if e.inflight is not None) > 0
+    assert not any(e.inflight.read_bytes for e in epochs if e.inflight is not None)
 
 
 def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
