@@ -50,16 +50,25 @@ def _cell(cell: Cell) -> str:
 
 
 def checkpoints_table(newest: Sequence[Point]) -> dg.MarkdownMetadataValue:
-    """The newest snapshots, newest first. Rows in flight have columns while there are some."""
+    """The newest snapshots, newest first. Rows in flight have columns while there are some, and so has the time for
+    which checkpoints waited for rows (`Progress.alignment_ms`)."""
     columns = ["id", "time", "kind", "epoch_s", "input_rows", "output_rows", "log_bytes", "table_bytes", "restored"]
-    if not any(_inflight(point) for point in newest):
-        return markdown(columns, (_row(point) for point in reversed(newest)))
-    rows = ((*_row(point), *_inflight_cells(point)) for point in reversed(newest))
-    return markdown([*columns, "inflight_rows", "oldest_s", "slowest_task"], rows)
+    rows = [_row(point) for point in reversed(newest)]
+    if any(_done(point).alignment_ms for point in newest):
+        columns.append("waited_s")
+        rows = [(*row, rounded(_done(p).alignment_ms / 1000)) for row, p in zip(rows, reversed(newest), strict=True)]
+    if any(_inflight(point) for point in newest):
+        columns += ["inflight_rows", "oldest_s", "slowest_task"]
+        rows = [(*row, *_inflight_cells(point)) for row, point in zip(rows, reversed(newest), strict=True)]
+    return markdown(columns, rows)
 
 
-def _row(point: Point) -> Sequence[Cell]:
-    done = point.progress if point.kind == "checkpoint" and point.progress is not None else Progress()
+def _done(point: Point) -> Progress:
+    return point.progress if point.kind == "checkpoint" and point.progress is not None else Progress()
+
+
+def _row(point: Point) -> tuple[Cell, ...]:
+    done = _done(point)
     return (
         point.snapshot_id,
         time_text(point.at_ms),

@@ -31,6 +31,7 @@ _GAUGES: Final[Mapping[str, str]] = {
     "stillstate_checkpoint_timestamp_seconds": "When the newest snapshot was made.",
     "stillstate_checkpoint_age_seconds": "Age of the newest snapshot when the job was looked at.",
     "stillstate_checkpoint_duration_seconds": "Of the newest snapshot: from the last row to the durable manifest.",
+    "stillstate_alignment_seconds": "For how long the newest snapshot waited for rows after it was due.",
     "stillstate_epoch_duration_seconds": "Of the epochs that ended in the newest snapshot, together.",
     "stillstate_watermark_lag_seconds": "How far the watermark is behind the clock; 0 without one.",
     "stillstate_state_rows": "Live rows in all states.",
@@ -97,6 +98,7 @@ def _of_look(seen: Vitals, now_ms: int) -> dict[str, float]:
     if progress is not None:
         found |= {
             "stillstate_checkpoint_duration_seconds": progress.checkpoint_ms / 1000,
+            "stillstate_alignment_seconds": progress.alignment_ms / 1000,
             "stillstate_epoch_duration_seconds": progress.duration_ms / 1000,
             "stillstate_watermark_lag_seconds": seen.lag_s,
             "stillstate_state_rows": float(progress.state_rows),

@@ -95,6 +95,7 @@ def epochs_table(job: str, told: RunEpochs) -> Table:
         "in flight>",
         "slowest",
         "took>",
+        "waited>",
         "snapshot>",
         "durable",
     )
@@ -108,6 +109,7 @@ def epochs_table(job: str, told: RunEpochs) -> Table:
             count_text(sum(one.left_rows for one in each)),
             Text(_name(epoch.tasks[0]) if epoch.tasks else "-"),
             _took(epoch.tasks[0]) if epoch.tasks else "-",
+            duration_text(epoch.alignment_ms / 1000) if epoch.alignment_ms else "-",
             str(epoch.snapshot_id) if epoch.snapshot_id else "-",
             time_text(epoch.durable_at_ms) if epoch.snapshot_id else "not yet",
         )

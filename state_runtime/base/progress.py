@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["InflightProgress", "Progress"]
+__all__ = ["ALIGNMENT", "InflightProgress", "Progress"]
+
+ALIGNMENT: Final = "alignment"
+"""A phase, and no field: what earlier versions know as phases may have any names, so they read such manifests."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,7 @@ class InflightProgress:
         new_rows: of those that wait the ones that this epoch read.
         processed_rows: rows that operators processed in this epoch, be they new or from earlier ones.
         slices: in which tasks processed them.
-        alignment_ms: from the first task that was done with an operator to the last, summed over the operators: the
-            time that a barrier would wait.
+        alignment_ms: that of the epoch; in snapshots of earlier versions how far apart tasks ended.
         read_bytes: of rows from earlier epochs, read from the primary store.
         dropped_rows: that the run gave up because it was told to (`drop_inflight`).
         slowest: operator and shard of the task that took longest, as in "orders/3"; empty if none ran.
@@ -58,7 +60,8 @@ class Progress:
         duration_ms: the whole epoch, from Spark's call to the published output.
         checkpoint_ms: from the last row processed (in any task) to the durable manifest; 0 if the epoch made no
             checkpoint. What is in it and what is not: docs/operations.md.
-        phases_ms: plan, process, segment, manifest, publish.
+        phases_ms: plan, process, segment, manifest, publish; and `alignment`, the part of the first two that is
+            `alignment_ms`, where it is not 0.
         segment_bytes: changelog bytes that were written in this epoch, direct objects included.
         log_bytes: changelog bytes that a restart would replay.
         log_segments: segments that a restart would replay.
@@ -119,6 +122,17 @@ class Progress:
     materialization_failures: int = 0
     spilled_bytes: int = 0
     inflight: InflightProgress | None = None
+
+    @property
+    def alignment_ms(self) -> float:
+        """How long the checkpoint waited for rows: from when it was due to the last row processed, in any task. So
+        with `checkpoint_ms` it is the time from due to durable.
+
+        Due is what the checkpoint interval says; without one, the end of the time that the mode gives an epoch: none
+        in `aligned`. 0 where the rows were done before, where no checkpoint followed, and in snapshots of versions that
+        did not count it.
+        """
+        return self.phases_ms.get(ALIGNMENT, 0.0)
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

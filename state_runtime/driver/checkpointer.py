@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline, StillstateError
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import ALIGNMENT, Progress
 from state_runtime.changelog.changes import only_parts
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.upload import Uploader
@@ -30,7 +30,7 @@ from state_runtime.driver.file_book import carried_source_logs
 from state_runtime.driver.governor import EpochBudget
 from state_runtime.driver.head import Processed
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
-from state_runtime.driver.numbers import checkpoint_ms, together, with_times
+from state_runtime.driver.numbers import checkpoint_ms, together, waited, with_times
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
@@ -204,6 +204,7 @@ class Checkpointer:
             batch=None,
             budget=EpochBudget(None, {}, frozenset()),
             started_s=now_s,
+            due_s=now_s,
             planned_s=now_s,
             processed_s=now_s,
         )
@@ -229,6 +230,7 @@ class Checkpointer:
             The same, complete.
         """
         context, books, last = self._context, self._books, self._committer.last
+        waited_ms = self._waited_ms(done)
         segment_bytes = self.flush(lists_rows=True)
         segment_s = context.clock.monotonic_s()
         faults.reach("segment-written")
@@ -256,7 +258,9 @@ class Checkpointer:
             materializations=self.materializer.completed,
             materialization_failures=self.materializer.failures_in_a_row,
         )
-        phases = done.phases
+        phases, numbers = done.phases, waited(numbers, waited_ms)
+        if waited_ms:
+            phases[ALIGNMENT] = waited_ms
         phases["segment"] = (segment_s - done.processed_s) * 1000 + done.flushed_ms
         so_far = self._timed(numbers, done, phases)
         faults.reach("before-manifest")
@@ -331,16 +335,26 @@ class Checkpointer:
         root, ids = self._context.root, self._context.ids
         return (*carried_source_logs(root, last, pending, in_shape=in_shape, ids=ids), files.entry)
 
+    def _waited_ms(self, done: Processed) -> float:
+        """How long the checkpoint that begins now has waited for the rows of the epoch."""
+        if not done.acknowledged:
+            return 0.0
+        now_s = self._context.clock.monotonic_s()
+        since_ms = self._since_last_row_ms(done, now_s)
+        return max(0.0, (now_s - done.due_s) * 1000 - since_ms)
+
+    def _since_last_row_ms(self, done: Processed, now_s: float) -> float:
+        return checkpoint_ms(
+            max((a.processed_at_ms for a in done.acknowledged), default=0),
+            self._context.clock.now_ms(),
+            own_ms=(now_s - done.processed_s) * 1000,
+            epoch_ms=(now_s - done.started_s) * 1000,
+        )
+
     def _timed(self, numbers: Progress, done: Processed, phases: Mapping[str, float]) -> Progress:
         """The numbers of an epoch with its times, if its checkpoint became durable now."""
-        clock = self._context.clock
-        durable_s = clock.monotonic_s()
-        took_ms = checkpoint_ms(
-            max((a.processed_at_ms for a in done.acknowledged), default=0),
-            clock.now_ms(),
-            own_ms=(durable_s - done.processed_s) * 1000,
-            epoch_ms=(durable_s - done.started_s) * 1000,
-        )
+        durable_s = self._context.clock.monotonic_s()
+        took_ms = self._since_last_row_ms(done, durable_s)
         return replace(with_times(numbers, (durable_s - done.started_s) * 1000, phases), checkpoint_ms=took_ms)
 
     def _leave_word(self) -> None:

@@ -401,7 +401,7 @@ class EpochDriver:
 
         numbers, done, is_asked = self._tolerating("epoch", epoch)
         ran = of_operators(done.acknowledged, self._context.pipeline.stages)
-        self.tasks = self.tasks.after(epoch_of(numbers.epoch, numbers.batch_id, ((o.uid, a) for o, a in ran)))
+        self.tasks = self.tasks.after(epoch_of(numbers, ((o.uid, a) for o, a in ran)))
         self._report(numbers)
         if is_asked:
             self._begin_savepoints()
@@ -462,7 +462,7 @@ class EpochDriver:
         else:
             time = advanced(context, head, batch_time_ms)
             batch = BatchBook.begun(late_ms) if has_batch else None
-        budget = self._budget(None if unlimited else batch, reads=has_batch)
+        budget, due_s = self._budget(None if unlimited else batch, reads=has_batch)
         # The end of all input is not noted as the watermark: a run that goes on from here nevertheless has the one of
         # its input.
         acting = replace(time, watermark_ms=END_OF_TIME_MS) if drains else time
@@ -484,6 +484,7 @@ class EpochDriver:
                 batch=batch,
                 budget=budget,
                 started_s=started_s,
+                due_s=due_s,
                 planned_s=now_s,
                 processed_s=now_s,
             )
@@ -509,7 +510,7 @@ class EpochDriver:
                 else:
                     raise
             # With the time that there was before: what was done meanwhile is not the tasks'.
-            budget = self._budget(None if unlimited else batch, reads=has_batch)
+            budget, due_s = self._budget(None if unlimited else batch, reads=has_batch)
             job = self._tasks.job(acting, late_ms)
         return Processed(
             acknowledged=acknowledged,
@@ -518,18 +519,21 @@ class EpochDriver:
             batch=batch,
             budget=budget,
             started_s=started_s,
+            due_s=due_s,
             planned_s=planned_s,
             processed_s=context.clock.monotonic_s(),
             flushed_ms=flushed_ms,
             flushed_bytes=flushed_bytes,
         )
 
-    def _budget(self, batch: BatchBook | None, *, reads: bool) -> EpochBudget:
-        """What the epoch that begins now may take; without a batch whatever it takes."""
+    def _budget(self, batch: BatchBook | None, *, reads: bool) -> tuple[EpochBudget, float]:
+        """What the epoch that begins now may take, without a batch whatever it takes; and when (monotonic) a checkpoint
+        is due."""
         clock, interval = self._context.clock, self._books.interval
-        interval_s = self._context.settings.checkpoint_interval_s
-        left_s = interval_s - (clock.monotonic_s() - interval.began_s) if interval_s else 0.0
-        return self._governor.plan(batch, reads=reads, now_ms=clock.now_ms(), until_checkpoint_s=max(0.0, left_s))
+        interval_s, now_s = self._context.settings.checkpoint_interval_s, clock.monotonic_s()
+        left_s = max(0.0, interval_s - (now_s - interval.began_s)) if interval_s else 0.0
+        budget = self._governor.plan(batch, reads=reads, now_ms=clock.now_ms(), until_checkpoint_s=left_s)
+        return budget, now_s + budget.due_after_s
 
     def _act(
         self,

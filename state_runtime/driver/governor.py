@@ -43,11 +43,13 @@ class EpochBudget:
         within_s: its time; None: as long as it takes.
         stages: per operator uid.
         does_due: uids of the operators that do what is due.
+        due_after_s: so long after its beginning a checkpoint is due, however long the epoch may take.
     """
 
     within_s: float | None
     stages: Mapping[str, StageBudget]
     does_due: frozenset[str]
+    due_after_s: float = 0.0
 
 
 @dataclass
@@ -103,9 +105,10 @@ class Governor:
         """
         uids = [o.uid for o in self._operators]
         within_s = self._within_s(until_checkpoint_s)
+        due_after_s = until_checkpoint_s if self._settings.checkpoint_interval_s else within_s or 0.0
         self._begins_ms = {}
         if within_s is None or batch is None:
-            return EpochBudget(None, dict.fromkeys(uids, NO_LIMITS), frozenset(uids))
+            return EpochBudget(None, dict.fromkeys(uids, NO_LIMITS), frozenset(uids), due_after_s)
         together = self._last_batch_fitted if reads else self._fits(batch, within_s)
         finish = {uid for uid in uids if together and self._feeds_event_time(uid)}
         level = batch.level(self._operators)
@@ -123,7 +126,7 @@ class Governor:
             )
             for uid in uids
         }
-        return EpochBudget(within_s, stages, does_due)
+        return EpochBudget(within_s, stages, does_due, due_after_s)
 
     def seen(self, tasks: Iterable[tuple[str, Acknowledgement]]) -> None:
         """Learn from an epoch: operator uid and acknowledgement of each of its tasks."""

@@ -34,7 +34,8 @@ class Processed:
         clock: what its tasks were told of it.
         batch: the batch that it was about, as it was before; None if no batch was open, nor read.
         budget: what its tasks were allowed.
-        planned_s, processed_s: when (monotonic) the plan was ready, and when the action was done.
+        due_s: when (monotonic) a checkpoint was due that follows it.
+        planned_s, processed_s: when the plan was ready, and when the action was done.
         flushed_ms, flushed_bytes: of a segment that had to be written before the action could succeed; between the two
             plans.
     """
@@ -45,6 +46,7 @@ class Processed:
     batch: BatchBook | None
     budget: EpochBudget
     started_s: float
+    due_s: float
     planned_s: float
     processed_s: float
     flushed_ms: float = 0.0

@@ -14,7 +14,7 @@ from state_runtime.driver.batch_book import BatchBook
 from state_runtime.processors.operator import EpochClock
 from state_runtime.task.acknowledgement import Acknowledgement
 
-__all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "together", "with_times"]
+__all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "together", "waited", "with_times"]
 
 # Numbers of epochs that are added up for the checkpoint in which they end. Of all others the newest epoch's count.
 _SUMMED = (
@@ -99,9 +99,6 @@ def of_rows_in_flight(
         return None
     took = [(a.processed_at_ms - a.began_at_ms, uid, a.shard) for uid, a in acknowledged if a.began_at_ms]
     slowest_ms, uid, shard = max(took, default=(0, "", 0))
-    ended: dict[str, list[int]] = {}
-    for operator, a in acknowledged:
-        ended.setdefault(operator, []).append(a.processed_at_ms)
     return InflightProgress(
         rows=sum(p.rows for p in passes),
         bytes=sum(p.bytes for p in passes),
@@ -109,7 +106,6 @@ def of_rows_in_flight(
         new_rows=sum(p.rows for p in passes if p.epoch == epoch),
         processed_rows=sum(a.processed_rows for _, a in acknowledged),
         slices=sum(a.slices for _, a in acknowledged),
-        alignment_ms=float(sum(max(times) - min(times) for times in ended.values())),
         read_bytes=sum(a.inflight_read_bytes for _, a in acknowledged),
         dropped_rows=dropped_rows,
         slowest=f"{uid}/{shard}" if uid else "",
@@ -152,6 +148,15 @@ def with_times(progress: Progress, duration_ms: float, phases_ms: Mapping[str, f
     """The numbers with their times, and the rate that follows."""
     rate = progress.input_rows / duration_ms * 1000 if duration_ms > 0 else 0.0
     return replace(progress, duration_ms=duration_ms, phases_ms=dict(phases_ms), rows_per_s=rate)
+
+
+def waited(progress: Progress, alignment_ms: float) -> Progress:
+    """The numbers of an epoch whose checkpoint waited so long for its rows; `phases_ms` has it too, see
+    `Progress.alignment_ms`."""
+    inflight = progress.inflight
+    return (
+        replace(progress, inflight=replace(inflight, alignment_ms=alignment_ms)) if inflight is not None else progress
+    )
 
 
 def checkpoint_ms(processed_at_ms: int, durable_at_ms: int, *, own_ms: float, epoch_ms: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from state_runtime.base.progress import Progress
 from state_runtime.snapshot.epoch_tasks import EpochTasks, OtherTasks, TaskNumbers
 from state_runtime.task.acknowledgement import Acknowledgement
 
@@ -45,10 +46,11 @@ class TaskBook:
         )
 
 
-def epoch_of(epoch: int, batch_id: int, acknowledged: Iterable[tuple[str, Acknowledgement]]) -> EpochTasks:
+def epoch_of(numbers: Progress, acknowledged: Iterable[tuple[str, Acknowledgement]]) -> EpochTasks:
     """One epoch.
 
     Args:
+        numbers: of all of its tasks together.
         acknowledged: of each task the operator's uid and what it did.
     """
     found = sorted((_Ranked.of(uid, a) for uid, a in acknowledged), key=_slowest_first)
@@ -56,10 +58,11 @@ def epoch_of(epoch: int, batch_id: int, acknowledged: Iterable[tuple[str, Acknow
     most_left = sorted((r for r in rest if r.left_rows), key=lambda r: -r.left_rows)[:MOST_LEFT_MAX]
     kept = {id(r) for r in most_left}
     return EpochTasks(
-        epoch=epoch,
-        batch_id=batch_id,
+        epoch=numbers.epoch,
+        batch_id=numbers.batch_id,
         tasks=tuple(_numbers(r) for r in sorted((*slowest, *most_left), key=_slowest_first)),
         others=_others([r for r in rest if id(r) not in kept]),
+        alignment_ms=numbers.alignment_ms,
     )
 
 

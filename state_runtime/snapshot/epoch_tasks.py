@@ -77,6 +77,7 @@ class EpochTasks:
         snapshot_id, durable_at_ms: the snapshot that made it durable, and when that was made; 0 while none has.
         tasks: the slowest first.
         others: None if `tasks` are all.
+        alignment_ms: so long its checkpoint waited for its rows after it was due; 0 in documents of earlier versions.
     """
 
     epoch: int
@@ -85,6 +86,7 @@ class EpochTasks:
     others: OtherTasks | None = None
     snapshot_id: int = 0
     durable_at_ms: int = 0
+    alignment_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from assets import (
 )
 from assets.metadata import shape_of
 from assets.metadata_sets import IntervalNumbers, RunNumbers, numbers_metadata
-from assets.tables import checkpoints_table
+from assets.tables import checkpoints_table, phases_table
 from orchestration.config.spec import load_spec
 from orchestration.looking.points import POINTS_MAX, Point
 from state_runtime.base.progress import InflightProgress, Progress
@@ -205,6 +205,18 @@ def test_rows_in_flight_are_plotted_and_tabled_with_the_task_that_is_slowest() -
     assert IntervalNumbers.of([one], 1).inflight_rows == 0
     assert "|1,200|90.0|legs/3 4.0 s|" in str(checkpoints_table([one, behind]).value)
     assert "inflight" not in str(checkpoints_table([one]).value)
+
+
+def test_checkpoints_that_waited_for_rows_say_so_in_the_table_and_among_the_phases() -> None:
+    """Twelve plots are enough; a job none of whose newest checkpoints waited has no such column."""
+    (one,) = points(1.0)
+    late = Progress(snapshot_id=12, phases_ms={"process": 4_000.0, "alignment": 2_100.0})
+    waited = dataclasses.replace(one, progress=late)
+    header, _, first, second = str(checkpoints_table([one, waited]).value).splitlines()
+    assert header.endswith("|restored|waited_s|")
+    assert (first.split("|")[-2], second.split("|")[-2]) == ("2.1", "0.0")
+    assert "waited" not in str(checkpoints_table([one]).value)
+    assert "|alignment|2.1|" in str(phases_table(late).value)
 
 
 def test_rows_in_flight_that_come_and_go_are_no_other_format() -> None:

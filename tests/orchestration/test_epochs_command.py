@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from job_roots import JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
+from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.epoch_tasks import EpochTasks, OtherTasks, RunEpochs, TaskNumbers
 from state_runtime.snapshot.paths import epochs_path
 from state_runtime.snapshot.term_files import write_epochs
@@ -52,9 +53,20 @@ TOLD = RunEpochs(
     run_uid="r",
     epochs=(
         EpochTasks(epoch=12, batch_id=5, tasks=(SLOW, numbers(1, 900), numbers(0, 50)), others=OTHERS),
-        EpochTasks(epoch=11, batch_id=5, tasks=(numbers(0, 500),), snapshot_id=9, durable_at_ms=AT),
+        EpochTasks(
+            epoch=11, batch_id=5, tasks=(numbers(0, 500),), snapshot_id=9, durable_at_ms=AT, alignment_ms=7_300.0
+        ),
     ),
 )
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The document as an earlier version has it."""
+
+    term: int
+    run_uid: str
+    epochs: list[dict[str, Any]]
 
 
 @pytest.fixture
@@ -81,6 +93,7 @@ def test_the_slowest_shard_of_the_newest_epoch_comes_first(config: str) -> None:
     assert "303" in newest
     assert "legs/0" in before
     assert " 9 " in before
+    assert "7.3 s" in before, "for how long its checkpoint waited for rows"
 
 
 def test_what_a_limit_cuts_off_is_in_the_line_below(config: str) -> None:
@@ -122,6 +135,19 @@ def test_a_job_that_has_told_nothing_is_no_error_and_one_that_never_ran_is(
     assert json.loads(call("flights", "--json", "-c", config).stdout) == {"job": "flights", "term": None, "epochs": []}
     assert call("flights", "-e", "3", "-c", config).exit_code == 2
     assert call("trains", "-c", config).exit_code == 2
+
+
+def test_a_document_of_an_earlier_version_says_nothing_of_what_checkpoints_waited(
+    config: str, flights: JobRoot
+) -> None:
+    """Its epochs waited for nothing that anybody knows of."""
+    body = flights.catalog.root.read(epochs_path(1), 1 << 20).splitlines()[1]
+    told = json.loads(body)
+    for epoch in told["epochs"]:
+        del epoch["alignment_ms"]
+    flights.catalog.root.put(epochs_path(1), encode_document("epochs", Earlier(**told)))
+    found = json.loads(call("flights", "--json", "-c", config).stdout)
+    assert [e["alignment_ms"] for e in found["epochs"]] == [0.0, 0.0]
 
 
 def test_a_damaged_document_is_named(config: str, flights: JobRoot) -> None:

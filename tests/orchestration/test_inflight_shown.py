@@ -119,6 +119,13 @@ def test_a_line_of_progress_names_the_slowest_shard() -> None:
     assert "in flight" not in progress_line("flights", Progress(snapshot_id=3))
 
 
+def test_a_line_of_progress_says_that_its_checkpoint_waited_for_rows() -> None:
+    """Before the mode is changed that is the number to look at; a line of a job that keeps up is as it was."""
+    line = progress_line("flights", Progress(snapshot_id=3, phases_ms={"process": 4_000.0, "alignment": 2_100.0}))
+    assert "waited 2.1 s for rows" in line
+    assert "waited" not in progress_line("flights", Progress(snapshot_id=3, phases_ms={"process": 4_000.0}))
+
+
 def test_a_job_s_line_says_how_long_the_oldest_row_waits() -> None:
     """Next to its health, which may be good all the same."""
     row = JobRow(job="j", health="healthy", inflight_rows=7, inflight_age_s=90.0, slowest="orders/3")
@@ -126,6 +133,15 @@ def test_a_job_s_line_says_how_long_the_oldest_row_waits() -> None:
     assert "7 rows in flight" in text
     assert "orders/3" in text
     assert "in flight" not in text_of(jobs_table([JobRow(job="j", health="healthy")]))
+
+
+def test_a_gauge_says_how_long_the_newest_checkpoint_waited_for_rows(made: InflightRoot) -> None:
+    """In seconds, as Prometheus wants them; 0 of one that waited for none."""
+    for phases_ms, waited_s in (({"alignment": 2_100.0}, 2.1), ({}, 0.0)):
+        newest = replace(made.manifest, progress=Progress(phases_ms=phases_ms))
+        seen = Vitals(health="healthy", is_well=True, head=newest, progress=newest.progress)
+        found = {s.name: s.value for f in families({"job": seen}, {}, 0, True) for s in f.samples}
+        assert found["stillstate_alignment_seconds"] == waited_s
 
 
 def test_gauges_have_the_numbers(made: InflightRoot) -> None:

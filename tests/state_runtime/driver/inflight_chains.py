@@ -1,5 +1,5 @@
 """The chains of operators that `inflight_world.py` plays: event-time timers and windows, aggregates that are emitted once, a join
-of two streams, processing time.
+of two streams, processing time, initial state.
 
 A chain says what its operators are, what input a seed draws for it, and what of its output and state must be the same however
 many epochs a batch took.
@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.handle import StateDeclaration, layout_of
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 
-__all__ = ["ALARMS", "CHAINS", "JOINS", "ONCE", "STEPS", "Chain", "Input"]
+__all__ = ["ALARMS", "BALANCES", "CHAINS", "JOINS", "ONCE", "STEPS", "Chain", "Input"]
 
 TIME = pa.timestamp("us", "UTC")
 DELAY_MS = 2_000
@@ -59,6 +60,7 @@ class Chain:
         seen: what readers see, from the rows of each sink, and the states by `uid.state`; the same for every way to the end.
         tick_ms: from one batch's processing time to the next.
         ticks: after the last batch.
+        initial: by operator, the rows that its state begins with.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Chain:
     seen: Callable[[Rows, Rows], dict[str, Any]]
     tick_ms: int = 1
     ticks: int = 1
+    initial: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
     @property
     def sinks(self) -> tuple[str, ...]:
@@ -139,8 +142,6 @@ class Steps(StatefulProcessor):
         self.seen.update((n, g, wanted))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        from datetime import UTC, datetime
-
         n, g, due = self.seen.get()
         at = datetime.fromtimestamp(timerValues.getCurrentWatermarkInMs() / 1000 + 1, UTC)
         yield Row(k=key[0], g=g, n=n, at=at, what=f"silent {due}")
@@ -463,4 +464,108 @@ ALARMS = Chain(
     ticks=5,
 )
 
-CHAINS = (STEPS, ONCE, JOINS, ALARMS)
+
+# --- rows (k, g, n, at) → balances by k, then sums by g, which both begin with an initial state → totals by g ----------
+
+OPENED = pa.RecordBatch.from_pydict(
+    {"k": ["hot", *(f"k{n}" for n in range(6)), "idle"], "start": [100 * n for n in range(8)]}
+)
+OPENED_GROUPS = pa.RecordBatch.from_pydict({"g": ["g0", "g1", "g2", "quiet"], "start": [1_000, 2_000, 3_000, 4_000]})
+OPENING_MS = 11_000
+"""Event time of the timer that each key of an initial state sets: before, in or behind the first batches."""
+BALANCES_OUT = pa.schema([*EVENTS, ("what", pa.string()), ("opened", pa.int64())])
+SUMS_OUT = pa.schema([("g", pa.string()), ("n", pa.int64()), ("what", pa.string()), ("opened", pa.int64())])
+
+
+class Balances(StatefulProcessor):
+    """Adds to what a key began with, and says with each row how often it began: once, before its first row, or never."""
+
+    out = BALANCES_OUT.names
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.held = handle.getValueState("held", "n long, opened long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        n, opened = self.held.get() or (0, 0)
+        self.held.update((n + initialState.start, opened + 1))
+        self.handle.registerTimer(OPENING_MS)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n, opened = self.held.get() or (0, 0)
+        for row in rows:
+            n += row.n
+            yield self.said(key, row, n, opened, "row")
+        self.held.update((n, opened))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        n, opened = self.held.get()
+        at = datetime.fromtimestamp(timerValues.getCurrentWatermarkInMs() / 1000 + 1, UTC)
+        yield self.said(key, Row(g="g0", at=at), n, opened, "opened")
+
+    def said(self, key: Any, row: Any, n: int, opened: int, what: str) -> Row:
+        said = {"k": key[0], "g": row.g, "n": n, "at": row.at, "what": what, "opened": opened}
+        return Row(**{name: said[name] for name in self.out})
+
+    def close(self) -> None:
+        pass
+
+
+class Sums(Balances):
+    out = SUMS_OUT.names
+
+    def said(self, key: Any, row: Any, n: int, opened: int, what: str) -> Row:
+        return Row(g=key[0], n=n, what=what, opened=opened)
+
+
+def opened_by(
+    uid: str, key: str, output: pa.Schema, processor: Any, output_event_time: str
+) -> StatefulProcessorOperator:
+    keys = pa.schema([(key, pa.string())])
+    values = pa.schema([("n", pa.int64()), ("opened", pa.int64())])
+    held = layout_of(StateDeclaration("held", "value", "", None, 0), keys, values, None)
+    return StatefulProcessorOperator(
+        uid=uid, key_columns=(key,), key_ddl=f"`{key}` string", key_schema=keys, output_schema=output,
+        state_schemas={"held": held}, state_ddl={"held": "`n` bigint, `opened` bigint"}, state_kinds={"held": "value"},
+        processor=processor, pandas=False, output_rows_per_batch=4, time_mode="event", event_time_column="at",
+        output_event_time=output_event_time, slice_keys_max=3, slice_rows_max=5,
+    )  # fmt: skip
+
+
+def balances_operators() -> tuple[Operator, ...]:
+    return (
+        opened_by("balances", "k", BALANCES_OUT, Balances(), "at"),
+        opened_by("sums", "g", SUMS_OUT, Sums(), ""),
+        totals(SUMS_OUT, "g", rows=aggregates.count()),
+    )
+
+
+def balances_seen(sinks: Rows, states: Rows) -> dict[str, Any]:
+    """A group sums what balances say, in whatever order they say it: its numbers are looked at when all is over."""
+    for sink, key, initial in (("balances", "k", OPENED), ("sums", "g", OPENED_GROUPS)):
+        begun = set(initial.column(key).to_pylist())
+        for row in sinks[sink]:
+            assert row["opened"] == (row[key] in begun), f"its initial state came not once, or not before: {row}"
+        for row in states[f"{sink}.held"]:
+            assert row["value.opened"] == (row[f"key.{key}"] in begun), f"not once: {row}"
+        assert begun <= {row[f"key.{key}"] for row in states[f"{sink}.held"]}, "an initial state was lost"
+    return {
+        "balances": all_of(sinks["balances"]),
+        "sums": Counter((row["g"], row["what"]) for row in sinks["sums"]),
+        "totals": newest_of(sinks["totals"], "g", "rows"),
+        **{name: all_of(rows) for name, rows in states.items()},
+    }
+
+
+BALANCES = Chain(
+    name="initial state",
+    operators=balances_operators,
+    record=events,
+    watermarks=STEPS.watermarks,
+    event_times=STEPS.event_times,
+    batches=STEPS.batches,
+    seen=balances_seen,
+    initial={"balances": OPENED, "sums": OPENED_GROUPS},
+)
+
+CHAINS = (STEPS, ONCE, JOINS, ALARMS, BALANCES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_chains import Input
+from inflight_chains import STEPS, Chain, Input
 from inflight_world import Killed, World, finish
 
 from state_runtime.base import faults
@@ -20,10 +21,10 @@ from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.governor import EpochBudget, Governor
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.store import Store, open_store
+from state_runtime.store import LocalStore, Store, open_store
 from state_runtime.task import slicing
 
-__all__ = ["BATCHES", "InflightRoot", "go_on", "rows_in_flight"]
+__all__ = ["BATCHES", "InflightRoot", "die_after", "go_on", "reads_of", "rows_in_flight"]
 
 BATCHES: list[list[Input]] = [
     [(f"k{n % 23}", f"g{n % 4}", n % 7, 10_000 + 100 * n) for n in range(40)],
@@ -50,13 +51,13 @@ class InflightRoot:
         return Catalog.of_root(self.root)
 
 
-def rows_in_flight(folder: Path, *, checkpoints: int = 8, **settings: Any) -> InflightRoot:
+def rows_in_flight(folder: Path, *, checkpoints: int = 8, chain: Chain = STEPS, **settings: Any) -> InflightRoot:
     """A run over `BATCHES` that dies after so many checkpoints, whose tasks process one slice of few rows each epoch.
 
     Args:
         settings: of `JobSettings`, in place of those here.
     """
-    world = World(folder, random.Random(1), [list(batch) for batch in BATCHES])
+    world = World(folder, random.Random(1), [list(batch) for batch in BATCHES], chain)
     given: dict[str, Any] = {
         "parallelism": 3,
         "local_dir": str(folder / "local"),
@@ -66,6 +67,17 @@ def rows_in_flight(folder: Path, *, checkpoints: int = 8, **settings: Any) -> In
         **settings,
     }
     made = JobSettings(**given)
+    die_after(world, made, checkpoints)
+    root = open_store(str(folder / "store")).child("job")
+    manifest = Catalog.of_root(root).latest()
+    assert manifest is not None
+    assert manifest.open_batch is not None
+    assert manifest.open_batch.operators, "no rows are in flight: the tests that use this prove nothing"
+    return InflightRoot(world, made, root, manifest)
+
+
+def die_after(world: World, settings: JobSettings, checkpoints: int) -> None:
+    """A run that is killed right after its n-th manifest."""
     written = 0
 
     def reach(point: str) -> None:
@@ -77,14 +89,40 @@ def rows_in_flight(folder: Path, *, checkpoints: int = 8, **settings: Any) -> In
             raise Killed(point)
 
     with contextlib.suppress(Killed):
-        go_on(world, made, reach)
+        go_on(world, settings, reach)
     world.dead = False
-    root = open_store(str(folder / "store")).child("job")
-    manifest = Catalog.of_root(root).latest()
-    assert manifest is not None
-    assert manifest.open_batch is not None
-    assert manifest.open_batch.operators, "no rows are in flight: the tests that use this prove nothing"
-    return InflightRoot(world, made, root, manifest)
+
+
+@contextlib.contextmanager
+def reads_of(root: Store) -> Iterator[list[str]]:
+    """What is read of a folder meanwhile, by whomever: paths, those of ranges with their offset."""
+    found: list[str] = []
+    prefix = f"{root.url}/"
+
+    def noted(store: LocalStore, path: str, at: str = "") -> None:
+        whole = f"{store.url}/{path}"
+        if whole.startswith(prefix):
+            found.append(whole.removeprefix(prefix) + at)
+
+    read, read_range, get_file = LocalStore.read, LocalStore.read_range, LocalStore.get_file
+
+    def reading(store: LocalStore, path: str, bytes_max: int) -> bytes:
+        noted(store, path)
+        return read(store, path, bytes_max)
+
+    def reading_range(store: LocalStore, path: str, offset: int, length: int) -> bytes:
+        noted(store, path, f"@{offset}")
+        return read_range(store, path, offset, length)
+
+    def getting(store: LocalStore, path: str, local: Path) -> None:
+        noted(store, path)
+        get_file(store, path, local)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "read", reading)
+        patch.setattr(LocalStore, "read_range", reading_range)
+        patch.setattr(LocalStore, "get_file", getting)
+        yield found
 
 
 def go_on(world: World, settings: JobSettings, reach: Any = None) -> Manifest:

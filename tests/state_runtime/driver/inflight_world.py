@@ -37,7 +37,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import open_store
@@ -147,6 +147,7 @@ class World:
         *,
         task: Callable[..., Any],
         wake: Mapping[str, Sequence[int]],
+        beginning: frozenset[str],
         narrow: bool,
         **__: Any,
     ) -> SimpleNamespace:
@@ -164,8 +165,11 @@ class World:
                 outputs: dict[int, list[pa.RecordBatch]] = {}
                 shards = list(range(parallelism))
                 self.draw.shuffle(shards)
+                initial = self.chain.initial.get(operator.uid) if operator.uid in beginning else None
                 of_shards = {
-                    shard: rows_of_shard(rows, operator, shard, parallelism, woken=shard in wake.get(operator.uid, ()))
+                    shard: rows_of_shard(
+                        rows, operator, shard, parallelism, woken=shard in wake.get(operator.uid, ()), initial=initial
+                    )
                     for shard in shards
                 }
                 if narrow:
@@ -208,20 +212,42 @@ class World:
 
 
 def rows_of_shard(
-    rows: pa.RecordBatch, operator: Operator, shard: int, parallelism: int, *, woken: bool
+    rows: pa.RecordBatch,
+    operator: Operator,
+    shard: int,
+    parallelism: int,
+    *,
+    woken: bool,
+    initial: pa.RecordBatch | None = None,
 ) -> pa.RecordBatch:
-    hashes = hash_rows([rows.column(name) for name in operator.key_columns])
-    low, high = hash_range_of_shard(shard, parallelism)
-    mine = np.flatnonzero((hashes >= np.uint64(low)) & (hashes <= np.uint64(high)))
+    """What a task gets, as `epoch_plan.py` plans it: its rows, a row that wakes it, and the rows of the initial state."""
+    hashes, mine = of_shard(rows, operator, shard, parallelism)
     own = rows.take(pa.array(mine))
     columns = {name: own.column(name) for name in rows.schema.names}
-    if woken:
-        columns = {name: pa.concat_arrays([c, pa.nulls(1, c.type)]) for name, c in columns.items()}
-    extra = [0] if woken else []
-    columns[HASH_COLUMN] = pa.array([*hashes[mine].view("int64").tolist(), *extra], pa.int64())
-    columns[SHARD_COLUMN] = pa.array([shard] * (len(mine) + len(extra)), pa.int32())
-    columns[SEQUENCE_COLUMN] = pa.array([*mine.tolist(), *(WAKE_SEQUENCE for _ in extra)], pa.int64())
+    extra, extra_hashes, begun = [0] if woken else [], [0] if woken else [], pa.RecordBatch.from_pydict({})
+    if initial is not None:
+        initial_hashes, chosen = of_shard(initial, operator, shard, parallelism)
+        begun = initial.take(pa.array(chosen))
+        extra_hashes += initial_hashes[chosen].view("int64").tolist()
+    empty = len(extra) + begun.num_rows
+    columns = {name: pa.concat_arrays([c, pa.nulls(empty, c.type)]) for name, c in columns.items()}
+    columns[HASH_COLUMN] = pa.array([*hashes[mine].view("int64").tolist(), *extra_hashes], pa.int64())
+    columns[SHARD_COLUMN] = pa.array([shard] * (len(mine) + empty), pa.int32())
+    places = [*mine.tolist(), *(WAKE_SEQUENCE for _ in extra), *range(begun.num_rows)]
+    columns[SEQUENCE_COLUMN] = pa.array(places, pa.int64())
+    if initial is not None:
+        whole = [None] * (len(mine) + len(extra)) + begun.to_pylist()
+        columns[INITIAL_COLUMN] = pa.array(whole, pa.struct(list(initial.schema)))
     return pa.RecordBatch.from_pydict(columns)
+
+
+def of_shard(
+    rows: pa.RecordBatch, operator: Operator, shard: int, parallelism: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The hashes of all rows, and which of them are the shard's."""
+    hashes = hash_rows([rows.column(name) for name in operator.key_columns])
+    low, high = hash_range_of_shard(shard, parallelism)
+    return hashes, np.flatnonzero((hashes >= np.uint64(low)) & (hashes <= np.uint64(high)))
 
 
 def start(
@@ -245,7 +271,10 @@ def start(
     entries = reconcile(last if last.operators else None, described, snapshot_id=last.snapshot_id + 1)
     store_url = str(world.root / "store")
     sinks = {name: ParquetSink(str(world.root / name)) for name in world.chain.sinks}
-    stages = tuple(Stage(o, (o.uid,), T.StructType(), o is not operators[-1]) for o in operators)
+    begins: Any = world.chain.initial  # `World.plan` adds the rows; the driver asks whether there are any
+    stages = tuple(
+        Stage(o, (o.uid,), T.StructType(), o is not operators[-1], initial=begins.get(o.uid)) for o in operators
+    )
     context = DriverContext(
         job_name="job",
         store_url=store_url,

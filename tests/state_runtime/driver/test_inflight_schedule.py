@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_chains import ALARMS, CHAINS, JOINS, ONCE, STEPS, Chain, Input
+from inflight_chains import ALARMS, BALANCES, CHAINS, JOINS, ONCE, STEPS, Chain, Input
 from inflight_laws import (
     Law,
     Life,
@@ -28,6 +28,7 @@ from inflight_laws import (
     tasks_that_disagree,
     under,
 )
+from inflight_root import BATCHES, die_after, go_on, reads_of, rows_in_flight
 from inflight_world import Frame, World, finish, results, start
 from model import seeds
 
@@ -59,7 +60,9 @@ def played(law: Law, chain: Chain, folder: Path, count: int) -> Counter[str]:
 
 
 of_every_chain = pytest.mark.parametrize(
-    ("chain", "count"), [(STEPS, 20), (ONCE, 10), (JOINS, 10), (ALARMS, 10)], ids=[c.name for c in CHAINS]
+    ("chain", "count"),
+    [(STEPS, 20), (ONCE, 10), (JOINS, 10), (ALARMS, 10), (BALANCES, 10)],
+    ids=[c.name for c in CHAINS],
 )
 
 
@@ -103,6 +106,65 @@ def test_what_is_due_is_not_forgotten_by_a_rescale_in_the_middle_of_it(tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         seen = drained_and_rescaled(Life(name, tmp_path, draw, ALARMS, patch))
     assert seen["rescaled with rows in flight"], "another life than the one that was found"
+
+
+@pytest.mark.parametrize("checkpoint_batches", [1, 2])
+def test_initial_state_comes_once_and_first_though_its_batch_takes_many_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_batches: int
+) -> None:
+    """Killed after the first checkpoint, whose epochs left most of the rows in flight, and again after two rescales: keys of the
+    initial state whose rows still wait have it, once; so have those that no row ever comes for, and the second operator's."""
+    with monkeypatch.context() as patch:
+        expected, _ = of_one_run(tmp_path / "aligned", [list(batch) for batch in BATCHES], BALANCES, patch)
+    given = {"checkpoint_batches": checkpoint_batches}
+    made = rows_in_flight(tmp_path / "killed", checkpoints=1, chain=BALANCES, **given)
+    assert made.manifest.source is not None
+    assert made.manifest.source.batch_id == 0, "the first batch is not the one that is open"
+    for parallelism in (5, 2):
+        die_after(made.world, replace(made.settings, parallelism=parallelism), 1)
+        newest = made.catalog.latest()
+        assert newest is not None
+        assert newest.source == made.manifest.source, "the first batch was done before the run was killed again"
+        assert newest.open_batch is not None
+    go_on(made.world, made.settings)
+    assert results(made.world) == expected
+
+
+def test_an_operator_that_is_added_while_rows_are_in_flight_begins_with_its_initial_state(tmp_path: Path) -> None:
+    """Its first epoch has no batch: the rows that it gets are those that waited above it."""
+    before = replace(BALANCES, operators=lambda: BALANCES.operators()[:1])
+    made = rows_in_flight(tmp_path, checkpoints=2, chain=before)
+    made.world.chain = BALANCES
+    die_after(made.world, replace(made.settings, parallelism=2), 2)
+    go_on(made.world, made.settings)
+    sums = results(made.world)["sums"]  # which looks at each row's initial state, and at that of each key
+    assert sum(n for (_, what), n in sums.items() if what == "row")
+
+
+@pytest.mark.parametrize(
+    ("inline_bytes_max", "changelog", "backend"),
+    [(1 << 18, "on", "arrow"), (0, "on", "arrow"), (0, "on", "rocksdb"), (0, "off", "arrow")],
+)
+def test_a_restart_in_place_reads_neither_state_nor_rows_in_flight_from_the_store(
+    tmp_path: Path, inline_bytes_max: int, changelog: Any, backend: Any
+) -> None:
+    """The host has what the newest snapshot names, rows in flight too. What is read are documents, and of all segments the
+    listing of what is in flight: an index, one range."""
+    made = rows_in_flight(
+        tmp_path, checkpoints=4, inline_bytes_max=inline_bytes_max, changelog=changelog, backend=backend
+    )
+    before, batch = len(made.world.epochs), made.manifest.open_batch
+    assert batch is not None
+    listing = next(s for s in batch.segments if s.path == batch.listing)
+    with reads_of(made.root) as reads:
+        die_after(made.world, made.settings, 3)
+    data = [read for read in reads if read.startswith(("changelog/", "tables/"))]
+    assert data == [f"{listing.path}@{listing.bytes - listing.index_bytes}"]
+    epochs = made.world.epochs[before:]
+    assert sum(e.local_restores for e in epochs) > 0
+    assert not any(e.primary_restores or e.stale_restores or e.restored_bytes for e in epochs)
+    assert sum(e.inflight.processed_rows for e in epochs if e.inflight is not None) > 0
+    assert not any(e.inflight.read_bytes for e in epochs if e.inflight is not None)
 
 
 def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(

@@ -40,7 +40,7 @@ def task(shard: int, took_ms: int, *, left: int = 0, **more: Any) -> Acknowledge
 
 
 def one(number: int, *tasks: Acknowledgement, uid: str = "op") -> EpochTasks:
-    return epoch_of(number, number - 1, [(uid, a) for a in tasks or (task(0, 5),)])
+    return epoch_of(Progress(epoch=number, batch_id=number - 1), [(uid, a) for a in tasks or (task(0, 5),)])
 
 
 def test_the_slowest_task_is_first_and_nothing_is_lost_from_the_sums() -> None:
@@ -85,7 +85,7 @@ def test_the_newest_epochs_are_kept_and_those_without_a_task_push_none_out() -> 
     """An idle job with a watermark has an epoch without a task whenever its clock moves."""
     book = TaskBook()
     for number in range(1, 30):
-        book = book.after(one(number)).after(epoch_of(number, 0, []))
+        book = book.after(one(number)).after(epoch_of(Progress(epoch=number), []))
     assert [e.epoch for e in book.epochs] == [*range(29, 29 - EPOCHS_MAX, -1)]
 
 

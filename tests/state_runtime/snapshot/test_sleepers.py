@@ -19,6 +19,7 @@ from model import CountingIds, empty_manifest
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, SnapshotInUse, StillstateError
+from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
@@ -647,7 +648,7 @@ def test_a_heartbeat_that_slept_tells_nothing_of_its_epochs_in_the_next_jobs_roo
             beat.watch(driver)
             for number in range(1, 4):
                 done = Acknowledgement(epoch="e", stage=0, shard=0, input_rows=1)
-                driver.tasks = driver.tasks.after(epoch_of(number, number, [("op", done)]))
+                driver.tasks = driver.tasks.after(epoch_of(Progress(epoch=number, batch_id=number), [("op", done)]))
                 beat._beat()
 
         return work
