@@ -8,14 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
-from state_runtime import Progress, StreamingJob
+from state_runtime import Progress, StreamingJob, foreach_epoch
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
 
-from .jobs import Steps, assert_equals_batch, two_step_job, write_input
+from .jobs import (
+    ORACLE_STEPS,
+    SCHEMA,
+    STEPS,
+    Steps,
+    assert_equals_batch,
+    rows_of,
+    settings,
+    two_step_job,
+    write_input,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -88,3 +98,39 @@ def test_runs_that_end_with_rows_in_flight_are_gone_on_with_at_any_parallelism(
     assert seen[0].input_rows == 0
     assert newest(tmp_path).open_batch is None
     assert_equals_batch(spark, tmp_path)
+
+
+def test_a_function_gets_of_each_epoch_the_rows_that_it_processed(spark: SparkSession, tmp_path: Path) -> None:
+    """`foreach_epoch` while the batch goes on, over a restart with another parallelism: each row comes in one epoch, with what
+    its key had had before."""
+    write_input(tmp_path / "in", 0, 40)
+    calls: dict[int, list[Row]] = {}
+
+    def deliver(frame: DataFrame, epoch: int) -> None:
+        assert epoch not in calls
+        calls[epoch] = frame.collect()
+
+    def job(parallelism: int) -> StreamingJob:
+        mode = {name: value for name, value in UNALIGNED.items() if name != "files_per_trigger"}
+        made = StreamingJob(
+            "steps", store=str(tmp_path / "store"), settings=settings(tmp_path, parallelism=parallelism, **mode)
+        )
+        (
+            made.read(lambda s: s.readStream.schema(SCHEMA).parquet(str(tmp_path / "in")))
+            .key_by("name")
+            .transform_with_state(Slow(), STEPS, uid="steps")
+            .write(foreach_epoch(deliver))
+        )
+        return made
+
+    Stopping(2).run(job(2), spark)
+    assert newest(tmp_path).open_batch is not None, "nothing waits: the test proves nothing"
+    assert len(calls) >= 2, "a stop may come an epoch late"
+    Stopping(1000).run(job(3), spark)
+    source = newest(tmp_path).source
+    assert source is not None
+    assert source.batch_id == 0
+    spark.read.schema(SCHEMA).parquet(str(tmp_path / "in")).createOrReplaceTempView("input")
+    expected = spark.sql(ORACLE_STEPS)
+    delivered = spark.createDataFrame([row for rows in calls.values() for row in rows], STEPS)
+    assert rows_of(delivered.select(expected.columns)) == rows_of(expected)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inflight_chains import STEPS, Input
+from inflight_chains import JOINS, STEPS, Chain, Input
 from inflight_laws import of_one_run, under
 from inflight_world import Frame, World, finish, results, start
-from model import FakeClock
+from model import CountingIds, FakeClock
 
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver.savepoints import Savepoints
+from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import new_requests, request_savepoint
+from state_runtime.snapshot.fencing import open_job_root
+from state_runtime.snapshot.job_info import StartedFrom
+from state_runtime.snapshot.lineage import taken_over
 from state_runtime.snapshot.locate import open_snapshot
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint import SavepointThen
@@ -32,15 +38,23 @@ BATCHES: list[list[Input]] = [
 class Run:
     """A run whose tasks process a few rows an epoch; its savepoints are made by hand."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.world = World(folder, random.Random(1), BATCHES)
+    def __init__(
+        self,
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        batches: list[list[Input]] = BATCHES,
+        chain: Chain = STEPS,
+        parallelism: int = 2,
+        **settings: Any,
+    ) -> None:
+        self.world = World(folder, random.Random(1), batches, chain)
         under(self.world, patch)
         patch.setattr(Slicer, "_is_one_slice", lambda *_: False)
         patch.setattr(Slicer, "_is_over", lambda slicer: slicer._deadline_s is not None)
         patch.setattr(Slicer, "_sized", lambda *_: 3)
         self.settings = JobSettings(
-            parallelism=2, local_dir=str(folder / "local"), materialize=False, placement="off",
-            checkpoint_mode="unaligned", retained_checkpoints=1_000,
+            parallelism=parallelism, local_dir=str(folder / "local"), materialize=False, placement="off",
+            checkpoint_mode="unaligned", retained_checkpoints=1_000, **settings,
         )  # fmt: skip
         self.root = open_store(str(folder / "store")).child("job")
         self.asked: dict[int, tuple[str, SavepointThen, bool]] = {}
@@ -69,7 +83,7 @@ class Run:
 
     def read(self) -> None:
         """All batches, as far as the run takes them."""
-        for number, batch in enumerate(BATCHES):
+        for number, batch in enumerate(self.world.batches):
             self.driver.run_batch(Frame(batch), number)
 
     def end(self) -> None:
@@ -139,3 +153,56 @@ def test_a_job_that_stops_after_a_plain_savepoint_leaves_its_rows_in_flight(
     run.end()
     assert run.driver.epochs <= 4
     assert rows_in(run.made("last")) > 0
+
+
+TWO_STREAMS: list[list[Input]] = [
+    [(side, f"k{n % 7}", f"g{n % 4}", n, 10_000 + 250 * n + side) for n in range(20) for side in (0, 1)],
+    [(n % 2, f"k{n % 7}", f"g{n % 4}", n, 30_000 + n) for n in range(20)],
+]
+
+
+@pytest.mark.parametrize(
+    ("chain", "batches", "mode", "settings"),
+    [
+        (STEPS, BATCHES, "NO_CLAIM", {"backend": "rocksdb"}),
+        (STEPS, BATCHES, "CLAIM", {"changelog": "off"}),
+        (JOINS, TWO_STREAMS, "NO_CLAIM", {"changelog": "off"}),
+        (JOINS, TWO_STREAMS, "CLAIM", {"backend": "rocksdb"}),
+    ],
+    ids=lambda given: getattr(given, "name", None),
+)
+def test_a_stopped_savepoint_with_rows_in_flight_goes_on_as_another_job_of_any_parallelism(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain: Chain, batches: list[list[Input]], mode: Any, settings: Any
+) -> None:
+    """`savepoint --stop`, another root and uid, a rescale, and once more in the middle of the same batch: output of the three jobs
+    together, and the state of the last, are those of a run that nobody stopped. Of a join rows of both inputs wait."""
+    expected, _ = of_one_run(tmp_path / "aligned", batches, chain, monkeypatch)
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for folder, before, parallelism in ((first, None, 2), (second, first, 3)):
+        with monkeypatch.context() as patch:
+            if before is not None:
+                taken_from(before, folder, mode)
+            run = Run(folder, patch, batches, chain, parallelism, **settings)
+            run.asked = {1: ("last", "stop", False)}
+            run.read()
+            run.end()
+            assert rows_in(run.made("last")) > 0, "nothing waits: the test proves nothing"
+    taken_from(second, third, mode)
+    world = World(third, random.Random(1), batches, chain)
+    under(world, monkeypatch)
+    finish(world, replace(run.settings, parallelism=1, local_dir=str(third / "local")))
+    for folder in (first, second):
+        for sink in chain.sinks:
+            shutil.copytree(folder / sink, third / sink, dirs_exist_ok=True)
+    assert results(world) == expected
+
+
+def taken_from(before: Path, folder: Path, mode: Any) -> None:
+    """A root that begins with the savepoint of another job, as `driver/beginning.py` makes it."""
+    source = open_store(str(before / "store")).child("job/savepoints/last")
+    saved = open_snapshot(source).manifest
+    target = open_store(str(folder / "store")).child("job")
+    started = StartedFrom("there", "job", saved.job_uid, saved.snapshot_id, saved.commit_id, mode)
+    clock, ids = FakeClock(), CountingIds(prefix=len(str(folder)))
+    info = open_job_root(target, "job", clock=clock, ids=ids, uid=f"{folder.name:0>32}", started_from=started)
+    copy_snapshot(source, saved, target, rewrite=lambda m: taken_over(m, started, info), clock=clock, ids=ids)
