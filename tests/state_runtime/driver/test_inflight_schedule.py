@@ -99,9 +99,10 @@ def test_tasks_that_come_to_other_rows_when_spark_repeats_them_double_nothing(tm
 
 
 def test_what_is_due_is_not_forgotten_by_a_rescale_in_the_middle_of_it(tmp_path: Path) -> None:
-    """A life that `make soak-inflight` found: some shards were done with what was due, others still had rows; after the rescale
-    a key whose timer was due lay in a shard without rows, which nobody looked at before the next batch."""
-    name = "20201125-152"
+    """A life of the kind that `make soak-inflight` found: some shards were done with what was due, others still had rows; after
+    the rescale a key whose timer was due lay in a shard without rows, which nobody looked at before the next batch. Which life it is
+    follows from all that is drawn: if the world reads its clock once more, look for another that fails without the guard."""
+    name = "20201125-265"
     draw = random.Random(f"{name} drained and rescaled")
     with pytest.MonkeyPatch.context() as patch:
         seen = drained_and_rescaled(Life(name, tmp_path, draw, ALARMS, patch))
