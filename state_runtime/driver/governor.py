@@ -60,13 +60,14 @@ class _Seen:
         rows_per_s: of a task.
         took_s: of its slowest task.
         shards: per shard rows that came.
-        late_s: so long after its time began the first of its tasks began.
+        late_s: so long after its time began the first of its tasks began, in epochs that read a batch (True) and in those
+            that go on with one: these begin at once, while a batch has to be read and planned first.
     """
 
     rows_per_s: float = 0.0
     took_s: float = 0.0
     shards: dict[int, int] = field(default_factory=dict)
-    late_s: float = 0.0
+    late_s: Mapping[bool, float] = field(default_factory=dict)
 
 
 class Governor:
@@ -85,6 +86,7 @@ class Governor:
         self._parallelism = parallelism
         self._seen = {o.uid: _Seen() for o in operators}
         self._begins_ms: dict[str, int] = {}
+        self._reads = False
         self._epochs = 0
         self._batches = 0
         self._last_batch_fitted = False
@@ -106,7 +108,7 @@ class Governor:
         uids = [o.uid for o in self._operators]
         within_s = self._within_s(until_checkpoint_s)
         due_after_s = until_checkpoint_s if self._settings.checkpoint_interval_s else within_s or 0.0
-        self._begins_ms = {}
+        self._begins_ms, self._reads = {}, reads
         if within_s is None or batch is None:
             return EpochBudget(None, dict.fromkeys(uids, NO_LIMITS), frozenset(uids), due_after_s)
         together = self._last_batch_fitted if reads else self._fits(batch, within_s)
@@ -135,7 +137,8 @@ class Governor:
         for uid, acknowledgement in tasks:
             of_operator.setdefault(uid, []).append(acknowledgement)
         for uid, acknowledged in of_operator.items():
-            self._seen[uid] = replace(_learned(self._seen[uid], acknowledged), late_s=self._late_s(uid, acknowledged))
+            late_s = {**self._seen[uid].late_s, self._reads: self._late_s(uid, acknowledged)}
+            self._seen[uid] = replace(_learned(self._seen[uid], acknowledged), late_s=late_s)
 
     def batch_done(self, took_s: float, epochs: int) -> None:
         """A batch is done.
@@ -167,7 +170,7 @@ class Governor:
         total = sum(weights.values()) or 1.0
         ends, so_far = {}, 0.0
         # Where Spark takes long to begin, that is not taken from the rows: such epochs would process next to nothing.
-        late_s = {uid: self._seen[uid].late_s for uid in weights if weights[uid]}
+        late_s = {uid: self._seen[uid].late_s.get(self._reads, 0.0) for uid in weights if weights[uid]}
         shorter = min(1.0, within_s / (sum(late_s.values()) or 1.0))
         for uid, weight in weights.items():
             so_far += weight / total * within_s + late_s.get(uid, 0.0) * shorter
@@ -175,7 +178,7 @@ class Governor:
         return ends
 
     def _late_s(self, uid: str, tasks: Sequence[Acknowledgement]) -> float:
-        before_s, begins_ms = self._seen[uid].late_s, self._begins_ms.get(uid)
+        before_s, begins_ms = self._seen[uid].late_s.get(self._reads, 0.0), self._begins_ms.get(uid)
         began_ms = [t.began_at_ms for t in tasks if t.began_at_ms]
         if begins_ms is None or not began_ms:
             return before_s

@@ -140,6 +140,17 @@ def test_what_spark_takes_to_begin_is_not_taken_from_the_rows() -> None:
     assert deadlines[TOTALS].deadline_ms == pytest.approx(NOW_MS + 6_000, abs=5)
 
 
+def test_what_reading_a_batch_takes_is_not_given_to_the_epochs_that_go_on_with_it() -> None:
+    """They begin at once: with the time of the first one they would last twice as long, and a job that is killed every few
+    seconds would lose twice as much. The next batch is read as late as the one before."""
+    made = started()
+    plan(made)
+    made.seen([(STEPS, task(began_at_ms=NOW_MS + 3_000))])
+    assert plan(made, reads=False).stages[TOTALS].deadline_ms == pytest.approx(NOW_MS + 4_000, abs=5)
+    made.seen([(STEPS, task(began_at_ms=NOW_MS))])
+    assert plan(made).stages[TOTALS].deadline_ms == pytest.approx(NOW_MS + 4_000 + 1_500, abs=5)
+
+
 def test_a_slow_beginning_makes_an_epoch_twice_as_long_at_most() -> None:
     """One pause of a minute must not make the next epochs last minutes."""
     made = started()
