@@ -185,3 +185,18 @@ def test_a_partial_row_is_late_as_often_as_rows_are_behind_it() -> None:
     result = operator.process(now_whole_now_sliced(grouped), reader, EpochClock(0, 2, 1), 0)
     (emitted,) = (batch["n"].to_pylist() for batch in result.outputs)
     assert (emitted, result.late_rows) == ([3], 5)
+
+
+def test_in_update_mode_event_time_is_a_key_like_any_other() -> None:
+    """Rows behind the watermark count and keys stay: the mode promises the newest value of each key (docs/parity.md)."""
+    plan = plan_aggregates({"n": aggregates.count()}, pa.schema([("at", TIME)]), "op")
+    operator = AggregateOperator("op", ("at",), "", pa.schema([("at", TIME)]), plan, "")
+    rows = pa.RecordBatch.from_arrays([pa.array([1_000, 9_000], TIME)], names=["at"])
+    grouped = group_rows(rows, np.array([10, 20], dtype=np.uint64), np.arange(2), ["at"], operator.key_schema)
+    reader = MemoryReader(operator.state_schemas)
+    for number in (1, 2):
+        result = operator.process(now_whole_now_sliced(grouped), reader, EpochClock(0, 9_000, 9_000), 0)
+        emitted = pa.Table.from_batches(list(result.outputs))
+        reader = reader.overlaid(result.changes)
+        assert (sorted(emitted["n"].to_pylist()), result.late_rows) == ([number, number], 0)
+    assert [row["value.n"] for row in reader.rows(STATE)] == [2, 2]
