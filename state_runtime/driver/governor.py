@@ -60,8 +60,8 @@ class _Seen:
         rows_per_s: of a task.
         took_s: of its slowest task.
         shards: per shard rows that came.
-        late_s: so long after its time began the first of its tasks began, in epochs that read a batch (True) and in those
-            that go on with one: these begin at once, while a batch has to be read and planned first.
+        late_s: so long after its time began the first of its tasks began, in epochs that read a batch (True), which has
+            to be planned first, and in those that go on with one, which begin at once.
     """
 
     rows_per_s: float = 0.0
