@@ -312,7 +312,13 @@ def our_job(plan: WorkerPlan) -> StreamingJob:
         name="benchmark",
         store=plan.store_url,
         options={},
-        settings=JobSettings(parallelism=plan.partitions, local_dir=str(plan.folder / "local"), **dict(plan.settings)),
+        # A batch is one epoch, as it is the peer's: with a deadline the first ones of a start leave rows in flight, and
+        # what is compared per batch would be of a part of it. Rows in flight have a benchmark of their own.
+        settings=JobSettings(
+            parallelism=plan.partitions,
+            local_dir=str(plan.folder / "local"),
+            **{"checkpoint_mode": "aligned", **dict(plan.settings)},
+        ),
         storage_options=dict(plan.storage_options),
     )
     job = context.job()
