@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import psutil
 
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["is_over", "living", "process_of"]
+__all__ = ["is_hidden", "is_over", "living", "process_of"]
 
 # A process is created a moment before it claims its term; the kernel's and the store's clocks differ by a tick.
 CREATED_AFTER_CLAIM_MAX_S: Final = 2.0
@@ -44,6 +45,24 @@ def living(status: RunStatus) -> psutil.Process | None:
     if created_s > status.started_at_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S:
         return None  # born after the run began: the id was given to someone else
     return process
+
+
+def is_hidden(pid: int) -> bool:
+    """Whether there is a process of that id which we cannot look at: /proc may hide those of other users (`hidepid`), so
+    that not to see one does not say that it has ended."""
+    try:
+        psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        try:
+            os.kill(pid, 0)  # no signal: only whether one could be sent
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+    except psutil.AccessDenied:
+        return False  # it was seen
+    return False
 
 
 def is_over(process: psutil.Process) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestration.config.spec import JobSpec
 from orchestration.launchers import Launcher
 from orchestration.launchers.port import Liveness
+from orchestration.launchers.processes import is_hidden
 from orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
 from state_runtime.base.clock import Clock
 from state_runtime.base.process_space import process_space
@@ -31,7 +32,7 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
     """Read the newest heartbeat and judge it."""
     policy = HealthPolicy.of(job.recovery)
     status, process = _heard_and_seen(catalog, launcher)
-    is_near = status is not None and bool(status.process_space) and status.process_space == process_space()
+    is_near = status is not None and _is_near(status)
     now_ms = clock.now_ms()
     health = decide(status, now_ms, policy, process, is_near=is_near)
     if status is not None and health.needs_recovery and asked_to_stop(catalog.root, status.term):
@@ -43,6 +44,11 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
         if migration is not None and migration.is_open:
             health = while_migrating(health, migration, job.name, now_ms)
     return Observation(status, health)
+
+
+def _is_near(status: RunStatus) -> bool:
+    """Whether a process of its host that is not seen has certainly ended."""
+    return bool(status.process_space) and status.process_space == process_space() and not is_hidden(status.pid)
 
 
 def _heard_and_seen(catalog: Catalog, launcher: Launcher) -> tuple[RunStatus | None, Liveness]:

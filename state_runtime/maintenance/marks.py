@@ -353,7 +353,8 @@ def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Hol
             boundary = read_boundary(root)
             if boundary.keeps(snapshot_id):
                 return None  # it was given up, and then a backup was put here in which it is not
-            lost, marks.boundary_sequence = snapshot_id, boundary.sequence  # given up and removed since
+            lost = snapshot_id  # given up and removed since
+            marks.boundary_sequence = max(marks.boundary_sequence, boundary.sequence)
             continue
         except MissingSnapshot:
             if snapshot_id == newest or snapshot_id not in existing.snapshot_ids:
@@ -363,7 +364,8 @@ def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Hol
             boundary = read_boundary(root)
             if boundary.keeps(snapshot_id):
                 raise
-            lost, marks.boundary_sequence = snapshot_id, boundary.sequence  # the same, while it was read
+            lost = snapshot_id  # the same, while it was read
+            marks.boundary_sequence = max(marks.boundary_sequence, boundary.sequence)
             continue
         for path, size in paths.items():
             marks.needed[path] = size if size >= 0 else min(size, marks.needed.get(path, 0))

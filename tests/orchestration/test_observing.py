@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from dagster_world import FakeLauncher
-from job_roots import FakeClock, JobRoot
+from job_roots import NO_SUCH_PID, FakeClock, JobRoot
 
 from orchestration.config.spec import load_spec
 from orchestration.launchers import Launcher
@@ -33,6 +35,24 @@ def test_only_a_driver_of_this_very_process_space_is_dead_before_its_heartbeats_
     root.start()
     root.beat(process_space=said)
     assert look(root, FakeLauncher()).health.verdict == verdict
+
+
+def test_a_driver_that_another_user_hides_is_not_dead_while_its_heart_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hidepid` of /proc: the process cannot be seen, and it lives. Else Dagster would take a healthy job over."""
+
+    def unseen(pid: int) -> psutil.Process:
+        raise psutil.NoSuchProcess(pid)
+
+    monkeypatch.setattr("orchestration.launchers.processes.psutil.Process", unseen)
+    root = JobRoot(tmp_path / "state", "flights", FakeClock(), pid=os.getpid())
+    root.start()
+    root.beat(process_space=process_space())
+    assert look(root, FakeLauncher()).health.verdict == "healthy"
+    root.pid = NO_SUCH_PID
+    root.beat(process_space=process_space())
+    assert look(root, FakeLauncher()).health.verdict == "dead"
 
 
 class EndsMeanwhile(FakeLauncher):
