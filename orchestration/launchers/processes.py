@@ -48,8 +48,8 @@ def living(status: RunStatus) -> psutil.Process | None:
 
 
 def is_hidden(pid: int) -> bool:
-    """Whether there is a process of that id which we cannot look at: /proc may hide those of other users (`hidepid`), so
-    that not to see one does not say that it has ended."""
+    """Whether there is a process of that id which we cannot look at: /proc may hide those of other users (`hidepid`).
+    Then not to see it does not say that it has ended."""
     try:
         psutil.Process(pid)
     except psutil.NoSuchProcess:
