@@ -169,6 +169,10 @@ bench: setup ## First table: Stillstate against Spark 4.3 on this machine (about
 bench-engine: setup ## Second table: every kind of state and operator against Spark 4.3, growth, tail, memory (about 25 minutes)
 	$(BIN)/python -m benchmarks.engine
 
+.PHONY: bench-versions
+bench-versions: setup ## This version beside an older one, BEFORE=<its checkout>, over the second table's workloads, in turns (about 15 minutes)
+	$(BIN)/python -m benchmarks.versions $(BEFORE)
+
 .PHONY: bench-nexmark
 bench-nexmark: setup ## NEXMark's queries, answers compared first, each against Spark's own streaming query (about 15 minutes)
 	$(BIN)/python -m benchmarks.nexmark

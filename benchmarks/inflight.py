@@ -94,8 +94,8 @@ def _measure(name: str, folder: Path, *, scale: float, progress: Progress) -> Ma
 
     try:
         of = {
-            "skew": _skew, "backlog": _backlog, "kills": _kills, "executors": _executors, "throughput": _throughput,
-            "cap": _cap, "memory": _memory,
+            "skew": _skew, "backlog": _backlog, "kills": _kills, "standby": _standby, "executors": _executors,
+            "throughput": _throughput, "cap": _cap, "memory": _memory,
         }[name]  # fmt: skip
         return of(_Bench(folder, scale, step))
     finally:
@@ -154,6 +154,8 @@ ENGINES: Mapping[str, Mapping[str, Any] | None] = {
 }
 PREPARED = "prepared"
 """Of an engine's name: unaligned, on a host that `stillstate prepare` was called on; and of its cache folder."""
+STANDBY = "standby"
+"""Of an engine's name: unaligned, in a process that stood by."""
 PREPARE = (sys.executable, "-m", "orchestration.cli", "prepare")
 
 
@@ -196,10 +198,18 @@ def _backlog(bench: _Bench) -> dict[str, Any]:
 
 
 def _kills(bench: _Bench) -> dict[str, Any]:
+    return _killed(bench, "unaligned", PREPARED, "aligned", "spark")
+
+
+def _standby(bench: _Bench) -> dict[str, Any]:
+    return _killed(bench, STANDBY)
+
+
+def _killed(bench: _Bench, *engines: str) -> dict[str, Any]:
     rows = bench.rows(EVEN_ROWS)
     bench.files("inbox", KILL_FILES, (rows, rows))
     found: dict[str, Any] = {}
-    for name in ("unaligned", PREPARED, "aligned", "spark"):
+    for name in engines:
         bench.step(f"{name}, undisturbed")
         found[name] = {"undisturbed": _committed_per_minute(bench, name, f"{name}-undisturbed", UNDISTURBED_S, 1)}
         for after_s, kills in KILLS.items():
@@ -215,7 +225,7 @@ def _committed_per_minute(bench: _Bench, engine: str, job: str, lasts_s: float, 
     """Rows that were durable when a job was killed, so long after each start."""
     plan = bench.plan(
         job, "inbox", ENGINES.get(engine, UNALIGNED), warm="", files_per_batch=KILL_FILES_PER_BATCH,
-        is_prepared=engine == PREPARED,
+        is_prepared=engine == PREPARED, stood_by=engine == STANDBY,
     )  # fmt: skip
     for _ in range(lives):
         _lives(plan, lasts_s)

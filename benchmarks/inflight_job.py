@@ -22,6 +22,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.engines import COMMON_CONF, PEER_CONF, set_up_python
+from orchestration.running.first_run import small_jobs
 from state_runtime import aggregates
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Plan:
         counts_epochs: of ours, an epoch counts when it ends, be it durable or not.
         warm: files that a job of the same kind reads first, so that JVM and workers are warm.
         is_prepared: on a host that `stillstate prepare` was called on.
+        stood_by: of ours, the process does before its start what a driver that stands by has done when it is called.
     """
 
     side: Literal["ours", "peer"]
@@ -74,6 +76,7 @@ class Plan:
     counts_epochs: bool = False
     warm: str = ""
     is_prepared: bool = False
+    stood_by: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,12 @@ def main() -> None:
     said.line("born", pid=os.getpid())
     spark = _session(plan)
     said.line("session")
+    if plan.stood_by:
+        small = Path(plan.folder) / "small" / str(os.getpid())
+        small.mkdir(parents=True)
+        for run in small_jobs(spark, small):
+            run()
+        said.line("ready")
     if plan.warm:
         warm = Plan(**{**asdict(plan), "folder": f"{plan.folder}/warm", "inbox": plan.warm, "warm": "", "cost_us": 0.0})
         _run(spark, warm, _Said(warm.folder), available_now=True)

@@ -68,7 +68,7 @@ UNALIGNED: Mapping[str, Any] = {"checkpoint_mode": "unaligned"}
 DEFAULT: Mapping[str, Any] = {}
 """aligned-with-timeout."""
 
-PIECES = ("skew", "backlog", "kills", "executors", "throughput", "cap", "memory")
+PIECES = ("skew", "backlog", "kills", "standby", "executors", "throughput", "cap", "memory")
 
 Line = Mapping[str, Any]
 Piece = Mapping[str, Any]
@@ -145,8 +145,8 @@ def figures_of(pieces: Mapping[str, Piece], *, judged: bool = True) -> list[Figu
     """The figures that follow from the pieces that there are; without targets if they are not `judged`."""
     figures: list[Figure] = []
     for name, of in (
-        ("skew", _skew), ("backlog", _backlog), ("kills", _kills), ("executors", _executors), ("throughput", _throughput),
-        ("cap", _cap), ("memory", _memory),
+        ("skew", _skew), ("backlog", _backlog), ("kills", _kills), ("standby", _kills), ("executors", _executors),
+        ("throughput", _throughput), ("cap", _cap), ("memory", _memory),
     ):  # fmt: skip
         if name in pieces:
             figures += of(pieces[name])
@@ -183,11 +183,16 @@ def _backlog(piece: Piece) -> list[Figure]:
     return figures
 
 
-TITLES: Mapping[str, str] = {"prepared": "unaligned, after stillstate prepare"}
+TITLES: Mapping[str, str] = {
+    "prepared": "unaligned, after stillstate prepare",
+    "standby": "unaligned, by a driver that stood by",
+}
 
 
 def _kills(piece: Piece) -> list[Figure]:
-    names = {"unaligned": Target(">=", 0.5), "prepared": None, "aligned": None, "spark": None}
+    names = {
+        "unaligned": Target(">=", 0.5), "prepared": None, "aligned": None, "spark": None, "standby": Target(">=", 0.5),
+    }  # fmt: skip
     return [
         Figure(
             f"rows committed a minute, killed {after_s:.0f} s after each start with a backlog ÷ undisturbed: {TITLES.get(name, name)}",

@@ -68,8 +68,13 @@ def sides_of(workload: Workload) -> tuple[Side, ...]:
     return ("ours",) if workload.peer_from else SIDES
 
 
-def measure(workload: Workload, folder: Path, cores: int, step: Step) -> Measured:
+def measure(
+    workload: Workload, folder: Path, cores: int, step: Step, start: Callable[[WorkerPlan], Worker] = Worker
+) -> Measured:
     """Run one workload: pre-fill and warm both engines, then let them take turns.
+
+    Args:
+        start: Starts the worker of a plan.
 
     Returns:
         The counted samples of each side, without pre-fill, warm-up and (`drop_first`) the first of each turn, and
@@ -90,7 +95,7 @@ def measure(workload: Workload, folder: Path, cores: int, step: Step) -> Measure
         for side in sides:
             step(f"starting {side}", 0)
             plan = WorkerPlan(side, workload, folder / side, cores, files)
-            workers[side] = stack.enter_context(Worker(plan))
+            workers[side] = stack.enter_context(start(plan))
             workers[side].wait_ready()
 
         def turn(side: Side, batches: int, text: str) -> Turn:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import psutil
 
 from benchmarks.engines import Sample, WorkerPlan, open_engine
 from benchmarks.workloads import Side
 
-__all__ = ["Turn", "Worker", "WorkerFailed", "is_python_worker", "private_mib", "settle"]
+__all__ = ["TreeWorker", "Turn", "Worker", "WorkerFailed", "is_python_worker", "private_mib", "settle"]
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 90.0
@@ -56,6 +59,15 @@ class _Failure:
     text: str
 
 
+class _Process(Protocol):
+    """What a handle needs of its process."""
+
+    @property
+    def pid(self) -> int | None: ...
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
+
+
 class Worker:
     """The handle of one worker process.
 
@@ -68,12 +80,16 @@ class Worker:
         plan.folder.mkdir(parents=True, exist_ok=True)
         self.side: Side = plan.side
         self._log = plan.folder / "driver.log"
+        self._connection, self._process = self._start(plan)
+
+    def _start(self, plan: WorkerPlan) -> tuple[Connection, _Process]:
         # spawn: a forked child would inherit the parent's terminal state and rich's threads.
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, plan, self._log))
-        self._process.start()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, plan, self._log))
+        process.start()
         theirs.close()
+        return ours, process
 
     def __enter__(self) -> Worker:
         return self
@@ -159,6 +175,51 @@ class Worker:
             return "(it wrote no log)"
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(["last lines of its log:", *lines[-LOG_TAIL_LINES:]])
+
+
+class TreeWorker(Worker):
+    """A worker that runs the code of another checkout: benchmarks and runtime are imported from there.
+
+    Args:
+        tree: The checkout's root. Its plan and workload must have the fields that are sent.
+    """
+
+    def __init__(self, plan: WorkerPlan, tree: Path) -> None:
+        self._tree_root = tree
+        super().__init__(plan)
+
+    def _start(self, plan: WorkerPlan) -> tuple[Connection, _Process]:
+        ours, theirs = multiprocessing.Pipe()
+        process = _Command(
+            # -P: the folder that this process was started in is not to be imported from.
+            [sys.executable, "-P", "-c", _SERVE_TREE, str(theirs.fileno())],
+            cwd=self._tree_root,
+            env={**os.environ, "PYTHONPATH": str(self._tree_root)},
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        ours.send((plan, self._log))
+        return ours, process
+
+
+_SERVE_TREE = """
+import sys
+from multiprocessing.connection import Connection
+from benchmarks.workers import _serve
+connection = Connection(int(sys.argv[1]))
+_serve(connection, *connection.recv())
+"""
+
+
+class _Command(subprocess.Popen[bytes]):
+    """A command, asked as a process of `multiprocessing` is."""
+
+    def is_alive(self) -> bool:
+        return self.poll() is None
+
+    def join(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout)
 
 
 def settle(workers: list[Worker]) -> float:

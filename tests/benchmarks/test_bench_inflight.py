@@ -66,6 +66,7 @@ def pieces(**changed: Any) -> dict[str, Any]:
         "backlog": {name: {"first_s": [20.0 if name == "spark" else 2.0], "backlog_s": [1.2], "even_s": [1.0]} for name in engines},
         "executors": {name: {"killed": 60.0, "undisturbed": 100.0} for name in engines},
         "kills": {name: {"killed_10": 60.0, "killed_30": 80.0, "undisturbed": 100.0} for name in engines},
+        "standby": {"standby": {"killed_10": 60.0, "killed_30": 80.0, "undisturbed": 100.0}},
         "throughput": {"totals": runs, "slow": runs},
         "cap": {"rows_written": 10, "rows_waited": 10, "bytes_max": 100, "cap_bytes": 100, "stored_bytes": 5, "kept_bytes": 10},
         "memory": {name: {"small_mib": 100.0, "large_mib": 120.0} for name in ("totals", "slow", "totals-key", "slow-key")},
@@ -79,7 +80,7 @@ def test_each_promise_of_rows_in_flight_is_judged() -> None:
     assert all(f.holds for f in judged)
     titles = " | ".join(f.figure for f in judged)
     for part in ("one shard with 10 times", "20 batches waiting ÷ none", "first durable checkpoint: unaligned ÷ Spark",
-                 "killed 10 s after", "an executor killed every 10 s", "unaligned ÷ aligned", "rows that waited", "max_inflight_bytes", "50 ÷ 1 times"):  # fmt: skip
+                 "killed 10 s after", "by a driver that stood by", "an executor killed every 10 s", "unaligned ÷ aligned", "rows that waited", "max_inflight_bytes", "50 ÷ 1 times"):  # fmt: skip
         assert part in titles
 
 
@@ -88,11 +89,12 @@ def test_each_promise_of_rows_in_flight_is_judged() -> None:
     [
         ("skew", {"unaligned": {"even_s": [1.0], "skewed_s": [1.6]}}, "one shard with"),
         ("kills", {"unaligned": {"killed_10": 40.0, "killed_30": 80.0, "undisturbed": 100.0}}, "killed 10 s"),
+        ("standby", {"standby": {"killed_10": 40.0, "killed_30": 80.0, "undisturbed": 100.0}}, "that stood by"),
         ("executors", {"unaligned": {"killed": 40.0, "undisturbed": 100.0}}, "an executor killed"),
         ("cap", {"rows_written": 11}, "rows that waited"),
         ("memory", {"slow-key": {"small_mib": 100.0, "large_mib": 131.0}}, "a user's processor, one key"),
     ],
-    ids=["skew", "kills", "executors", "written twice", "memory"],
+    ids=["skew", "kills", "standby", "executors", "written twice", "memory"],
 )
 def test_a_promise_that_is_not_kept_is_said(piece: str, of: dict[str, Any], part: str) -> None:
     """The table's last word is not always yes."""
