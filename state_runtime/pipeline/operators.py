@@ -13,12 +13,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, way_to_key
 from state_runtime.pipeline.spark_settings import SessionSettings
-from state_runtime.pipeline.watermark import DELAY_METADATA, event_time_column
+from state_runtime.pipeline.watermark import DELAY_METADATA, LATENESS_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.builtin.deduplicate import SEEN, plan_deduplicate
 from state_runtime.processors.builtin.interval_join import IntervalJoinOperator, plan_interval_join
@@ -191,6 +192,8 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
         # What Spark's window_time() looks for; it gives the time of a window's last microsecond.
         kind = "spark.timeWindow" if isinstance(step.window, TimeWindow) else "spark.sessionWindow"
         marked, metadata = WINDOW, {DELAY_METADATA: 0, kind: True}
+        if lateness_us := parse_duration_us(step.allowed_lateness):
+            metadata[LATENESS_METADATA] = lateness_us
     else:
         return schema
     fields = [
@@ -219,6 +222,7 @@ def _aggregate(
                 f"time, and {event_time!r} is not among its keys. Key by it, too; or aggregate over a time, with "
                 '.window(…, output_mode="append"); or leave out output_mode: then a key is emitted whenever it changes'
             )
+        _check_in_time(step.uid, schema, event_time)
     slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
     return AggregateOperator(
         uid=step.uid,
@@ -235,7 +239,7 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: 
     time = event_time_column(schema)
     if not time:
         raise _no_event_time(step.uid, "windows need", source)
-    return plan_windows(
+    operator = plan_windows(
         uid=step.uid,
         key_columns=step.keys,
         key_ddl=ddl(keys),
@@ -248,6 +252,26 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: 
         ddl=lambda columns: ddl(from_arrow_schema(columns)),
         allowed_lateness=step.allowed_lateness,
     )
+    _check_in_time(step.uid, schema, time, operator.lateness_us)
+    return operator
+
+
+def _check_in_time(uid: str, schema: T.StructType, event_time: str, lateness_us: int = 0) -> None:
+    """Refuse rows that would be dropped as late although nobody was late: a window that stays open longer is emitted
+    when the watermark has long passed its time.
+
+    Args:
+        event_time: the column that the operator goes by.
+        lateness_us: how long after the watermark the operator itself takes rows.
+    """
+    emitted_us = int(schema[event_time].metadata.get(LATENESS_METADATA, 0))
+    if emitted_us > lateness_us:
+        raise InvalidPipeline(
+            f"operator {uid!r}: the allowed_lateness of the window before lets rows come up to {emitted_us / 1e6:g} "
+            "seconds after the watermark has passed their time, and this operator would drop them as late. Leave "
+            "allowed_lateness out there and add it to the delay of withWatermark, which every operator goes by; or, if "
+            "this is a window, give it at least that allowed_lateness, too"
+        )
 
 
 def _no_event_time(uid: str, who_needs: str, source: OpenedSource) -> InvalidPipeline:
@@ -323,6 +347,8 @@ def _vectorized(
             event_time = ""
         elif not event_time:
             raise _no_event_time(step.uid, 'time_mode "event" needs', source)
+        else:
+            _check_in_time(step.uid, schema, event_time)
     elif isinstance(step, LatestByStep):
         processor = plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid, step.ascending)
         kind, modes = "latest-by", processor.modes
@@ -331,6 +357,8 @@ def _vectorized(
         event_time = ""
     else:
         delay_ms = int(schema[event_time].metadata[DELAY_METADATA]) if event_time else 0
+        if event_time and (step.within_watermark or event_time in step.keys):
+            _check_in_time(step.uid, schema, event_time)
         processor = plan_deduplicate(
             step.keys, event_time, delay_ms, step.within_watermark, arrow_schema(schema), step.uid
         )
@@ -389,6 +417,8 @@ def _processor(
     event_time = event_time_column(schema)
     if step.time_mode == "event" and not event_time:
         raise _no_event_time(step.uid, "time_mode eventTime needs", source)
+    if step.time_mode == "event":
+        _check_in_time(step.uid, schema, event_time)
     handle = _declared_states(step)
     key_schema = arrow_schema(keys)
     values: dict[str, T.StructType] = {}

@@ -24,6 +24,7 @@ from state_runtime.snapshot.manifest import TimeEntry
 __all__ = [
     "DELAY_METADATA",
     "END_OF_TIME_MS",
+    "LATENESS_METADATA",
     "Policy",
     "WatermarkColumn",
     "advance",
@@ -34,6 +35,9 @@ __all__ = [
 
 DELAY_METADATA = "spark.watermarkDelayMs"
 """Metadata of a column that carries event time: the allowed delay."""
+
+LATENESS_METADATA = "stillstate.allowedLatenessUs"
+"""Metadata of a column that carries event time: how long after the watermark has passed it a row may still come."""
 
 END_OF_TIME_MS = 253_402_300_799_999
 """The watermark after all input: the end of the year 9999, the last time that Python, Spark and Arrow all can tell."""

@@ -13,6 +13,9 @@ from state_runtime import StreamingJob, aggregates, windows
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.watermark import DELAY_METADATA
 
+from .seeded import Keeps
+from .timed import TimedJob
+
 pytestmark = pytest.mark.spark
 
 
@@ -56,6 +59,52 @@ def test_behind_a_join_the_reason_is_the_join(spark: SparkSession, tmp_path: Pat
     assert "withWatermark" not in message
 
 
+def open_longer(job: StreamingJob) -> Any:
+    """Windows that a minute's rows may still come into when the watermark has passed them."""
+    minutes = job.read(marked).key_by("value").window(
+        windows.tumbling("1 minute"), uid="minutes", output_mode="append", allowed_lateness="30 seconds", n=aggregates.count()
+    )  # fmt: skip
+    return minutes.transform(lambda rows: rows.selectExpr("value", "window_time(window) AS at", "n"))
+
+
+def hours(stream: Any, **more: str) -> Any:
+    return stream.key_by("value").window(windows.tumbling("1 hour"), uid="next", n=aggregates.sum("n"), **more)
+
+
+BEHIND: dict[str, Callable[[Any], Any]] = {
+    "window": hours,
+    "a little": lambda s: hours(s, allowed_lateness="29 seconds"),
+    "session": lambda s: s.key_by("value").window(windows.session("1 hour"), uid="next", n=aggregates.sum("n")),
+    "append": lambda s: s.key_by("at").aggregate(uid="next", output_mode="append", n=aggregates.sum("n")),
+    "deduplicate": lambda s: s.key_by("value").deduplicate(uid="next", within_watermark=True),
+    "deduplicate by time": lambda s: s.key_by("value", "at").deduplicate(uid="next"),
+    "behind one more": lambda s: hours(s.key_by("value").deduplicate(uid="once")),
+    "rows": lambda s: s.key_by("value").transform_with_state(
+        Keeps(), output_schema="value long", uid="next", time_mode="eventTime"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_what_would_drop_windows_that_stay_open_longer_is_refused(
+    spark: SparkSession, tmp_path: Path, behind: Callable[[Any], Any]
+) -> None:
+    """They are emitted when the watermark has long passed their time: they would be dropped as late, and no count would
+    say of what."""
+    message = refused(spark, tmp_path, lambda job: behind(open_longer(job)))
+    assert message.startswith(
+        "operator 'next': the allowed_lateness of the window before lets rows come up to 30 seconds"
+    )
+
+
+def test_windows_behind_windows_may_stay_open_as_long(spark: SparkSession, tmp_path: Path) -> None:
+    job = StreamingJob("timed", store=str(tmp_path / "store"))
+    hours(open_longer(job), allowed_lateness="30 seconds")
+    plan = job.plan()
+    compiled = plan.compiled(spark, plan.opened_source(spark))
+    assert [stage.operator.uid for stage in compiled.stages if stage.operator] == ["minutes", "next"]
+
+
 def once(stream: Any) -> Any:
     return stream.aggregate(uid="once", output_mode="append", n=aggregates.count())
 
@@ -95,3 +144,20 @@ def test_what_an_aggregate_emits_once_has_the_event_time_of_its_key(spark: Spark
 
     message = refused(spark, tmp_path, build)
     assert "windows need a column with event time" in message
+
+
+def test_windows_behind_windows_that_stay_open_as_long_lose_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """The minute's windows end with the hour's, and take a row when the watermark has passed both."""
+
+    def build(stream: Any) -> Any:
+        minutes = stream.key_by("k").window(
+            windows.tumbling("1 minute"), uid="minutes", output_mode="append", allowed_lateness="30 seconds", n=aggregates.sum("n")
+        )  # fmt: skip
+        timed = minutes.transform(lambda rows: rows.selectExpr("k", "window_time(window) AS at", "n"))
+        return timed.key_by("k").window(
+            windows.tumbling("1 hour"), uid="hours", output_mode="append", allowed_lateness="30 seconds", n=aggregates.sum("n")
+        )  # fmt: skip
+
+    job = TimedJob(spark, tmp_path, build)
+    epochs = job.run([("a", 3590, 1)], [("b", 3630, 1)], [("a", 3595, 1)], [("b", 3650, 1)], [("b", 3700, 1)])
+    assert [(k, n) for rows in epochs for k, _, n in rows] == [("a", 2)]
