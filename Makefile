@@ -166,7 +166,7 @@ bench: setup ## First table: Stillstate against Spark 4.3 on this machine (about
 	$(BIN)/python -m benchmarks.main
 
 .PHONY: bench-engine
-bench-engine: setup ## Second table: every kind of state and operator against Spark 4.3, growth, tail, memory (about 25 minutes)
+bench-engine: setup ## Second table: every kind of state and operator against Spark 4.3, growth, tail, memory (about 35 minutes)
 	$(BIN)/python -m benchmarks.engine
 
 .PHONY: bench-versions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +19,18 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from benchmarks.engine_workloads import COMPARISONS, GROWTH, TAIL, Growth, Tail, quick_growth, quick_tail
+from benchmarks.engine_workloads import (
+    COMPARISONS,
+    GROWTH,
+    SMALL,
+    TAIL,
+    Growth,
+    Small,
+    Tail,
+    quick_growth,
+    quick_small,
+    quick_tail,
+)
 from benchmarks.engines import COMMON_CONF, PEER_CONF, Sample, WorkerPlan
 from benchmarks.measure import (
     BATCH_TIMEOUT_S,
@@ -43,10 +54,10 @@ from benchmarks.report import (
     usable_cores,
     write_json,
 )
-from benchmarks.workers import Worker, WorkerFailed, settle
+from benchmarks.workers import Turn, Worker, WorkerFailed, settle
 from benchmarks.workloads import Turns, Workload, quick, write_data
 
-__all__ = ["app", "comparison_order", "growth_figures", "tail_figures"]
+__all__ = ["app", "comparison_order", "growth_figures", "small_figures", "tail_figures"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -88,6 +99,8 @@ def main(
                 _growth(quick_growth(GROWTH) if quick_run else GROWTH, folder, progress, results)
             if TAIL.key in chosen:
                 _tail(quick_tail(TAIL) if quick_run else TAIL, folder, progress, results)
+            if SMALL.key in chosen:
+                _small(quick_small(SMALL) if quick_run else SMALL, folder, progress, results)
     except (WorkerFailed, DisagreementError) as error:
         console.print(f"[red]benchmark failed:[/red] {error}", highlight=False)
         raise typer.Exit(1) from error
@@ -230,9 +243,68 @@ def tail_figures(tail: Tail, samples: Sequence[Sample]) -> list[Figure]:
     return [Figure(title, "ms", percentile(times, 99), median(times), tail.target)]
 
 
+def _small(small: Small, folder: Path, progress: Progress, results: _Results) -> None:
+    """Time the same updates with each variant's settings, in turns."""
+    workload, turns = small.workload, small.workload.turns["ours"]
+    total = workload.prefill_batches + turns.total(workload.rounds)
+    task = progress.add_task(small.key, total=total * len(small.variants))
+    samples: dict[str, list[Sample]] = {name: [] for name in small.variants}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in small.variants}
+    files = tuple(write_data(workload, folder / "input"))
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for number, (name, settings) in enumerate(small.variants.items()):
+            plan = WorkerPlan(
+                "ours", workload, folder / str(number), usable_cores(), files, settings=tuple(settings.items())
+            )
+            workers[name] = stack.enter_context(Worker(plan))
+            workers[name].wait_ready()
+
+        def turn(name: str, batches: int) -> Turn:
+            progress.update(task, description=f"{small.key}: {workload.title}: {name}")
+            settle(list(workers.values()))
+            done = workers[name].run(batches, BATCH_TIMEOUT_S * batches)
+            progress.update(task, advance=batches)
+            return done
+
+        for name in small.variants:
+            turn(name, workload.prefill_batches + turns.warm)
+        for number in range(workload.rounds):
+            for name in small.variants if number % 2 == 0 else reversed(small.variants):
+                done = turn(name, turns.per_round)
+                # The first epoch of a turn follows an idle time.
+                samples[name].extend(done.samples[1:])
+                cpu_ms[name].append(done.cpu_ms / turns.per_round)
+    results.figures.extend(small_figures(small, samples, cpu_ms))
+    results.settings[small.key] = {**workload_dict(workload), "variants": small.variants}
+    results.samples[small.key] = {
+        name: {"triggers": [asdict(sample) for sample in samples[name]], "cpu_ms": cpu_ms[name]}
+        for name in small.variants
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def small_figures(
+    small: Small, samples: Mapping[str, Sequence[Sample]], cpu_ms: Mapping[str, Sequence[float]]
+) -> list[Figure]:
+    """Each variant's epoch by that of a job as it comes, and its CPU time: work beside the epochs is in the second only."""
+    first, *others = small.variants
+    figures = []
+    for name in others:
+        title = f"{small.key}: {small.workload.title}, {name} / {first}"
+        ours, peer = (median([sample.trigger_ms for sample in samples[of]]) for of in (name, first))
+        figures.append(Figure(f"{title}: epoch", "ms", ours, peer))
+        slow, usual = (percentile([sample.trigger_ms for sample in samples[of]], 99) for of in (name, first))
+        figures.append(Figure(f"{title}: epoch p99", "ms", slow, usual))
+        figures.append(
+            Figure(f"{title}: CPU time a batch", "ms", *(sum(cpu_ms[n]) / len(cpu_ms[n]) for n in (name, first)))
+        )
+    return figures
+
+
 def _chosen(only: str) -> list[str]:
     wanted = [part.strip() for part in only.split(",") if part.strip()]
-    known = [*(workload.key for workload in COMPARISONS), GROWTH.key, TAIL.key]
+    known = [*(workload.key for workload in COMPARISONS), GROWTH.key, TAIL.key, SMALL.key]
     unknown = [key for key in wanted if key not in known]
     if unknown:
         raise typer.BadParameter(f"unknown workload {', '.join(unknown)}; there are {', '.join(known)}")

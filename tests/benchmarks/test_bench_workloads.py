@@ -25,8 +25,10 @@ def test_workload_names_are_unique() -> None:
     [
         ("a", 100_000, 200_000, ">= 8"),
         ("b", 100_000, 200_000, ">= 4"),
-        ("c", 200_000, 2_000_000, ">= 4"),
+        ("c", 200_000, 2_000_000, ">= 8"),
+        ("c-uncounted", 200_000, 2_000_000, ">= 4"),
         ("d", 1_000, 10_000, "<= 0.7"),
+        ("d-unguarded", 1_000, 10_000, "<= 0.7"),
     ],
 )
 def test_the_promised_sizes_and_targets_are_what_is_measured(key: str, rows: int, keys: int, target: str) -> None:
