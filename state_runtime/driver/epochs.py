@@ -65,7 +65,7 @@ from state_runtime.driver.task_book import TaskBook, epoch_of
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.staged import staged_outputs
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, observed
-from state_runtime.placement.seats import has_executors
+from state_runtime.placement.seats import SeatedPlan, has_executors
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.commit import Committer
 from state_runtime.spark.errors import cause_of, typed_error
@@ -491,8 +491,14 @@ class EpochDriver:
         flushed_ms, flushed_bytes, is_flushed = 0.0, 0, False
         narrow = self._narrow.choose(budget.within_s, goes_on=self._books.batch is not None)
         while True:
+            seats = self._placement.for_epoch()
+            if self._placement.has_filled:
+                # Rows get the time that they would have had: executors may have been starting for most of it.
+                budget, _ = self._budget(None if unlimited else batch, reads=has_batch)
             try:
-                acknowledged, event_times, planned_s = self._act(frame, job, wake, beginning, budget, narrow=narrow)
+                acknowledged, event_times, planned_s = self._act(
+                    frame, job, wake, beginning, budget, seats, narrow=narrow
+                )
                 break
             except Exception as error:
                 typed = typed_error(error)
@@ -542,6 +548,7 @@ class EpochDriver:
         wake: Mapping[str, Sequence[int]],
         beginning: frozenset[str],
         budget: EpochBudget,
+        seats: SeatedPlan | None,
         *,
         narrow: bool,
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
@@ -555,7 +562,7 @@ class EpochDriver:
                 task=task,
                 wake=wake,
                 beginning=beginning,
-                seats=self._placement.for_epoch(),
+                seats=seats,
                 aggregated=self._aggregated.chosen(),
                 narrow=narrow,
             )

@@ -93,6 +93,9 @@ class Placement:
         state_folder: the host's folder of the job's local state; called inside tasks.
         wanted: parallelism of the newest snapshot, and per operator uid the local versions of its shards.
         clock: says how long uneven seats have been given back.
+
+    Attributes:
+        has_filled: whether the newest `for_epoch` took seats or tried to, which may wait for executors that start.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Placement:
         self._cached: DataFrame | None = None
         self._seating: Seating | None = None
         self._disturbed = False
+        self.has_filled = False
         self._clock = clock
         self._early, self._early_since_s = 0, 0.0
         self._homes: dict[tuple[str, int], str] = {}
@@ -130,11 +134,13 @@ class Placement:
 
         A failure to take seats costs locality, never the epoch.
         """
+        self.has_filled = False
         if not self._enabled:
             return None
         slots = self._slots()
         seating = self._seating
         if seating is None or is_refill_due(seating, slots, disturbed=self._disturbed):
+            self.has_filled = True
             try:
                 self._fill(slots)
             except Exception:

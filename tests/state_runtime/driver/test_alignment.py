@@ -19,7 +19,10 @@ from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver import epochs as driver
 from state_runtime.driver.acknowledgements import Acknowledgements
+from state_runtime.driver.governor import EpochBudget, Governor
 from state_runtime.driver.numbers import together, waited
+from state_runtime.driver.stage_tasks import StageTasks
+from state_runtime.placement.seats import Placement
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
@@ -146,3 +149,34 @@ def test_what_epochs_waited_is_in_the_numbers_of_their_checkpoint() -> None:
     assert both.inflight is not None
     assert both.inflight.alignment_ms == 40.0
     assert waited(Progress(), 40.0).inflight is None
+
+
+def test_what_waiting_for_executors_takes_is_not_taken_from_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every epoch after the loss of an executor would begin with its time used up, and process half a second's rows. A
+    checkpoint that is due meanwhile is late all the same, and says so."""
+    wait_s, plan, of_action = 5, Governor.plan, StageTasks.of_action
+    clocks: list[Any] = []
+    dealt_s: list[float] = []
+    since_s: list[float] = []
+
+    def for_epoch(self: Placement) -> None:
+        self.has_filled = True
+        self._clock.advance_s(wait_s)
+        clocks[:] = [self._clock]
+
+    def dealt(self: Governor, *given: Any, **named: Any) -> EpochBudget:
+        dealt_s.extend(clock.monotonic_s() for clock in clocks)
+        return plan(self, *given, **named)
+
+    def acted(self: StageTasks, *given: Any, **named: Any) -> Any:
+        since_s.append(clocks[0].monotonic_s() - dealt_s[-1] if dealt_s else float("inf"))
+        return of_action(self, *given, **named)
+
+    monkeypatch.setattr(Placement, "for_epoch", for_epoch)
+    monkeypatch.setattr(Governor, "plan", dealt)
+    monkeypatch.setattr(StageTasks, "of_action", acted)
+    waits = Job(tmp_path, monkeypatch, checkpoint_mode="unaligned", unaligned_epoch_s=1.0)
+    assert since_s == [0.0] * 3
+    assert waits.waited_ms == [(wait_s + ACTION_S - 1) * 1000] * 3
