@@ -184,7 +184,7 @@ SMALL = Small(
     variants={
         "as it comes": {},
         "no folding": {"materialize": False},
-        "no merging": {"runs_max": 1_000},
+        "merging later": {"runs_max": 64},
         "RocksDB": {"backend": "rocksdb"},
     },
 )  # fmt: skip

@@ -76,6 +76,7 @@ def test_what_a_small_state_pays_is_looked_at_over_a_fold() -> None:
     """A log shorter than the bound is never folded: then both variants would do the same."""
     turns = SMALL.workload.turns["ours"]
     assert SMALL.workload.rounds * turns.per_round > JobSettings().materialize_max_segments
+    assert all(JobSettings(**settings) for settings in SMALL.variants.values())
     samples = {name: _samples([100.0 + 10 * n] * 4) for n, name in enumerate(SMALL.variants)}
     figures = small_figures(SMALL, samples, {name: [50.0] for name in SMALL.variants})
     assert [(f.ours, f.peer) for f in figures if f.figure.endswith("epoch")] == [
