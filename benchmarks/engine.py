@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from benchmarks.engine_workloads import (
     COMPARISONS,
@@ -174,12 +174,9 @@ def _growth(growth: Growth, folder: Path, progress: Progress, results: _Results)
             workers[name] = stack.enter_context(Worker(plan))
             workers[name].wait_ready()
 
-        def turn(name: str, batches: int) -> list[Sample]:
+        def turn(name: str, batches: int) -> tuple[Sample, ...]:
             progress.update(task, description=f"{growth.key}: {workloads[name].title}")
-            settle(list(workers.values()))
-            done = workers[name].run(batches, BATCH_TIMEOUT_S * batches)
-            progress.update(task, advance=batches)
-            return list(done.samples)
+            return _turn(workers, name, batches, progress, task).samples
 
         for name, workload in workloads.items():
             turn(name, workload.prefill_batches + turns.warm)
@@ -196,6 +193,14 @@ def _growth(growth: Growth, folder: Path, progress: Progress, results: _Results)
         "private_mib": watched.private_mib,
     }
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _turn(workers: Mapping[str, Worker], name: str, batches: int, progress: Progress, task: TaskID) -> Turn:
+    """One worker's turn, once all of them are quiet."""
+    settle(list(workers.values()))
+    done = workers[name].run(batches, BATCH_TIMEOUT_S * batches)
+    progress.update(task, advance=batches)
+    return done
 
 
 def _with_batches(workload: Workload, more: int) -> Workload:
@@ -262,10 +267,7 @@ def _small(small: Small, folder: Path, progress: Progress, results: _Results) ->
 
         def turn(name: str, batches: int) -> Turn:
             progress.update(task, description=f"{small.key}: {workload.title}: {name}")
-            settle(list(workers.values()))
-            done = workers[name].run(batches, BATCH_TIMEOUT_S * batches)
-            progress.update(task, advance=batches)
-            return done
+            return _turn(workers, name, batches, progress, task)
 
         for name in small.variants:
             turn(name, workload.prefill_batches + turns.warm)

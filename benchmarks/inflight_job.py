@@ -22,7 +22,6 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.engines import COMMON_CONF, PEER_CONF, set_up_python
-from orchestration.running.first_run import small_jobs
 from state_runtime import aggregates
 
 if TYPE_CHECKING:
@@ -143,6 +142,9 @@ def main() -> None:
     spark = _session(plan)
     said.line("session")
     if plan.stood_by:
+        # Not at the top: Python workers of both engines import this module.
+        from orchestration.running.first_run import small_jobs
+
         small = Path(plan.folder) / "small" / str(os.getpid())
         small.mkdir(parents=True)
         for run in small_jobs(spark, small):

@@ -213,16 +213,14 @@ def _aggregate(
         )
     event_time = ""
     if step.output_mode == "append":
-        event_time = event_time_column(schema)
-        if not event_time:
-            raise _no_event_time(step.uid, 'output_mode "append" needs', source)
+        event_time = _needed_event_time(step.uid, schema, 'output_mode "append" needs', source)
+        _check_in_time(step.uid, schema, event_time)
         if event_time not in step.keys:
             raise InvalidPipeline(
                 f'operator {step.uid!r}: output_mode "append" emits a key once the watermark has passed its event '
                 f"time, and {event_time!r} is not among its keys. Key by it, too; or aggregate over a time, with "
                 '.window(…, output_mode="append"); or leave out output_mode: then a key is emitted whenever it changes'
             )
-        _check_in_time(step.uid, schema, event_time)
     slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
     return AggregateOperator(
         uid=step.uid,
@@ -236,9 +234,7 @@ def _aggregate(
 
 
 def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: OpenedSource) -> Operator:
-    time = event_time_column(schema)
-    if not time:
-        raise _no_event_time(step.uid, "windows need", source)
+    time = _needed_event_time(step.uid, schema, "windows need", source)
     operator = plan_windows(
         uid=step.uid,
         key_columns=step.keys,
@@ -274,8 +270,10 @@ def _check_in_time(uid: str, schema: T.StructType, event_time: str, lateness_us:
         )
 
 
-def _no_event_time(uid: str, who_needs: str, source: OpenedSource) -> InvalidPipeline:
-    """What to say where an operator cannot go by event time because no column has any."""
+def _needed_event_time(uid: str, schema: T.StructType, who_needs: str, source: OpenedSource) -> str:
+    """The column with event time; refused where none has any."""
+    if found := event_time_column(schema):
+        return found
     way = (
         "call Spark's withWatermark on the stream that the job reads, or name the event_time_column of the operator "
         "before"
@@ -285,7 +283,7 @@ def _no_event_time(uid: str, who_needs: str, source: OpenedSource) -> InvalidPip
             "the output of an interval join has none, because a row without a match comes long after its own time. Put "
             "a processor with an event_time_column between the two, or key an aggregate by the truncated time"
         )
-    return InvalidPipeline(f"operator {uid!r}: {who_needs} a column with event time; {way}")
+    raise InvalidPipeline(f"operator {uid!r}: {who_needs} a column with event time; {way}")
 
 
 def _interval_join(
@@ -345,9 +343,8 @@ def _vectorized(
         output = parse_schema(step.output_schema, f"the output of operator {step.uid!r}")
         if time_mode_of(processor, step.uid) != "event":
             event_time = ""
-        elif not event_time:
-            raise _no_event_time(step.uid, 'time_mode "event" needs', source)
         else:
+            event_time = _needed_event_time(step.uid, schema, 'time_mode "event" needs', source)
             _check_in_time(step.uid, schema, event_time)
     elif isinstance(step, LatestByStep):
         processor = plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid, step.ascending)
@@ -357,11 +354,11 @@ def _vectorized(
         event_time = ""
     else:
         delay_ms = int(schema[event_time].metadata[DELAY_METADATA]) if event_time else 0
-        if event_time and (step.within_watermark or event_time in step.keys):
-            _check_in_time(step.uid, schema, event_time)
         processor = plan_deduplicate(
             step.keys, event_time, delay_ms, step.within_watermark, arrow_schema(schema), step.uid
         )
+        if processor.event_time:
+            _check_in_time(step.uid, schema, processor.event_time)
         kind, states, output = "deduplicate", {SEEN: T.StructType([])}, schema
         times, modes = {SEEN: processor.state_time}, processor.modes
     return VectorizedOperator(
@@ -414,10 +411,9 @@ def _processor(
     settings: JobSettings,
     session: SessionSettings,
 ) -> tuple[StatefulProcessorOperator, frozenset[str]]:
-    event_time = event_time_column(schema)
-    if step.time_mode == "event" and not event_time:
-        raise _no_event_time(step.uid, "time_mode eventTime needs", source)
+    event_time = ""
     if step.time_mode == "event":
+        event_time = _needed_event_time(step.uid, schema, "time_mode eventTime needs", source)
         _check_in_time(step.uid, schema, event_time)
     handle = _declared_states(step)
     key_schema = arrow_schema(keys)
@@ -458,7 +454,7 @@ def _processor(
         dropped=frozenset(handle.dropped),
         time_mode=step.time_mode,
         output_mode=step.output_mode,
-        event_time_column=event_time if step.time_mode == "event" else "",
+        event_time_column=event_time,
         output_event_time=step.event_time_column,
         time_zone=session.time_zone,
     )
