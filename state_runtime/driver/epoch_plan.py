@@ -14,19 +14,20 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from state_runtime.pipeline.compile import CompiledPipeline, Stage, TransformStep, shard_columns
+from state_runtime.pipeline.compile import CompiledPipeline, Stage, TransformStep, runtime_columns
 from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.seats import SeatedPlan
-from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.spark.frames import Aggregate, Frames, Seen
 from state_runtime.spark.sql import quoted
+from state_runtime.state.key_groups import first_hash_sql, shard_sql
 from state_runtime.task.stage import StageTask
 
 __all__ = ["EpochPlan", "plan_epoch"]
 
 _TASK = "__stillstate_task"
-_OF_RUNTIME = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN)
+_OF_RUNTIME = (HASH_COLUMN, SEQUENCE_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,21 @@ def plan_epoch(
                 # What a plan of its own observed is not told for the plan that it is in.
                 frame = made.select(frame, (*part.selected, f"true AS {_TASK}"))
                 observing = frame if observing is None else observing
-                frame = _aggregated(made.aggregate, frame, part.partial, parallelism)
+                frame = _aggregated(made.aggregate, frame, part.partial)
                 columns = part.partial.columns
             else:
-                frame = made.select(frame, (*part.selected, *shard_columns(keys, parallelism)))
+                frame = made.select(frame, (*part.selected, *runtime_columns(keys)))
             columns = (*columns, *_OF_RUNTIME)
             if part.initial is not None and uid in beginning:
-                frame, columns = _with_initial_state(frame, part.initial, keys, parallelism), (*columns, INITIAL_COLUMN)
+                frame, columns = _with_initial_state(frame, part.initial, keys), (*columns, INITIAL_COLUMN)
             if wake.get(uid):
                 frame = _with_wake_rows(made, frame, wake[uid], parallelism)
             if narrow:
                 frame = frame.coalesce(1)
             elif seats is not None:
-                frame = seats.seat(frame, SHARD_COLUMN)
+                frame = seats.seat(frame, shard_sql(HASH_COLUMN, parallelism))
             else:
-                frame = made.numbered(frame, parallelism, SHARD_COLUMN)
+                frame = made.numbered(frame, parallelism, shard_sql(HASH_COLUMN, parallelism))
         frame = made.map_in_arrow(frame, task(part, number), columns, part.output)
         number += 1
     ran = frame if observing is None else observing
@@ -115,30 +116,29 @@ def _nothing(_: DataFrame) -> Sequence[int | None]:
     return ()
 
 
-def _aggregated(aggregate: Aggregate, frame: DataFrame, rows: PartialRows, parallelism: int) -> DataFrame:
+def _aggregated(aggregate: Aggregate, frame: DataFrame, rows: PartialRows) -> DataFrame:
     """The partial rows of a frame, with the runtime's columns; they have no place in the input."""
-    runtime = shard_columns(rows.keys, parallelism, place="CAST(0 AS BIGINT)")
+    runtime = runtime_columns(rows.keys, place="CAST(0 AS BIGINT)")
     return aggregate(frame, _TASK, rows.by, rows.aggregates, (*map(quoted, rows.columns), *runtime))
 
 
 def _with_wake_rows(made: Frames, frame: DataFrame, shards: Sequence[int], parallelism: int) -> DataFrame:
-    """A row per shard that holds nothing but the shard's number: a task without rows could not tell which one it is."""
+    """A row per shard that holds nothing but a hash of it: a task without rows could not tell which one it is."""
 
     def rows_of_all() -> DataFrame:
         return frame.sparkSession.range(0, parallelism, 1, 1).selectExpr(
-            f"CAST(0 AS BIGINT) AS {HASH_COLUMN}",
-            f"CAST(id AS INT) AS {SHARD_COLUMN}",
+            f"{first_hash_sql('id', parallelism)} AS {HASH_COLUMN}",
             f"CAST({WAKE_SEQUENCE} AS BIGINT) AS {SEQUENCE_COLUMN}",
         )
 
     rows = made.kept(f"wake {parallelism}", rows_of_all)
     if len(shards) < parallelism:
-        rows = rows.where(f"{SHARD_COLUMN} IN ({', '.join(map(str, shards))})")
+        rows = rows.where(f"{shard_sql(HASH_COLUMN, parallelism)} IN ({', '.join(map(str, shards))})")
     return frame.unionByName(rows, allowMissingColumns=True)
 
 
-def _with_initial_state(frame: DataFrame, initial: DataFrame, keys: tuple[str, ...], parallelism: int) -> DataFrame:
+def _with_initial_state(frame: DataFrame, initial: DataFrame, keys: tuple[str, ...]) -> DataFrame:
     """The rows of the initial state beside those of the input, in a column of their own."""
     whole = f"struct({', '.join(quoted(name) for name in initial.columns)}) AS {INITIAL_COLUMN}"
-    rows = initial.selectExpr(whole, *shard_columns(keys, parallelism))
+    rows = initial.selectExpr(whole, *runtime_columns(keys))
     return frame.unionByName(rows, allowMissingColumns=True)

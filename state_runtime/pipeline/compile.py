@@ -33,10 +33,10 @@ from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.jvm import jobs_so_far
 from state_runtime.spark.sql import quoted
-from state_runtime.state.key_groups import key_hash_sql, shard_sql
+from state_runtime.state.key_groups import key_hash_sql
 
 __all__ = [
     "CompiledPipeline",
@@ -45,7 +45,7 @@ __all__ = [
     "TransformStep",
     "WriteStep",
     "compile_pipeline",
-    "shard_columns",
+    "runtime_columns",
 ]
 
 # Functions to which a row that comes again counts again; the others take the last word, or do not mind.
@@ -213,14 +213,9 @@ def compile_pipeline(
     return CompiledPipeline(tuple(parts), sinks, source.watermarks, dropped, asked.columns)
 
 
-def shard_columns(keys: tuple[str, ...], parallelism: int, place: str = "monotonically_increasing_id()") -> list[str]:
-    """SQL expressions of the runtime's columns: key hash, shard, and the row's place in the input."""
-    hash_sql = key_hash_sql([quoted(k) for k in keys])
-    return [
-        f"{hash_sql} AS {HASH_COLUMN}",
-        f"{shard_sql(hash_sql, parallelism)} AS {SHARD_COLUMN}",
-        f"{place} AS {SEQUENCE_COLUMN}",
-    ]
+def runtime_columns(keys: tuple[str, ...], place: str = "monotonically_increasing_id()") -> list[str]:
+    """SQL expressions of the runtime's columns: key hash, and the row's place in the input."""
+    return [f"{key_hash_sql([quoted(k) for k in keys])} AS {HASH_COLUMN}", f"{place} AS {SEQUENCE_COLUMN}"]
 
 
 def _check_names(schema: T.StructType, where: str) -> None:

@@ -71,7 +71,7 @@ class SeatedPlan:
         """The batch in one partition per seat, each on the executor that holds the seat; columns and rows as they were.
 
         Args:
-            shard: name of the column with the shard's number, never null.
+            shard: SQL of the shard's number, never null.
         """
         parallelism = len(self.seat_of_shard)
         seats = ",".join(map(str, self.seat_of_shard))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["HASH_COLUMN", "INITIAL_COLUMN", "SEQUENCE_COLUMN", "SHARD_COLUMN", "WAKE_SEQUENCE"]
+__all__ = ["HASH_COLUMN", "INITIAL_COLUMN", "SEQUENCE_COLUMN", "WAKE_SEQUENCE"]
 
 HASH_COLUMN = "__stillstate_hash"
-SHARD_COLUMN = "__stillstate_shard"
 SEQUENCE_COLUMN = "__stillstate_sequence"
 INITIAL_COLUMN = "__stillstate_initial"
 
 WAKE_SEQUENCE = -1
-"""Stands in the sequence column of a row that only tells a shard that something is due."""
+"""Stands in the sequence column of a row that only tells a shard that something is due; its hash is the shard's first."""

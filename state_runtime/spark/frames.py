@@ -9,8 +9,6 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import types as T
 from pyspark.sql.functions import expr
 
-from state_runtime.spark.sql import quoted
-
 __all__ = ["Aggregate", "Frames", "PublicFrames", "Seen"]
 
 Seen = Callable[[DataFrame], Sequence[Any]]
@@ -41,8 +39,8 @@ class Frames(Protocol):
         """`frame.selectExpr(…)`."""
         ...
 
-    def numbered(self, frame: DataFrame, partitions: int, column: str) -> DataFrame:
-        """`frame.repartitionById(…)`: the rows in the partition whose number a column has."""
+    def numbered(self, frame: DataFrame, partitions: int, number: str) -> DataFrame:
+        """`frame.repartitionById(…)`: the rows in the partition whose number `number` is, an int in SQL."""
         ...
 
     def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
@@ -79,8 +77,8 @@ class PublicFrames:
     def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
         return frame.selectExpr(*sql)
 
-    def numbered(self, frame: DataFrame, partitions: int, column: str) -> DataFrame:
-        return frame.repartitionById(partitions, expr(quoted(column)))
+    def numbered(self, frame: DataFrame, partitions: int, number: str) -> DataFrame:
+        return frame.repartitionById(partitions, expr(number))
 
     def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
         observation, named = Observation(), [f"c{number}" for number in range(len(sql))]

@@ -51,8 +51,8 @@ class PreparedFrames:
     def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
         return _like(frame, frame._jdf.select(self._made(frame, sql)))
 
-    def numbered(self, frame: DataFrame, partitions: int, column: str) -> DataFrame:
-        only = self._made(frame, (quoted(column),)).apply(0)
+    def numbered(self, frame: DataFrame, partitions: int, number: str) -> DataFrame:
+        only = self._made(frame, (number,)).apply(0)
         return _like(frame, frame._jdf.repartitionById(partitions, only))
 
     def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:

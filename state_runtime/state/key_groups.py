@@ -12,10 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from state_runtime.base.errors import check
 from state_runtime.base.limits import KEY_GROUP_BITS, MAX_PARALLELISM
 
-__all__ = ["hash_range_of_shard", "key_hash_sql", "overlaps", "shard_of_hash", "shard_sql", "top_bits_sql"]
+__all__ = [
+    "first_hash_sql",
+    "hash_range_of_shard",
+    "key_hash_sql",
+    "overlaps",
+    "shard_of_hash",
+    "shard_sql",
+    "shards_of_hashes",
+    "top_bits_sql",
+]
 
 _HASH_BITS = 64
 
@@ -41,12 +53,29 @@ def shard_sql(hash_sql: str, parallelism: int) -> str:
     return f"CAST({top_bits_sql(hash_sql, KEY_GROUP_BITS)} * {parallelism} DIV {MAX_PARALLELISM} AS INT)"
 
 
+def first_hash_sql(shard_sql: str, parallelism: int) -> str:
+    """The lowest hash that a shard owns, as Spark has it, signed: the first of `hash_range_of_shard` in SQL.
+
+    Args:
+        shard_sql: a long.
+    """
+    first = f"({shard_sql} * {MAX_PARALLELISM} + {parallelism - 1}) DIV {parallelism}"
+    return f"shiftleft({first}, {_HASH_BITS - KEY_GROUP_BITS})"
+
+
 # --- in Python ---------------------------------------------------------------------------------------------------
 
 
 def shard_of_hash(key_hash: int, parallelism: int) -> int:
     """The shard that owns an unsigned hash: `shard_sql` in Python."""
     return _shard_of_group(key_hash >> (_HASH_BITS - KEY_GROUP_BITS), parallelism)
+
+
+def shards_of_hashes(hashes: npt.NDArray[np.uint64], parallelism: int) -> npt.NDArray[np.int64]:
+    """`shard_of_hash` of many."""
+    groups = (hashes >> np.uint64(_HASH_BITS - KEY_GROUP_BITS)).astype(np.int64)
+    shards: npt.NDArray[np.int64] = groups * parallelism // MAX_PARALLELISM
+    return shards
 
 
 def hash_range_of_shard(shard: int, parallelism: int) -> tuple[int, int]:

@@ -20,7 +20,8 @@ from state_runtime.base.ids import Ids
 from state_runtime.changelog.rows import rows_batch
 from state_runtime.processors.builtin.partial_rows import rows_behind
 from state_runtime.processors.grouping import GroupedRows, order_of_rows
-from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
+from state_runtime.state.key_groups import shard_of_hash
 from state_runtime.state.table import Hashes, Positions, concat
 from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
 from state_runtime.task.spill import mapped
@@ -30,7 +31,7 @@ __all__ = ["Gathered", "gather"]
 _LOG = logging.getLogger(__name__)
 # Where a task has few rows of its own, those of earlier epochs are processed by parts.
 _ROWS_MIN = 1 << 20
-_INTERNAL = (HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
+_INTERNAL = (HASH_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,18 @@ class Gathered:
 
 
 def gather(
-    batches: Iterable[pa.RecordBatch], keys: KeyColumns, bytes_max: int, folder: Path, ids: Ids
+    batches: Iterable[pa.RecordBatch], keys: KeyColumns, parallelism: int, bytes_max: int, folder: Path, ids: Ids
 ) -> Gathered | None:
     """Take what Spark has for a task; None if that is nothing, not even a row that wakes the shard.
 
     Args:
+        parallelism: rows say by their hashes which of so many shards they belong to.
         bytes_max: what may be held, about.
         folder: for runs; made when it is needed.
     """
     held: list[pa.RecordBatch] = []
     size = 0
-    spill = _Spill(folder, ids)
+    spill = _Spill(folder, ids, parallelism)
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -84,11 +86,10 @@ def gather(
     if spill.runs:
         return spill.gathered(keys, bytes_max)
     held += spill.woken
-    return _in_memory(concat(held, held[0].schema), keys) if held else None
+    return _in_memory(concat(held, held[0].schema), keys, parallelism) if held else None
 
 
-def _in_memory(rows: pa.RecordBatch, keys: KeyColumns) -> Gathered:
-    shard = int(rows.column(SHARD_COLUMN)[0].as_py())
+def _in_memory(rows: pa.RecordBatch, keys: KeyColumns, parallelism: int) -> Gathered:
     sequence = _places(rows)
     initial: GroupedRows | None = None
     if rows.schema.get_field_index(INITIAL_COLUMN) >= 0:
@@ -99,7 +100,7 @@ def _in_memory(rows: pa.RecordBatch, keys: KeyColumns) -> Gathered:
         data = _without_wake_rows(rows, sequence)
     grouped = keys.group(_data(data), _hashes(data), _places(data))
     return Gathered(
-        shard=shard,
+        shard=_shard(rows, parallelism),
         begin=partial(MemoryPass, grouped),
         **_counts([grouped.rows]),
         slice_rows_max=max(grouped.rows.num_rows, _ROWS_MIN),
@@ -131,6 +132,10 @@ def _data(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.drop_columns([name for name in _INTERNAL if name in rows.schema.names])
 
 
+def _shard(rows: pa.RecordBatch, parallelism: int) -> int:
+    return shard_of_hash(int(_hashes(rows)[0]), parallelism)
+
+
 def _hashes(rows: pa.RecordBatch) -> Hashes:
     hashes: Hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
     return hashes
@@ -144,9 +149,10 @@ def _places(rows: pa.RecordBatch) -> Positions:
 class _Spill:
     """Chunks of rows as sorted runs. Life cycle: `add` while `is_possible` → `gathered`."""
 
-    def __init__(self, folder: Path, ids: Ids) -> None:
+    def __init__(self, folder: Path, ids: Ids, parallelism: int) -> None:
         self._folder = folder
         self._ids = ids
+        self._parallelism = parallelism
         self.runs: list[SortedRows] = []
         self.woken: list[pa.RecordBatch] = []  # a chunk that had no row of the input
         self.is_possible = True
@@ -155,7 +161,7 @@ class _Spill:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Sort a chunk and let it wait on disk; in memory, from now on, if the disk does not take it."""
-        self._shard = int(rows.column(SHARD_COLUMN)[0].as_py())
+        self._shard = _shard(rows, self._parallelism)
         waking, rows = rows, _without_wake_rows(rows, _places(rows))
         if not rows.num_rows:
             self.woken = [waking]

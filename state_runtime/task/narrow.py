@@ -18,7 +18,8 @@ import pyarrow as pa
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import TooMuchForOneTask
 from state_runtime.base.limits import MIB
-from state_runtime.spark.columns import SHARD_COLUMN
+from state_runtime.spark.columns import HASH_COLUMN
+from state_runtime.state.key_groups import shards_of_hashes
 from state_runtime.state.table import concat
 
 __all__ = ["NarrowLimits", "by_shard"]
@@ -54,7 +55,8 @@ def by_shard(
     if rows.num_rows == 0:
         yield from ([] for _ in range(shards))
         return
-    shard = rows.column(SHARD_COLUMN).to_numpy(zero_copy_only=False)
+    hashes = rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False).view(np.uint64)
+    shard = shards_of_hashes(hashes, shards)
     rows = rows.take(pa.array(np.argsort(shard, kind="stable")))
     ends = np.cumsum(np.bincount(shard, minlength=shards))
     for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):

@@ -146,7 +146,7 @@ class StageTask:
         began_s, began_ms = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now_ms()
         keys = KeyColumns(operator.key_columns, operator.key_schema)
         folder = rows_folder(self.job, operator.uid)
-        given = gather(batches, keys, self.job.settings.task_bytes_max, folder, SYSTEM_IDS)
+        given = gather(batches, keys, self.job.parallelism, self.job.settings.task_bytes_max, folder, SYSTEM_IDS)
         if given is None:
             # Nothing to do for this shard; its state stays the version that it is, unread.
             self._acknowledge(Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=EMPTY_TASK))

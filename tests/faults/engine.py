@@ -35,7 +35,7 @@ from state_runtime.snapshot import fencing
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import SourcePosition
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import open_store
@@ -72,20 +72,18 @@ def by_shard(keys: Batch, parallelism: int, wake: Sequence[int]) -> list[list[pa
     shards = np.searchsorted(lows, hashes, side="right") - 1
     order = np.argsort(shards, kind="stable")
     bounds = np.searchsorted(shards[order], np.arange(parallelism + 1))
-    whole = _rows(column.take(pa.array(order)), hashes[order], shards[order], np.arange(len(keys))[order])
+    whole = _rows(column.take(pa.array(order)), hashes[order], np.arange(len(keys))[order])
     found = [[whole.slice(low, high - low)] if high > low else [] for low, high in itertools.pairwise(bounds)]
     for shard in wake:
-        one = np.array([0], dtype=np.uint64)
-        found[shard].append(_rows(pa.nulls(1, pa.string()), one, np.array([shard]), np.array([WAKE_SEQUENCE])))
+        found[shard].append(_rows(pa.nulls(1, pa.string()), lows[shard : shard + 1], np.array([WAKE_SEQUENCE])))
     return found
 
 
-def _rows(keys: pa.Array, hashes: Any, shards: Any, sequence: Any) -> pa.RecordBatch:
+def _rows(keys: pa.Array, hashes: Any, sequence: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {
             "k": keys,
             HASH_COLUMN: pa.array(hashes.view("int64")),
-            SHARD_COLUMN: pa.array(shards, pa.int32()),
             SEQUENCE_COLUMN: pa.array(sequence, pa.int64()),
         }
     )

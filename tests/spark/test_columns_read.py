@@ -19,7 +19,7 @@ from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, columns_nee
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
 from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.jvm import items
 from state_runtime.spark.prepared import PreparedFrames
 from state_runtime.spark.sql import quoted
@@ -239,4 +239,4 @@ def test_a_job_scans_and_shuffles_only_what_it_reads(
     assert handed is not None
     assert scan[1] == "struct<k:string,n:bigint,at:timestamp>"
     names = [name.partition("#")[0] for name in handed[1].split(", ")]
-    assert names == ["k", "twice", HASH_COLUMN, SHARD_COLUMN, SEQUENCE_COLUMN]
+    assert names == ["k", "twice", HASH_COLUMN, SEQUENCE_COLUMN]

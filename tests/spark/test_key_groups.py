@@ -8,9 +8,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime.base.limits import MAX_PARALLELISM
-from state_runtime.pipeline.compile import shard_columns
-from state_runtime.spark.columns import HASH_COLUMN, SHARD_COLUMN
-from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash, shard_sql, top_bits_sql
+from state_runtime.pipeline.compile import runtime_columns
+from state_runtime.spark.columns import HASH_COLUMN
+from state_runtime.state.key_groups import (
+    first_hash_sql,
+    hash_range_of_shard,
+    shard_of_hash,
+    shard_sql,
+    shards_of_hashes,
+    top_bits_sql,
+)
 from state_runtime.state.keyhash import hash_rows
 
 pytestmark = pytest.mark.spark
@@ -38,6 +45,9 @@ def test_sql_and_python_send_every_hash_to_the_same_shard(spark: SparkSession) -
     for key_hash, row in found.items():
         assert [row[f"p{p}"] for p in PARALLELISMS] == [shard_of_hash(key_hash, p) for p in PARALLELISMS], key_hash
         assert row.cell == key_hash >> 60
+    for parallelism in PARALLELISMS:
+        many = shards_of_hashes(np.array(hashes, dtype=np.uint64), parallelism)
+        assert many.tolist() == [shard_of_hash(h, parallelism) for h in hashes]
 
 
 def test_the_columns_of_an_epoch_hold_the_hash_and_the_shard_that_python_finds(spark: SparkSession) -> None:
@@ -46,5 +56,17 @@ def test_the_columns_of_an_epoch_hold_the_hash_and_the_shard_that_python_finds(s
     frame = spark.createDataFrame(list(zip(texts, numbers, strict=True)), "`a``b` string, n int")
     hashes = hash_rows([pa.array(texts, pa.string()), pa.array(numbers, pa.int32())])
     expected = {n: (int(h), shard_of_hash(int(h), 13)) for n, h in zip(numbers, hashes, strict=True)}
-    rows = frame.selectExpr("n", *shard_columns(("a`b", "n"), 13)).collect()
-    assert {row.n: (row[HASH_COLUMN] & ((1 << 64) - 1), row[SHARD_COLUMN]) for row in rows} == expected
+    rows = (
+        frame.selectExpr("n", *runtime_columns(("a`b", "n")))
+        .selectExpr("*", f"{shard_sql(HASH_COLUMN, 13)} AS shard")
+        .collect()
+    )
+    assert {row.n: (row[HASH_COLUMN] & ((1 << 64) - 1), row.shard) for row in rows} == expected
+
+
+def test_a_row_that_wakes_a_shard_has_the_first_hash_that_the_shard_owns(spark: SparkSession) -> None:
+    """It goes where its hash says, as all rows do; another shard's hash would wake that one."""
+    for parallelism in PARALLELISMS:
+        frame = spark.range(0, parallelism).selectExpr("id", f"{first_hash_sql('id', parallelism)} AS h")
+        found = {row.id: row.h & ((1 << 64) - 1) for row in frame.collect()}
+        assert found == {s: hash_range_of_shard(s, parallelism)[0] for s in range(parallelism)}

@@ -216,6 +216,12 @@ SCORES = (None, "nan", 0.0, 1.5, -2.0)  # "nan" stands for NaN, 0.0 also for -0.
 ALL_KEYS: tuple[Key, ...] = tuple((name, score) for name in NAMES for score in SCORES)
 
 
+def first_hash_of_shard(shard: int, parallelism: int) -> int:
+    """The hash in a row that wakes a shard, signed as Spark's hashes are."""
+    first, _ = hash_range_of_shard(shard, parallelism)
+    return first - (1 << 64) if first >= 1 << 63 else first
+
+
 def spread(key: Key) -> int:
     """A hash as good as xxhash64."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")

@@ -58,8 +58,8 @@ def under(world: World, patch: pytest.MonkeyPatch) -> None:
         if not world.dead:
             REMOVE(self, *arguments)
 
-    def gathering(batches: Any, keys: Any, _: int, folder: Path, ids: Any) -> Any:
-        return gather(batches, keys, world.draw.choice([1, 600, 1 << 27]), folder, ids)
+    def gathering(batches: Any, keys: Any, parallelism: int, _: int, folder: Path, ids: Any) -> Any:
+        return gather(batches, keys, parallelism, world.draw.choice([1, 600, 1 << 27]), folder, ids)
 
     def narrowing(self: Narrow, *_: Any, **__: Any) -> bool:
         return world.draw.random() < world.narrow

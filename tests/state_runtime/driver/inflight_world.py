@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from inflight_chains import STEPS, Chain, Input
-from model import CountingIds, FakeBroadcast, FakeClock, empty_manifest
+from model import CountingIds, FakeBroadcast, FakeClock, empty_manifest, first_hash_of_shard
 from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
@@ -37,7 +37,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
-from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import open_store
@@ -224,7 +224,8 @@ def rows_of_shard(
     hashes, mine = of_shard(rows, operator, shard, parallelism)
     own = rows.take(pa.array(mine))
     columns = {name: own.column(name) for name in rows.schema.names}
-    extra, extra_hashes, begun = [0] if woken else [], [0] if woken else [], pa.RecordBatch.from_pydict({})
+    extra = [first_hash_of_shard(shard, parallelism)] if woken else []
+    extra_hashes, begun = list(extra), pa.RecordBatch.from_pydict({})
     if initial is not None:
         initial_hashes, chosen = of_shard(initial, operator, shard, parallelism)
         begun = initial.take(pa.array(chosen))
@@ -232,7 +233,6 @@ def rows_of_shard(
     empty = len(extra) + begun.num_rows
     columns = {name: pa.concat_arrays([c, pa.nulls(empty, c.type)]) for name, c in columns.items()}
     columns[HASH_COLUMN] = pa.array([*hashes[mine].view("int64").tolist(), *extra_hashes], pa.int64())
-    columns[SHARD_COLUMN] = pa.array([shard] * (len(mine) + empty), pa.int32())
     places = [*mine.tolist(), *(WAKE_SEQUENCE for _ in extra), *range(begun.num_rows)]
     columns[SEQUENCE_COLUMN] = pa.array(places, pa.int64())
     if initial is not None:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from model import CountingIds, FakeBroadcast, FakeClock, empty_manifest, seeds
+from model import CountingIds, FakeBroadcast, FakeClock, empty_manifest, first_hash_of_shard, seeds
 from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
@@ -44,7 +44,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import Manifest, SourcePosition
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import Store, open_store
@@ -173,12 +173,11 @@ def rows_of_shard(keys: Sequence[str], shard: int, parallelism: int, *, woken: b
     low, high = hash_range_of_shard(shard, parallelism)
     mine = np.flatnonzero((hashes >= np.uint64(low)) & (hashes <= np.uint64(high)))
     own = column.take(pa.array(mine)).to_pylist()
-    wakers = [None] if woken else []
+    wakers = [first_hash_of_shard(shard, parallelism)] if woken else []
     return pa.RecordBatch.from_pydict(
         {
-            "k": pa.array([*own, *wakers], pa.string()),
-            HASH_COLUMN: pa.array([*hashes[mine].view("int64").tolist(), *(0 for _ in wakers)], pa.int64()),
-            SHARD_COLUMN: pa.array(np.full(len(own) + len(wakers), shard, dtype=np.int32)),
+            "k": pa.array([*own, *(None for _ in wakers)], pa.string()),
+            HASH_COLUMN: pa.array([*hashes[mine].view("int64").tolist(), *wakers], pa.int64()),
             SEQUENCE_COLUMN: pa.array([*mine.tolist(), *(WAKE_SEQUENCE for _ in wakers)], pa.int64()),
         }
     )

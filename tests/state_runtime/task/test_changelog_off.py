@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from model import ALL_HASHES, CountingIds, FakeClock, empty_manifest
@@ -26,7 +27,7 @@ from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
-from state_runtime.spark.columns import SHARD_COLUMN
+from state_runtime.spark.columns import HASH_COLUMN
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.store import open_store
 from state_runtime.task import persist_files
@@ -89,8 +90,9 @@ class Run:
                 if shard not in wake and self.book.complete:
                     continue
                 batch = rows("", sequence=-1)
-                at = batch.schema.get_field_index(SHARD_COLUMN)
-                batch = batch.set_column(at, SHARD_COLUMN, pa.array([shard], pa.int32()))
+                at = batch.schema.get_field_index(HASH_COLUMN)
+                first = np.array([hash_range_of_shard(shard, self.parallelism)[0]], dtype=np.uint64)
+                batch = batch.set_column(at, HASH_COLUMN, pa.array(first.view(np.int64)))
             gather = Gather()
             listed = SimpleNamespace(value=self.book.of_tasks())
             task = stage_task(job, operator(), LocalVersions.of(self.versions), gather, listed=listed)
@@ -122,9 +124,7 @@ class Run:
         mine = [k for k in keys if low <= int(hash_rows([pa.array([k], pa.string())])[0]) <= high]
         batch = rows(*mine)
         order = pa.compute.sort_indices(batch.column("k")) if mine else None
-        batch = batch.take(order) if order is not None else batch
-        at = batch.schema.get_field_index(SHARD_COLUMN)
-        return batch.set_column(at, SHARD_COLUMN, pa.array([shard] * batch.num_rows, pa.int32()))
+        return batch.take(order) if order is not None else batch
 
     @property
     def uploaded(self) -> set[str]:

@@ -20,7 +20,7 @@ from state_runtime.changelog.parts import PartEntry, encode_part, sha256
 from state_runtime.changelog.rows import decode_rows
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.snapshot.manifest import RowsLayout
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
 from state_runtime.task.gathered import gather
 from state_runtime.task.row_passes import (
@@ -259,13 +259,12 @@ def test_what_is_due_is_done_once_and_after_the_last_row_whatever_is_guessed_of_
     assert slicer.is_done
 
 
-def arrived(rows: list[Row], *, shard: int = 0) -> pa.RecordBatch:
+def arrived(rows: list[Row]) -> pa.RecordBatch:
     """Rows as Spark hands them to a task."""
     made = pa.RecordBatch.from_pydict(
         {
             "k": pa.array([k for _, _, k in rows], pa.string()),
             HASH_COLUMN: pa.array(np.array([h for h, _, _ in rows], dtype=np.uint64).view(np.int64)),
-            SHARD_COLUMN: pa.array([shard] * len(rows), pa.int32()),
             SEQUENCE_COLUMN: pa.array([p for _, p, _ in rows], pa.int64()),
         }
     )
@@ -279,7 +278,7 @@ def test_input_beyond_the_bound_waits_on_disk_and_comes_back_whole(
 ) -> None:
     folder = tmp_path_factory.mktemp("spill") / "rows"
     chunks = [arrived(rows[n::batches]) for n in range(batches) if rows[n::batches]]
-    got = gather([*chunks, arrived([(0, WAKE_SEQUENCE, "")])], KEYS, bytes_max, folder, CountingIds())
+    got = gather([*chunks, arrived([(0, WAKE_SEQUENCE, "")])], KEYS, 1, bytes_max, folder, CountingIds())
     assert got is not None
     assert got.input_rows == len(rows)
     for _ in range(2):  # an operator may have to begin anew
@@ -292,18 +291,19 @@ def test_a_disk_that_takes_no_rows_costs_memory_and_nothing_else(tmp_path: Path)
     """Invariant 5: a local failure never fails an epoch."""
     (tmp_path / "rows").write_text("in the way")
     rows = [(n, n, str(n)) for n in range(100)]
-    got = gather([arrived(rows[:50]), arrived(rows[50:])], KEYS, 1, tmp_path / "rows", CountingIds())
+    got = gather([arrived(rows[:50]), arrived(rows[50:])], KEYS, 1, 1, tmp_path / "rows", CountingIds())
     assert got is not None
     assert got.spilled_bytes == 0
     check_order([list(t.pieces()) for t in taken(got.begin(), [7] * 100)], rows)
 
 
 def test_a_task_without_a_row_has_nothing() -> None:
-    assert gather([], KEYS, 1, Path("/nowhere"), CountingIds()) is None
+    assert gather([], KEYS, 1, 1, Path("/nowhere"), CountingIds()) is None
 
 
 def test_a_row_that_only_wakes_a_shard_does_so_whatever_may_be_held() -> None:
     """Its shard has something due, or rows that wait; without it the task would not know which one it is."""
-    got = gather([arrived([(0, WAKE_SEQUENCE, "")], shard=3)], KEYS, 1, Path("/nowhere"), CountingIds())
+    first, _ = hash_range_of_shard(3, 5)
+    got = gather([arrived([(first, WAKE_SEQUENCE, "")])], KEYS, 5, 1, Path("/nowhere"), CountingIds())
     assert got is not None
     assert (got.shard, got.input_rows, got.begin().rows_left) == (3, 0, 0)

@@ -19,7 +19,7 @@ from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
-from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, SHARD_COLUMN, WAKE_SEQUENCE
+from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
@@ -82,7 +82,6 @@ def rows(*keys: str, sequence: int = 0) -> pa.RecordBatch:
         {
             "k": column,
             HASH_COLUMN: pa.array(hash_rows([column]).view("int64")),
-            SHARD_COLUMN: pa.array([0] * len(keys), pa.int32()),
             SEQUENCE_COLUMN: pa.array(
                 [sequence + n if sequence >= 0 else sequence for n in range(len(keys))], pa.int64()
             ),
