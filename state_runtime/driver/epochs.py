@@ -103,6 +103,7 @@ class EpochDriver:
         lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
         progress: numbers of the newest epoch.
         tasks: what the tasks of the newest epochs did, one by one.
+        row_bytes: of the rows that the newest epoch got from Spark, see `Acknowledgement`; 0 if it got none.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class EpochDriver:
         self.failure: BaseException | None = None
         self.progress: Progress | None = None
         self.tasks = TaskBook()
+        self.row_bytes = 0
         self._failures = 0
         self._is_at_work = False
         self._epochs_when_nothing_was_due = -1
@@ -400,6 +402,7 @@ class EpochDriver:
             return self._leave_pending(numbers, done), done, False
 
         numbers, done, is_asked = self._tolerating("epoch", epoch)
+        self.row_bytes = max((a.row_bytes for a in done.acknowledged), default=0)
         ran = of_operators(done.acknowledged, self._context.pipeline.stages)
         self.tasks = self.tasks.after(epoch_of(numbers, ((o.uid, a) for o, a in ran)))
         self._report(numbers)

@@ -36,7 +36,7 @@ from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
 from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source, unwatched
-from state_runtime.pipeline.spark_settings import SHUFFLE_PARTITIONS_CONF, shuffles_as_wide_as_the_job
+from state_runtime.pipeline.spark_settings import SHUFFLE_PARTITIONS_CONF, PieceBounds, shuffles_as_wide_as_the_job
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
@@ -336,11 +336,14 @@ class JobRun:
         if committer.last.source is not None:
             scratch.retried(partial(self._prime, checkpoint, committer.last, committer.last.source))
         shuffles = str(self._spark.conf.get(SHUFFLE_PARTITIONS_CONF))
+        pieces = PieceBounds.of(self._spark.conf)
 
         def run_batch(frame: DataFrame, batch_id: int) -> None:
             # The query has a session of its own, which takes this from the run that wrote its offsets.
             frame.sparkSession.conf.set(SHUFFLE_PARTITIONS_CONF, shuffles)
+            pieces.ask(frame.sparkSession.conf)
             driver.run_batch(frame, batch_id)
+            pieces.seen(driver.row_bytes)
 
         writer = source.writeStream.foreachBatch(run_batch).option("checkpointLocation", checkpoint.folder.as_uri())
         if trigger:

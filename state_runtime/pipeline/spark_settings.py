@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["SHUFFLE_PARTITIONS_CONF", "SessionSettings", "session_settings", "shuffles_as_wide_as_the_job"]
+from state_runtime.base.limits import MIB
+
+__all__ = [
+    "SHUFFLE_PARTITIONS_CONF",
+    "PieceBounds",
+    "SessionSettings",
+    "session_settings",
+    "shuffles_as_wide_as_the_job",
+]
 
 SHUFFLE_PARTITIONS_CONF: Final = "spark.sql.shuffle.partitions"
 _SHUFFLE_PARTITIONS_DEFAULT: Final = "200"
@@ -17,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 _FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _FRAME_ROWS_DEFAULT, _UNLIMITED = 10_000, 2**31 - 1
+_PIECE_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_PIECE_BYTES_DEFAULT = 64 * MIB
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 _NOT_HONOURED = (
@@ -26,8 +36,8 @@ _NOT_HONOURED = (
         "timers and windows that fall due are still run in an epoch of their own, without waiting for rows",
     ),
     (
-        "spark.sql.execution.arrow.maxBytesPerBatch",
-        str(2**31 - 1),
+        _PIECE_BYTES,
+        str(_UNLIMITED),
         f"frames and batches are bounded in rows only; set {_FRAME_ROWS} for the frames of pandas processors",
     ),
 )
@@ -71,6 +81,56 @@ def session_settings(settings: _Settings) -> SessionSettings:
         frame_rows_max=rows_max if rows_max > 0 else _UNLIMITED,
         is_avro=(settings.get(_ENCODING, "unsaferow") or "").lower() == "avro",
     )
+
+
+@dataclass
+class PieceBounds:
+    """Whether the pieces in which Spark hands rows to Python are bounded in bytes beside rows.
+
+    Spark 4.3 bounds them by 64 MiB, for which it adds up the sizes of all columns' buffers after each row: a fifth of
+    what its tasks do for rows of four numbers (docs/design/0037-handover.md). Where the rows that came were so narrow
+    that a piece of as many as Spark hands over takes a quarter of that at most, it is asked to count rows only. The
+    first two batches of a run are bounded in bytes, and so are those that begin after a batch with wider rows: rows
+    must become four times as wide from one batch to the next before a piece is larger than Spark's bound, and only in
+    two batches it may be.
+
+    Life cycle: made with the run → before each batch `ask` → after it `seen`.
+
+    Attributes:
+        rows_max: of a piece; None: the session has bounds of its own, which stay.
+    """
+
+    rows_max: int | None
+    _by_rows: bool = False
+    _is_asked: bool = False
+
+    @staticmethod
+    def of(settings: _Settings) -> PieceBounds:
+        """As the session has them; a number of bytes that is not Spark's default is somebody's wish."""
+        rows_max = int(settings.get(_FRAME_ROWS, str(_FRAME_ROWS_DEFAULT)) or _FRAME_ROWS_DEFAULT)
+        wanted = settings.get(_PIECE_BYTES, str(_PIECE_BYTES_DEFAULT)) or str(_PIECE_BYTES_DEFAULT)
+        return PieceBounds(rows_max if rows_max > 0 and _bytes_plain(wanted) == str(_PIECE_BYTES_DEFAULT) else None)
+
+    def ask(self, settings: _ChangeableSettings) -> None:
+        """Set what the next batch is to have, if it is not what the last one had.
+
+        Args:
+            settings: of the session in which Spark runs batches. Spark has told this batch's tasks already: they
+                have it from the next one on.
+        """
+        if self._by_rows == self._is_asked:
+            return
+        settings.set(_PIECE_BYTES, str(_UNLIMITED if self._by_rows else _PIECE_BYTES_DEFAULT))
+        self._is_asked = self._by_rows
+
+    def seen(self, row_bytes: int) -> None:
+        """Learn from a batch.
+
+        Args:
+            row_bytes: in memory, of its widest piece by row; 0: none came.
+        """
+        if self.rows_max is not None and row_bytes > 0:
+            self._by_rows = row_bytes * self.rows_max <= _PIECE_BYTES_DEFAULT // 4
 
 
 @contextmanager

@@ -9,4 +9,5 @@ SEQUENCE_COLUMN = "__stillstate_sequence"
 INITIAL_COLUMN = "__stillstate_initial"
 
 WAKE_SEQUENCE = -1
-"""Stands in the sequence column of a row that only tells a shard that something is due; its hash is the shard's first."""
+"""Stands in the sequence column of a row that only tells a shard that something is due. Its hash is the shard's first
+one."""

@@ -50,6 +50,7 @@ class Acknowledgement:
         version: local version after the epoch; `NO_VERSION` if it could not be written.
         input_rows: rows that came, each counted although Spark may have aggregated them before the shuffle.
         partial_rows: as how many they came then; 0 if they came as they are.
+        row_bytes: what a row took in memory, in the piece with the widest ones on average; 0 if none came.
         rows_added: live state rows gained.
         changed_rows: state rows that were written.
         late_rows: input rows that came too late.
@@ -78,6 +79,7 @@ class Acknowledgement:
     version: str = NO_VERSION
     input_rows: int = 0
     partial_rows: int = 0
+    row_bytes: int = 0
     rows_added: int = 0
     changed_rows: int = 0
     late_rows: int = 0

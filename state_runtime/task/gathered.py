@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from state_runtime.state.table import Hashes, Positions, concat
 from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
 from state_runtime.task.spill import mapped
 
-__all__ = ["Gathered", "gather"]
+__all__ = ["Gathered", "gather", "row_bytes_of"]
 
 _LOG = logging.getLogger(__name__)
 # Where a task has few rows of its own, those of earlier epochs are processed by parts.
@@ -43,6 +43,7 @@ class Gathered:
         begin: the rows of this epoch, from their beginning.
         input_rows: how many they are, each counted although Spark may have aggregated them before the shuffle.
         partial_rows: as how many they came then; 0 if they came as they are.
+        row_bytes: of the piece with the widest rows on average.
         slice_rows_max: so many can be processed in one slice.
         initial: rows of the initial state, in the operator's first epoch.
         empty: no row, in the data columns.
@@ -57,6 +58,12 @@ class Gathered:
     initial: GroupedRows | None
     empty: pa.RecordBatch
     spilled_bytes: int = 0
+    row_bytes: int = 0
+
+
+def row_bytes_of(batch: pa.RecordBatch) -> int:
+    """What a row of a batch takes in memory, on average and rounded up; 0 without rows."""
+    return -(-batch.nbytes // batch.num_rows) if batch.num_rows else 0
 
 
 def gather(
@@ -70,13 +77,14 @@ def gather(
         folder: for runs; made when it is needed.
     """
     held: list[pa.RecordBatch] = []
-    size = 0
+    size = row_bytes = 0
     spill = _Spill(folder, ids, parallelism)
     for batch in batches:
         if not batch.num_rows:
             continue
         held.append(batch)
         size += batch.nbytes
+        row_bytes = max(row_bytes, row_bytes_of(batch))
         # What an operator begins with comes once in its life, and with rows that are no input: it is held.
         if size > bytes_max and INITIAL_COLUMN not in batch.schema.names and spill.is_possible:
             spill.add(concat(held, held[0].schema))
@@ -84,9 +92,11 @@ def gather(
     if spill.runs and held:
         spill.add(concat(held, held[0].schema))
     if spill.runs:
-        return spill.gathered(keys, bytes_max)
+        return replace(spill.gathered(keys, bytes_max), row_bytes=row_bytes)
     held += spill.woken
-    return _in_memory(concat(held, held[0].schema), keys, parallelism) if held else None
+    if not held:
+        return None
+    return replace(_in_memory(concat(held, held[0].schema), keys, parallelism), row_bytes=row_bytes)
 
 
 def _in_memory(rows: pa.RecordBatch, keys: KeyColumns, parallelism: int) -> Gathered:

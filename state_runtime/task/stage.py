@@ -43,7 +43,7 @@ from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.changed_rows import on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
-from state_runtime.task.gathered import gather
+from state_runtime.task.gathered import gather, row_bytes_of
 from state_runtime.task.held_changes import HeldChanges
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.keep_rows import begin_keeping
@@ -123,16 +123,24 @@ class StageTask:
     def _run_sinks(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
         attempt = SYSTEM_IDS.short()
         stagings = [sink.open(self.job.term, self.job.clock.epoch, shard, attempt) for sink in self.sinks]
-        rows = 0
+        rows = row_bytes = 0
         for batch in batches:
             rows += batch.num_rows
+            row_bytes = max(row_bytes, row_bytes_of(batch))
             for staging in stagings:
                 staging.write(batch)
             if self.emit:
                 yield batch
         staged = tuple(staging.finish() for staging in stagings)
         self._acknowledge(
-            Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=shard, input_rows=rows, staged=staged)
+            Acknowledgement(
+                epoch=self.job.epoch,
+                stage=self.stage,
+                shard=shard,
+                input_rows=rows,
+                row_bytes=row_bytes,
+                staged=staged,
+            )
         )
 
     def _by_shard(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
@@ -213,6 +221,7 @@ class StageTask:
                 version=persisted.version,
                 input_rows=given.input_rows,
                 partial_rows=given.partial_rows,
+                row_bytes=given.row_bytes,
                 rows_added=result.rows_added,
                 changed_rows=sum(batch.num_rows for batch in changed.values()),
                 late_rows=result.late_rows,
