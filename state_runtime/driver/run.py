@@ -189,7 +189,10 @@ class JobRun:
             heartbeat.watch(driver)
             with scratch.clear_when_full(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
                 frame = self._frame_read(source, pipeline)
-                result = self._stream(frame, driver, checkpoint, scratch, committer, trigger, heartbeat, savepoints)
+                pieces = PieceBounds.of(self._spark.conf, hands_only_its_own=pipeline.hands_only_its_own)
+                result = self._stream(
+                    frame, driver, checkpoint, scratch, committer, trigger, heartbeat, savepoints, pieces
+                )
             state = result.state
             return result
         except Fenced as error:
@@ -327,6 +330,7 @@ class JobRun:
         trigger: Mapping[str, Any] | None,
         heartbeat: Heartbeat,
         savepoints: Savepoints,
+        pieces: PieceBounds,
     ) -> RunResult:
         driver.publish_pending(self._spark)
         # Scratch of runs that were killed; they are fenced by now.
@@ -336,7 +340,6 @@ class JobRun:
         if committer.last.source is not None:
             scratch.retried(partial(self._prime, checkpoint, committer.last, committer.last.source))
         shuffles = str(self._spark.conf.get(SHUFFLE_PARTITIONS_CONF))
-        pieces = PieceBounds.of(self._spark.conf)
 
         def run_batch(frame: DataFrame, batch_id: int) -> None:
             # The query has a session of its own, which takes this from the run that wrote its offsets.

@@ -34,7 +34,7 @@ from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
-from state_runtime.spark.jvm import jobs_so_far
+from state_runtime.spark.jvm import has_python, jobs_so_far
 from state_runtime.spark.sql import quoted
 from state_runtime.state.key_groups import key_hash_sql
 
@@ -113,6 +113,8 @@ class CompiledPipeline:
         watermarks: the source's columns with event time.
         dropped: per operator uid the states that its processor gave up (`deleteIfExists`).
         source_reads: the columns of the source that something reads; None for all.
+        hands_only_its_own: whether no row is handed to Python but those that operators and sinks are given; not if the
+            source, a transform, an initial state or a sink may have code of its own in Python.
     """
 
     parts: tuple[Stage | TransformStep, ...]
@@ -120,6 +122,7 @@ class CompiledPipeline:
     watermarks: tuple[WatermarkColumn, ...] = ()
     dropped: Mapping[str, frozenset[str]] = field(default_factory=dict)
     source_reads: frozenset[str] | None = None
+    hands_only_its_own: bool = False
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -161,6 +164,7 @@ def compile_pipeline(
         _check_names(schema, "the source")
     asked = SourceReads(spark, schema)
     updates = ""
+    has_other_python = has_python(source.frame)
     for step in steps:
         if not isinstance(step, TransformStep):
             _check_dots(schema)
@@ -170,11 +174,13 @@ def compile_pipeline(
             # It may look at rows to make its plan (`count`, `first`, a write): what it reads is not all in the plan.
             asked.through(made, looked=jobs_so_far(spark) != jobs)
             schema = made.schema
+            has_other_python = has_other_python or has_python(made)
             parts.append(step)
         elif isinstance(step, WriteStep):
             if step.name in sinks:
                 raise InvalidPipeline(f"two sinks are named {step.name!r}; give each write() a name of its own")
             sinks[step.name] = step.sink
+            has_other_python = has_other_python or step.sink.may_have_python
             last = parts[-1] if parts else None
             if isinstance(last, Stage):
                 parts[-1] = replace(last, sinks=(*last.sinks, step.name))
@@ -192,6 +198,7 @@ def compile_pipeline(
                 dropped[step.uid] = given_up
             schema = output_schema(step, operator, schema)
             initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
+            has_other_python = has_other_python or (initial is not None and has_python(initial))
             names = columns_read(operator)
             reads = chosen.select(names)
             read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
@@ -210,7 +217,14 @@ def compile_pipeline(
         if not any(isinstance(part, Stage) for part in parts):
             # Somebody must count the rows.
             parts.append(Stage(None, (), schema, False, input=schema))
-    return CompiledPipeline(tuple(parts), sinks, source.watermarks, dropped, asked.columns)
+    return CompiledPipeline(
+        tuple(parts),
+        sinks,
+        watermarks=source.watermarks,
+        dropped=dropped,
+        source_reads=asked.columns,
+        hands_only_its_own=not has_other_python,
+    )
 
 
 def runtime_columns(keys: tuple[str, ...], place: str = "monotonically_increasing_id()") -> list[str]:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,7 +40,13 @@ _MOVES = 16
 
 
 class Sink(ABC):
-    """What `Stream.write` takes. Made by users; bound to a job and a name when the job is built."""
+    """What `Stream.write` takes. Made by users; bound to a job and a name when the job is built.
+
+    Attributes:
+        may_have_python: whether what it does with an epoch's output may have Spark hand rows to Python.
+    """
+
+    may_have_python: ClassVar[bool] = True
 
     @abstractmethod
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
@@ -96,6 +102,8 @@ class ParquetSink(Sink):
             the newest row of a key; None adds none.
         storage_options: for fsspec; never stored.
     """
+
+    may_have_python: ClassVar[bool] = False
 
     def __init__(
         self, path: str, *, epoch_column: str | None = EPOCH_COLUMN, storage_options: Mapping[str, Any] | None = None

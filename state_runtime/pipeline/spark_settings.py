@@ -97,7 +97,7 @@ class PieceBounds:
     Life cycle: made with the run → before each batch `ask` → after it `seen`.
 
     Attributes:
-        rows_max: of a piece; None: the session has bounds of its own, which stay.
+        rows_max: of a piece; None: bounds stay as they are.
     """
 
     rows_max: int | None
@@ -105,11 +105,16 @@ class PieceBounds:
     _is_asked: bool = False
 
     @staticmethod
-    def of(settings: _Settings) -> PieceBounds:
-        """As the session has them; a number of bytes that is not Spark's default is somebody's wish."""
+    def of(settings: _Settings, *, hands_only_its_own: bool) -> PieceBounds:
+        """As the session has them; a number of bytes that is not Spark's default is somebody's wish.
+
+        Args:
+            hands_only_its_own: see `CompiledPipeline`; of the rows of others nobody knows how wide they are.
+        """
         rows_max = int(settings.get(_FRAME_ROWS, str(_FRAME_ROWS_DEFAULT)) or _FRAME_ROWS_DEFAULT)
         wanted = settings.get(_PIECE_BYTES, str(_PIECE_BYTES_DEFAULT)) or str(_PIECE_BYTES_DEFAULT)
-        return PieceBounds(rows_max if rows_max > 0 and _bytes_plain(wanted) == str(_PIECE_BYTES_DEFAULT) else None)
+        is_default = _bytes_plain(wanted) == str(_PIECE_BYTES_DEFAULT)
+        return PieceBounds(rows_max if hands_only_its_own and rows_max > 0 and is_default else None)
 
     def ask(self, settings: _ChangeableSettings) -> None:
         """Set what the next batch is to have, if it is not what the last one had.

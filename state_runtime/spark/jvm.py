@@ -12,6 +12,7 @@ __all__ = [
     "analyzed",
     "columns_of",
     "end_java",
+    "has_python",
     "has_subqueries",
     "items",
     "java_of_process",
@@ -122,9 +123,18 @@ def columns_of(frame: DataFrame) -> dict[int, str]:
 
 def has_subqueries(frame: DataFrame) -> bool:
     """Whether an expression of a frame's plan has a plan of its own."""
+    return _has(frame, "PLAN_EXPRESSION")
+
+
+def has_python(frame: DataFrame) -> bool:
+    """Whether a frame's plan hands rows to Python: a UDF, or a function of Arrow batches or pandas frames."""
+    return _has(frame, "PYTHON_UDF")
+
+
+def _has(frame: DataFrame, pattern: str) -> bool:
     jvm: Any = frame.sparkSession.sparkContext._jvm
-    pattern = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PLAN_EXPRESSION()
-    return bool(analyzed(frame).containsPattern(pattern))
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    return bool(analyzed(frame).containsPattern(getattr(patterns, pattern)()))
 
 
 def paths_to(is_it: Callable[[Any], bool], node: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

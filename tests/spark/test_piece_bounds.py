@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from state_runtime import ParquetSink, StreamingJob, aggregates
+from state_runtime.pipeline.sinks import ForeachEpoch
+from state_runtime.spark.jvm import has_python
 
 from .jobs import settings
 
@@ -22,16 +27,20 @@ BOUND = "spark.sql.execution.arrow.maxBytesPerBatch"
 WIDE = 4_096
 
 
-def _with_bound(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    context = TaskContext.get()
-    assert context is not None
-    for batch in batches:
-        yield batch.append_column("bound", pa.array([context.getLocalProperty(BOUND)] * batch.num_rows, pa.string()))
+class Told(StatefulProcessor):
+    """Each key with what the task that has it was told."""
 
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._seen = handle.getValueState("seen", "text string")
 
-def with_bound(frame: DataFrame) -> DataFrame:
-    """Each row with what the task that has it was told."""
-    return frame.mapInArrow(_with_bound, "number long, longest string, bound string")
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        context = TaskContext.get()
+        assert context is not None
+        self._seen.update((max(row.text for row in rows),))
+        yield Row(number=key[0], bound=context.getLocalProperty(BOUND))
+
+    def close(self) -> None:
+        pass
 
 
 def test_tasks_have_bytes_counted_but_for_the_batch_after_a_narrow_one(spark: SparkSession, tmp_path: Path) -> None:
@@ -46,8 +55,7 @@ def test_tasks_have_bytes_counted_but_for_the_batch_after_a_narrow_one(spark: Sp
     (
         job.read(lambda s: s.readStream.schema("number long, text string").option("maxFilesPerTrigger", 1).parquet(str(inbox)))
         .key_by("number")
-        .aggregate(longest=aggregates.max("text"), uid="longest")
-        .transform(with_bound)
+        .transform_with_state(Told(), "number long, bound string", uid="told")
         .write(ParquetSink(str(out)))
     )  # fmt: skip
     job.run(spark, trigger={"availableNow": True})
@@ -56,3 +64,49 @@ def test_tasks_have_bytes_counted_but_for_the_batch_after_a_narrow_one(spark: Sp
     default = str(spark.conf.get(BOUND))
     asked = [by_batch[number] not in (None, default, "67108864") for number in range(7)]
     assert asked == [False, False, True, True, True, False, True], by_batch
+
+
+def test_a_frame_that_hands_rows_to_python_is_known_by_its_plan(spark: SparkSession) -> None:
+    """By whichever of pyspark's ways; what Java does alone is none."""
+    rows = spark.range(3).selectExpr("id", "CAST(id AS STRING) AS text")
+
+    @F.udf("long")
+    def one_by_one(value: int) -> int:
+        return value
+
+    def all_of_them(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+
+    assert not has_python(rows.where("id > 1").groupBy("text").count().orderBy("text"))
+    assert has_python(rows.select(one_by_one("id").alias("n")).selectExpr("n + 1"))
+    assert has_python(rows.where(one_by_one("id") > 1))
+    assert has_python(rows.mapInArrow(all_of_them, rows.schema).select("id"))
+    assert has_python(rows.mapInPandas(all_of_them, rows.schema).join(rows, "id"))
+    assert has_python(rows.groupBy("text").applyInPandas(lambda frame: frame, rows.schema))
+
+
+def with_python(frame: DataFrame) -> DataFrame:
+    return frame.mapInArrow(_unchanged, frame.schema)
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+@pytest.mark.parametrize("where", ["source", "transform", "sink", "nowhere"])
+def test_a_pipeline_with_other_python_says_so(spark: SparkSession, tmp_path: Path, where: str) -> None:
+    """Its rows are not those that are measured."""
+    job = StreamingJob("job", store=str(tmp_path / "store"), settings=settings(tmp_path))
+
+    def read(session: SparkSession) -> DataFrame:
+        frame = session.readStream.format("rate").load()
+        return with_python(frame) if where == "source" else frame
+
+    stream = job.read(read).key_by("value").aggregate(n=aggregates.count(), uid="n")
+    if where == "transform":
+        stream = stream.transform(with_python)
+    sink = ForeachEpoch(lambda frame, epoch: None) if where == "sink" else ParquetSink(str(tmp_path / "out"))
+    stream.write(sink)
+    plan = job.plan()
+    pipeline = plan.compiled(spark, plan.opened_source(spark))
+    assert pipeline.hands_only_its_own == (where == "nowhere")

@@ -92,7 +92,7 @@ def bounds(given: PieceBounds, *row_bytes: int) -> list[str]:
 def test_pieces_are_bounded_by_rows_alone_only_after_a_batch_in_which_they_could_not_be_large() -> None:
     """The first of a run is not, nor the one after a wide one: nobody knows what comes."""
     narrow, wide = 16 * MIB // 50_000, 16 * MIB // 50_000 + 1
-    given = PieceBounds.of({ROWS: "50000"})  # type: ignore[arg-type]
+    given = PieceBounds.of({ROWS: "50000"}, hands_only_its_own=True)  # type: ignore[arg-type]
     seen = bounds(given, narrow, wide, narrow, 0, 0)
     unlimited, limited = str(2**31 - 1), str(64 * MIB)
     assert seen == ["Spark's", unlimited, limited, unlimited, unlimited], "a batch without rows says nothing"
@@ -105,12 +105,17 @@ def test_pieces_are_bounded_by_rows_alone_only_after_a_batch_in_which_they_could
 )
 def test_bounds_of_somebodys_own_stay(given: dict[str, str]) -> None:
     """Who has little memory, or a piece of all rows, asked for that."""
-    assert bounds(PieceBounds.of(given), 8, 8, 8) == ["Spark's"] * 3  # type: ignore[arg-type]
+    assert bounds(PieceBounds.of(given, hands_only_its_own=True), 8, 8, 8) == ["Spark's"] * 3  # type: ignore[arg-type]
+
+
+def test_rows_that_others_hand_to_python_stay_bounded_in_bytes() -> None:
+    """A user's own function may get rows a thousand times as wide as those of our operators."""
+    assert bounds(PieceBounds.of({}, hands_only_its_own=False), 8, 8, 8) == ["Spark's"] * 3  # type: ignore[arg-type]
 
 
 def test_a_bound_that_stays_as_it_is_is_not_set_again() -> None:
     """Each setting is a call of the JVM in an epoch."""
-    settings, given = Settings(), PieceBounds.of({BYTES: "67108864b"})  # type: ignore[arg-type]
+    settings, given = Settings(), PieceBounds.of({BYTES: "67108864b"}, hands_only_its_own=True)  # type: ignore[arg-type]
     for _ in range(5):
         given.ask(settings)
         given.seen(100)
