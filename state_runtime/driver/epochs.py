@@ -74,7 +74,7 @@ from state_runtime.spark.prepared import frames_of
 from state_runtime.task.acknowledgement import Acknowledgement
 from state_runtime.task.shard_access import TaskJob
 
-__all__ = ["EpochDriver"]
+__all__ = ["EpochDriver", "row_bytes_after"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class EpochDriver:
         lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
         progress: numbers of the newest epoch.
         tasks: what the tasks of the newest epochs did, one by one.
-        row_bytes: of the rows that the newest epoch got from Spark, see `Acknowledgement`; 0 if it got none.
+        row_bytes: of the newest rows that came from Spark, see `row_bytes_after`; 0 before the first.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class EpochDriver:
             return self._leave_pending(numbers, done), done, False
 
         numbers, done, is_asked = self._tolerating("epoch", epoch)
-        self.row_bytes = max((a.row_bytes for a in done.acknowledged), default=0)
+        self.row_bytes = row_bytes_after(self.row_bytes, done.acknowledged)
         ran = of_operators(done.acknowledged, self._context.pipeline.stages)
         self.tasks = self.tasks.after(epoch_of(numbers, ((o.uid, a) for o, a in ran)))
         self._report(numbers)
@@ -702,3 +702,9 @@ def _log_restore(operator: Operator, a: Acknowledgement) -> None:
             a.restored_bytes,
             a.executor or "of the driver",
         )
+
+
+def row_bytes_after(before: int, acknowledged: Iterable[Acknowledgement]) -> int:
+    """How wide rows from Spark are after an epoch: its own, or as before. An epoch that goes on with a batch gets none
+    from Spark, and the batch may be the wide one."""
+    return max((a.row_bytes for a in acknowledged), default=0) or before

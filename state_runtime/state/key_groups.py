@@ -53,13 +53,13 @@ def shard_sql(hash_sql: str, parallelism: int) -> str:
     return f"CAST({top_bits_sql(hash_sql, KEY_GROUP_BITS)} * {parallelism} DIV {MAX_PARALLELISM} AS INT)"
 
 
-def first_hash_sql(shard_sql: str, parallelism: int) -> str:
+def first_hash_sql(shard: str, parallelism: int) -> str:
     """The lowest hash that a shard owns, as Spark has it, signed: the first of `hash_range_of_shard` in SQL.
 
     Args:
-        shard_sql: a long.
+        shard: its number in SQL, a long.
     """
-    first = f"({shard_sql} * {MAX_PARALLELISM} + {parallelism - 1}) DIV {parallelism}"
+    first = f"({shard} * {MAX_PARALLELISM} + {parallelism - 1}) DIV {parallelism}"
     return f"shiftleft({first}, {_HASH_BITS - KEY_GROUP_BITS})"
 
 
