@@ -276,8 +276,13 @@ class Stream:
             window, uid=uid, output_mode=output_mode, allowed_lateness=allowed_lateness, **aggregates
         )
 
-    def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
-        """Any stateless Spark code: select, filter, join with a static table, … It is called once per epoch.
+    def transform(self, function: Callable[[DataFrame], DataFrame], *, every_epoch: bool = False) -> Stream:
+        """Any stateless Spark code: select, filter, join with a static table, …
+
+        It is called when a plan is made, which is used again in later epochs, as Spark does it with a streaming frame:
+        what it takes from outside by Python code (a variable, a file, the time) may stay as it was. A table that it
+        reads with Spark is read anew in each epoch, and a function of it that asks for the time or for random numbers
+        gives new ones.
 
         It sees one epoch at a time. `groupBy` sums up an epoch's rows, which is fine before an operator that goes on
         summing; `orderBy`, `distinct` and window functions say something about one epoch only, and the job warns of
@@ -285,10 +290,14 @@ class Stream:
         give the same rows when it is run again: Spark repeats tasks, so with random numbers or the time of day state
         and output could disagree. A warning names columns that Spark knows to be so when the job starts; what a Python
         function does is not seen.
+
+        Args:
+            every_epoch: call it in each epoch, for what it takes from outside; making the plan takes tens of
+                milliseconds of each.
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
-        return Stream(self._chain, self._chain.extend(self._steps, TransformStep(function)))
+        return Stream(self._chain, self._chain.extend(self._steps, TransformStep(function, every_epoch)))
 
     def write(self, sink: Sink, *, name: str = "") -> Stream:
         """Hang a sink on the stream; the stream goes on.

@@ -3,13 +3,14 @@
     batch → (observe event time) → [partial rows] → hash → [initial state] → [wake rows] → repartitionById → [seats]
     → mapInArrow → … → nothing
 
-A plan ends without rows: what tasks did comes back as acknowledgements (docs/design/0002).
+A plan ends without rows: what tasks did comes back as acknowledgements (docs/design/0002). Where nothing but the batch
+and the stages' functions differs from an epoch before, its plan is taken again (docs/design/0038-rebound.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql import DataFrame
@@ -19,7 +20,8 @@ from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.seats import SeatedPlan
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
-from state_runtime.spark.frames import Aggregate, Frames, Seen
+from state_runtime.spark.frames import Aggregate, Frames, Seen, StageFunction
+from state_runtime.spark.jvm import jobs_so_far
 from state_runtime.spark.sql import quoted
 from state_runtime.state.key_groups import first_hash_sql, shard_sql
 from state_runtime.task.stage import StageTask
@@ -60,25 +62,84 @@ def plan_epoch(
     beginning: frozenset[str],
     seats: SeatedPlan | None = None,
     aggregated: frozenset[str] = frozenset(),
+    is_batch: bool = False,
     narrow: bool = False,
 ) -> EpochPlan:
     """Plan an epoch over a batch; nothing runs yet.
 
     Args:
-        frame: the batch; may be empty.
+        frame: the batch, or a frame of its columns without rows.
         frames: makes its steps.
         task: the function of a stage, by its number.
         wake: per operator uid the shards that something is due in: they are visited although no row may come.
         beginning: operators that have no state so far and get their initial one.
         seats: keep each shard on its executor; None leaves it to Spark.
         aggregated: operators whose rows Spark aggregates before the shuffle; each has a `Stage.partial`.
+        is_batch: Spark handed it over, in the thread that this is called from.
         narrow: one task gets the rows of all shards; nothing is shuffled.
     """
     made = frames()
+    functions = [(task(stage, number), stage.output) for number, stage in enumerate(pipeline.stages)]
+    asked = _Asked(
+        parallelism=parallelism, wake=wake, beginning=beginning, seats=seats, aggregated=aggregated, narrow=narrow
+    )
+    shape = asked.shape if is_batch and pipeline.plans_stay else None
+    again = made.again(shape, frame, functions) if shape is not None else None
+    if again is not None:
+        return EpochPlan(again.run, pipeline.watermarks, again.seen if pipeline.watermarks else tuple)
+    learns = shape is not None and made.learns(shape)
+    jobs = jobs_so_far(frame.sparkSession) if learns else 0
+    steps = _planned(made, frame, pipeline, functions, asked)
+    # What a plan of its own observed is not told for the plan that it is in.
+    done = EpochPlan(partial(made.run, steps.frames[-1]), pipeline.watermarks, partial(steps.seen, steps.frames[0]))
+    if not learns:
+        return done
+    # A transform that looked at rows to make its plan does so in each epoch.
+    looked = jobs_so_far(frame.sparkSession) != jobs
+
+    def run() -> None:
+        done.run()
+        made.learn(shape, frame, () if looked else steps.frames)
+
+    return replace(done, run=run)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of an epoch's plan; see `plan_epoch`."""
+
+    parallelism: int
+    wake: Mapping[str, Sequence[int]]
+    beginning: frozenset[str]
+    seats: SeatedPlan | None
+    aggregated: frozenset[str]
+    narrow: bool
+
+    @property
+    def shape(self) -> Hashable | None:
+        """What plans are the same of, but for their rows and functions; None: of this one there is no other."""
+        if self.beginning or self.seats is not None:
+            return None
+        woken = tuple(sorted((uid, *shards) for uid, shards in self.wake.items() if shards))
+        return self.parallelism, self.aggregated, self.narrow, woken
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Attributes: frames: each but the last makes the rows that the next one reads; seen: of the first one."""
+
+    frames: Sequence[DataFrame]
+    seen: Seen
+
+
+def _planned(
+    made: Frames, frame: DataFrame, pipeline: CompiledPipeline, functions: Sequence[StageFunction], asked: _Asked
+) -> _Planned:
+    """The batch through all stages."""
     seen: Seen = _nothing
     if pipeline.watermarks:
         frame, seen = made.observe(frame, tuple(f"max({c.sql})" for c in pipeline.watermarks))
-    observing: DataFrame | None = None
+    frames: list[DataFrame] = []
     number = 0
     for part in pipeline.parts:
         if isinstance(part, TransformStep):
@@ -87,29 +148,32 @@ def plan_epoch(
         columns = part.columns
         if part.operator is not None:
             keys, uid = part.operator.key_columns, part.operator.uid
-            if part.partial is not None and uid in aggregated and made.aggregate is not None:
-                # What a plan of its own observed is not told for the plan that it is in.
+            if part.partial is not None and uid in asked.aggregated and made.aggregate is not None:
                 frame = made.select(frame, (*part.selected, f"true AS {_TASK}"))
-                observing = frame if observing is None else observing
+                frames.append(frame)
                 frame = _aggregated(made.aggregate, frame, part.partial)
                 columns = part.partial.columns
             else:
                 frame = made.select(frame, (*part.selected, *runtime_columns(keys)))
             columns = (*columns, *_OF_RUNTIME)
-            if part.initial is not None and uid in beginning:
+            if part.initial is not None and uid in asked.beginning:
                 frame, columns = _with_initial_state(frame, part.initial, keys), (*columns, INITIAL_COLUMN)
-            if wake.get(uid):
-                frame = _with_wake_rows(made, frame, wake[uid], parallelism)
-            if narrow:
-                frame = frame.coalesce(1)
-            elif seats is not None:
-                frame = seats.seat(frame, shard_sql(HASH_COLUMN, parallelism))
-            else:
-                frame = made.numbered(frame, parallelism, shard_sql(HASH_COLUMN, parallelism))
-        frame = made.map_in_arrow(frame, task(part, number), columns, part.output)
+            if asked.wake.get(uid):
+                frame = _with_wake_rows(made, frame, asked.wake[uid], asked.parallelism)
+            frame = _placed(made, frame, asked)
+        frame = made.map_in_arrow(frame, functions[number], columns, number)
         number += 1
-    ran = frame if observing is None else observing
-    return EpochPlan(partial(made.run, frame), pipeline.watermarks, partial(seen, ran))
+    return _Planned((*frames, frame), seen)
+
+
+def _placed(made: Frames, frame: DataFrame, asked: _Asked) -> DataFrame:
+    """Each row in the task of its shard."""
+    if asked.narrow:
+        return frame.coalesce(1)
+    shard = shard_sql(HASH_COLUMN, asked.parallelism)
+    if asked.seats is not None:
+        return asked.seats.seat(frame, shard)
+    return made.numbered(frame, asked.parallelism, shard)
 
 
 def _nothing(_: DataFrame) -> Sequence[int | None]:

@@ -500,7 +500,7 @@ class EpochDriver:
                 budget, _ = self._budget(None if unlimited else batch, reads=has_batch)
             try:
                 acknowledged, event_times, planned_s = self._act(
-                    frame, job, wake, beginning, budget, seats, narrow=narrow
+                    frame, job, wake, beginning, budget, seats, is_batch=has_batch, narrow=narrow
                 )
                 break
             except Exception as error:
@@ -553,6 +553,7 @@ class EpochDriver:
         budget: EpochBudget,
         seats: SeatedPlan | None,
         *,
+        is_batch: bool,
         narrow: bool,
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
         """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
@@ -567,6 +568,7 @@ class EpochDriver:
                 beginning=beginning,
                 seats=seats,
                 aggregated=self._aggregated.chosen(),
+                is_batch=is_batch,
                 narrow=narrow,
             )
             planned_s = self._context.clock.monotonic_s()

@@ -56,9 +56,14 @@ _COUNTS_EACH_ROW: Final = frozenset(
 
 @dataclass(frozen=True)
 class TransformStep:
-    """Stateless Spark code."""
+    """Stateless Spark code.
+
+    Attributes:
+        every_epoch: it may give another plan in each epoch.
+    """
 
     function: Callable[[DataFrame], DataFrame]
+    every_epoch: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,11 @@ class CompiledPipeline:
     @property
     def stages(self) -> tuple[Stage, ...]:
         return tuple(part for part in self.parts if isinstance(part, Stage))
+
+    @property
+    def plans_stay(self) -> bool:
+        """Whether the plan of one epoch does for another."""
+        return not any(isinstance(part, TransformStep) and part.every_epoch for part in self.parts)
 
     @property
     def operators(self) -> tuple[Operator, ...]:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import types as T
 from pyspark.sql.functions import expr
 
-__all__ = ["Aggregate", "Frames", "PublicFrames", "Seen"]
+__all__ = ["Aggregate", "Frames", "Planned", "PublicFrames", "Seen", "StageFunction"]
 
 Seen = Callable[[DataFrame], Sequence[Any]]
 """What was observed, of the frame that was run."""
+
+
+StageFunction = tuple[Callable[..., Any], T.StructType]
+"""What `mapInArrow` runs in a stage, and what comes out of it."""
+
+
+class Planned(Protocol):
+    """A plan that can be run once."""
+
+    def run(self) -> None:
+        """See `Frames.run`."""
+        ...
+
+    def seen(self) -> Sequence[Any]:
+        """After `run`: what its frame observed; nothing if nothing came, or nothing is observed."""
+        ...
 
 
 class Aggregate(Protocol):
@@ -48,7 +64,7 @@ class Frames(Protocol):
         ...
 
     def map_in_arrow(
-        self, frame: DataFrame, function: Callable[..., Any], columns: tuple[str, ...], output: T.StructType
+        self, frame: DataFrame, function: StageFunction, columns: tuple[str, ...], stage: int
     ) -> DataFrame:
         """`frame.mapInArrow(…)`.
 
@@ -70,6 +86,28 @@ class Frames(Protocol):
         """Have all rows made, for what is done on the way; the rows themselves are dropped where they are."""
         ...
 
+    def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> Planned | None:
+        """The plan of an epoch before, for another batch and other functions; None: it is to be made.
+
+        Args:
+            shape: whatever decides what plan is made.
+            functions: of all stages.
+        """
+        ...
+
+    def learns(self, shape: Hashable) -> bool:
+        """Whether to `learn` of an epoch that is to be planned."""
+        ...
+
+    def learn(self, shape: Hashable, batch: DataFrame, frames: Sequence[DataFrame]) -> None:
+        """Take note of the plan of an epoch that was run.
+
+        Args:
+            frames: each reads the rows of the one before, the first one the batch's; none, if another batch may have
+                others.
+        """
+        ...
+
 
 class PublicFrames:
     """See `Frames`; by pyspark's public ways."""
@@ -86,9 +124,9 @@ class PublicFrames:
         return watched, lambda _: [observation.get[name] for name in named]
 
     def map_in_arrow(
-        self, frame: DataFrame, function: Callable[..., Any], columns: tuple[str, ...], output: T.StructType
+        self, frame: DataFrame, function: StageFunction, columns: tuple[str, ...], stage: int
     ) -> DataFrame:
-        return frame.mapInArrow(function, output)
+        return frame.mapInArrow(*function)
 
     @property
     def aggregate(self) -> None:
@@ -99,3 +137,12 @@ class PublicFrames:
 
     def run(self, frame: DataFrame) -> None:
         frame.write.format("noop").mode("overwrite").save()
+
+    def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> None:
+        return None
+
+    def learns(self, shape: Hashable) -> bool:
+        return False
+
+    def learn(self, shape: Hashable, batch: DataFrame, frames: Sequence[DataFrame]) -> None:
+        return

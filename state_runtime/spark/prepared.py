@@ -12,7 +12,7 @@ a version has others, the public ways are taken (spark/frames.py), which come to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,9 @@ from pyspark.sql import types as T
 from pyspark.sql.functions import expr
 from pyspark.util import PythonEvalType
 
-from state_runtime.spark.frames import Frames, PublicFrames, Seen
+from state_runtime.spark.frames import Frames, Planned, PublicFrames, Seen, StageFunction
 from state_runtime.spark.jvm import items
+from state_runtime.spark.rebound import ReboundPlan, ReboundPlans, function_name
 from state_runtime.spark.sql import quoted
 
 __all__ = ["PreparedFrames", "frames_of"]
@@ -41,11 +42,12 @@ class PreparedFrames:
     """See `Frames`; what does not change is handed to the JVM once."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._context: Any = spark.sparkContext
         self._columns: dict[tuple[str, ...], Any] = {}
+        self._python = _PythonFunctions(spark)
         self._functions: dict[tuple[tuple[str, ...], str], _ArrowFunctions] = {}
         self._kept: dict[str, DataFrame] = {}
         self._own_plans = _OwnPlans(spark)
+        self._rebound = ReboundPlans()
         self._public = PublicFrames()
 
     def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
@@ -61,17 +63,18 @@ class PreparedFrames:
         return watched, lambda ran: _observed(ran) or [None] * len(sql)
 
     def map_in_arrow(
-        self, frame: DataFrame, function: Callable[..., Any], columns: tuple[str, ...], output: T.StructType
+        self, frame: DataFrame, function: StageFunction, columns: tuple[str, ...], stage: int
     ) -> DataFrame:
+        output = function[1]
         known = (columns, output.json())
         functions = self._functions.get(known)
         if functions is None:
             reads = self._made(frame, tuple(map(quoted, columns)))
             functions = self._functions[known] = _ArrowFunctions.of(frame.sparkSession, reads, output)
-        column = functions.column(self._context, function)
-        if column is None:
-            return self._public.map_in_arrow(frame, function, columns, output)
-        return _like(frame, frame._jdf.mapInArrow(column, False, None))
+        made = self._python.made(function)
+        if made is None:
+            return self._public.map_in_arrow(frame, function, columns, stage)
+        return _like(frame, frame._jdf.mapInArrow(functions.column(function_name(stage), made), False, None))
 
     def aggregate(
         self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
@@ -90,6 +93,19 @@ class PreparedFrames:
     def run(self, frame: DataFrame) -> None:
         frame._jdf.queryExecution().toRdd().count()
 
+    def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> Planned | None:
+        if not self._rebound.knows(shape):
+            return None
+        made = [self._python.made(function) for function in functions]
+        plan = self._rebound.again(shape, batch, made) if None not in made else None
+        return None if plan is None else _Again(plan)
+
+    def learns(self, shape: Hashable) -> bool:
+        return self._rebound.learns(shape)
+
+    def learn(self, shape: Hashable, batch: DataFrame, frames: Sequence[DataFrame]) -> None:
+        self._rebound.learn(shape, batch, frames)
+
     def _made(self, frame: DataFrame, sql: tuple[str, ...]) -> Any:
         """A sequence of the JVM's columns. They are names and expressions, of no frame yet."""
         columns = self._columns.get(sql)
@@ -99,69 +115,84 @@ class PreparedFrames:
         return columns
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Again:
+    plan: ReboundPlan
+
+    def run(self) -> None:
+        self.plan.run()
+
+    def seen(self) -> Sequence[Any]:
+        return self.plan.observed(_OBSERVED)
+
+
+@dataclass(frozen=True)
 class _ArrowFunctions:
     """What stays of a `mapInArrow` while its function changes, as objects of the JVM."""
 
-    output: T.StructType
     columns: Any
     output_type: Any
-    function_class: Any
     udf_class: Any
     nothing: Any
-    environment: tuple[Any, ...] = ()
-    environment_of: object = None
 
     @staticmethod
     def of(spark: SparkSession, columns: Any, output: T.StructType) -> _ArrowFunctions:
         jvm: Any = spark.sparkContext._jvm
         return _ArrowFunctions(
-            output=output,
             columns=columns,
             output_type=spark._jsparkSession.parseDataType(output.json()),
-            function_class=jvm.SimplePythonFunction,
             udf_class=jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction,
             nothing=jvm.java.util.ArrayList(),
         )
 
-    def column(self, context: Any, function: Callable[..., Any]) -> Any:
-        """What the JVM's `mapInArrow` takes; None for a function that is too large for this way."""
+    def column(self, name: str, function: Any) -> Any:
+        """What the JVM's `mapInArrow` takes."""
+        kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        udf = self.udf_class(name, function, self.output_type, kind, True, self.nothing, self.nothing)
+        return udf.apply(self.columns)
+
+
+class _PythonFunctions:
+    """Functions as the JVM has them."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        self._context: Any = spark.sparkContext
+        self._class = jvm.SimplePythonFunction
+        self._nothing = jvm.java.util.ArrayList()
+        self._environment: tuple[Any, ...] = ()
+        self._environment_of: object = None
+
+    def made(self, function: StageFunction) -> Any | None:
+        """None for one that is too large for this way."""
+        context = self._context
         registry = context._pickled_broadcast_vars
-        pickled = _PICKLER.dumps((function, self.output))
+        pickled = _PICKLER.dumps(function)
         broadcasts = [broadcast._jbroadcast for broadcast in registry]
         registry.clear()
         if len(pickled) > _FUNCTION_BYTES_MAX:
             return None
-        made = self.function_class(
+        return self._class(
             bytearray(pickled),
-            *self._environment(context),
+            *self._environments(),
             context.pythonExec,
             context.pythonVer,
-            broadcasts or self.nothing,
+            broadcasts or self._nothing,
             context._javaAccumulator,
         )
-        udf = self.udf_class(
-            type(function).__name__,
-            made,
-            self.output_type,
-            PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
-            True,
-            self.nothing,
-            self.nothing,
-        )
-        return udf.apply(self.columns)
 
-    def _environment(self, context: Any) -> tuple[Any, ...]:
+    def _environments(self) -> tuple[Any, ...]:
         """Variables and files of Python workers, which a user may add to."""
+        context = self._context
         variables, files = dict(context.environment), list(context._python_includes)
-        if self.environment_of != (variables, files):
+        if self._environment_of != (variables, files):
             java = context._jvm.java.util
-            self.environment, self.environment_of = (java.HashMap(), java.ArrayList()), (variables, files)
+            self._environment, self._environment_of = (java.HashMap(), java.ArrayList()), (variables, files)
             for name, value in variables.items():
-                self.environment[0].put(name, value)
+                self._environment[0].put(name, value)
             for path in files:
-                self.environment[1].add(path)
-        return self.environment
+                self._environment[1].add(path)
+        return self._environment
 
 
 class _OwnPlans:
@@ -218,7 +249,7 @@ def _try(spark: SparkSession, frames: PreparedFrames) -> None:
     frame, seen = frames.observe(frames.select(spark.range(0, 1, 1, 1), ("id", "CAST(0 AS INT) AS n")), ("max(id)",))
     output = T.StructType([T.StructField("id", T.LongType())])
     grouped = frames.aggregate(frame, "n", ("id",), ("count(1) AS rows",), ("id", "CAST(0 AS INT) AS n"))
-    made = frames.map_in_arrow(frames.numbered(grouped, 1, "n"), _nothing, ("id", "n"), output)
+    made = frames.map_in_arrow(frames.numbered(grouped, 1, "n"), (_nothing, output), ("id", "n"), 0)
     rows = made._jdf.queryExecution().toRdd()
     if int(rows.getNumPartitions()) != 1:
         raise ValueError("rows are not where their number says")

@@ -22,6 +22,7 @@ from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.jvm import items
 from state_runtime.spark.prepared import PreparedFrames
+from state_runtime.spark.rebound import function_name
 from state_runtime.spark.sql import quoted
 
 pytestmark = pytest.mark.spark
@@ -234,7 +235,7 @@ def test_a_job_scans_and_shuffles_only_what_it_reads(
     assert out == {f"k{i}": sum(2 * n for n in range(20) if n % 3 == i) for i in range(3)}
     epoch = [str(execution.physicalPlanDescription()) for execution in items(executions.executionsList())[earlier:]]
     scan = re.search(r"ReadSchema: (.*)", "\n".join(epoch))
-    handed = re.search(r"StageTask\(([^)]*)\)", "\n".join(plans))
+    handed = re.search(rf"{function_name(0)}\(([^)]*)\)", "\n".join(plans))
     assert scan is not None
     assert handed is not None
     assert scan[1] == "struct<k:string,n:bigint,at:timestamp>"

@@ -1,0 +1,359 @@
+"""The plan of an epoch before, for the rows and the functions of this one: nothing is planned anew.
+
+What Spark makes of a frame (names resolved, a hundred rules of its optimizer, a physical plan) comes to the same in
+each epoch of one shape. Two things differ: the rows of the batch, which come to a `foreachBatch` as an RDD whatever
+the source is, and the functions of the stages. So the physical plan is kept, and the nodes above those two are made
+again around new ones (docs/design/0038-rebound.md).
+
+A plan is kept only where nothing else in it can differ: see `_Template.of`. These are inner ways of Spark; where a
+version has others, a line says so once, and each epoch is planned anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from state_runtime.spark.jvm import items, kind_of, kinds_in
+
+__all__ = ["ReboundPlan", "ReboundPlans", "function_name"]
+
+_LOG = logging.getLogger(__name__)
+_SHAPES_MAX = 16
+"""Plans that are kept: one for each set of shards that wake, for instance."""
+_MISSES_MAX = 3
+
+# What a frame may be made of: each of its rows follows from rows of the batch, in the same way in each epoch, and no
+# size decides how. Joins are not among them: how they are done depends on sizes, and tables are to be read anew.
+_NODES: Final = frozenset(
+    {"Project", "Filter", "Union", "Generate", "Aggregate", "SubqueryAlias", "CollectMetrics", "Range", "LogicalRDD"}
+    | {"Repartition", "RepartitionByExpression", "MapInArrow", "MapInPandas"}
+)
+# What gives another value when it is planned again.
+_PATTERNS: Final = ("CURRENT_LIKE", "EXPRESSION_WITH_RANDOM_SEED", "PLAN_EXPRESSION")
+_ROWS: Final = "RDDScanExec"
+_CONSTANT: Final = "RangeExec"
+_FUNCTION: Final = "MapInArrowExec"
+
+
+def function_name(number: int) -> str:
+    """What the function of a stage is called in plans: by it a plan's functions are told apart."""
+    return f"stillstate_stage_{number}"
+
+
+@dataclass(frozen=True)
+class ReboundPlan:
+    """A plan that can be run once.
+
+    Attributes:
+        plans: physical; each but the last makes the rows that the next one reads.
+        rows: of the last one.
+    """
+
+    plans: tuple[Any, ...]
+    rows: Any
+    _collect: Any
+
+    def run(self) -> None:
+        """Have all rows made, and drop them where they are."""
+        self.rows.count()
+
+    def observed(self, name: str) -> Sequence[Any]:
+        """What the first plan observed; nothing if nothing was run."""
+        found = self._collect(self.plans[0]).get(name)
+        return items(found.get().toSeq()) if found.isDefined() else ()
+
+
+@dataclass
+class _Shape:
+    """What is known of the epochs of one shape.
+
+    Attributes:
+        misses: how often a batch came whose rows are others.
+        is_refused: each of its epochs is planned.
+    """
+
+    template: _Template | None = None
+    misses: int = 0
+    is_refused: bool = False
+
+
+class ReboundPlans:
+    """Plans of a run's epochs by their shape: whatever decides what plan is made, but for the rows and the functions.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._made: _Maker | None = None
+        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
+        self._is_able = True
+
+    def knows(self, shape: Hashable) -> bool:
+        """Whether there is a plan of a shape."""
+        known = self._shapes.get(shape)
+        return known is not None and known.template is not None
+
+    def learns(self, shape: Hashable) -> bool:
+        """Whether the plan of an epoch that is to be planned is wanted; not before a shape comes for the second
+        time."""
+        known = self._shapes.get(shape)
+        if known is None and self._is_able:
+            self._shapes[shape] = _Shape()
+            if len(self._shapes) > _SHAPES_MAX:
+                self._shapes.popitem(last=False)
+        return known is not None and not known.is_refused
+
+    def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[Any]) -> ReboundPlan | None:
+        """The plan of a shape for a batch; None: plan it.
+
+        Args:
+            functions: of all stages, as the JVM's Python functions.
+        """
+        known = self._shapes.get(shape)
+        if known is None or known.template is None:
+            return None
+        self._shapes.move_to_end(shape)
+        try:
+            plan = known.template.bound(batch, functions)
+        except (AttributeError, TypeError, Py4JError) as error:
+            self._give_up(error)
+            return None
+        if plan is None:
+            known.template, known.misses = None, known.misses + 1
+            known.is_refused = known.misses >= _MISSES_MAX
+        return plan
+
+    def learn(self, shape: Hashable, batch: DataFrame, frames: Sequence[DataFrame]) -> None:
+        """Keep the plan of an epoch that was run.
+
+        Args:
+            frames: each reads the rows of the one before, the first one the batch's; none, if another batch may have
+                others.
+        """
+        known = self._shapes.get(shape)
+        if known is None:
+            return
+        try:
+            known.template = _Template.of(self._maker(batch), batch, frames) if frames else None
+        except (AttributeError, TypeError, Py4JError) as error:
+            self._give_up(error)
+            return
+        known.is_refused = known.template is None
+
+    def _maker(self, batch: DataFrame) -> _Maker:
+        if self._made is None:
+            # Batches come in a session of their own, with settings of its own.
+            self._made = _Maker(batch.sparkSession)
+        return self._made
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_able = False
+        self._shapes.clear()
+        _LOG.warning(
+            "each epoch is planned anew: Spark is made in another way inside (%s: %s)",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+
+
+class _Maker:
+    """What of the JVM plans are made with."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        self._rdd = jvm.org.apache.spark.sql.execution.SQLExecutionRDD
+        self._conf = spark._jsparkSession.sessionState().conf()
+        self.collect = getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$").__getattr__("MODULE$").collect
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        self.patterns = tuple(getattr(patterns, name)() for name in _PATTERNS)
+        self.no_rows = spark.sparkContext._jsc.emptyRDD().rdd()
+        self._followed_by = getattr(jvm.scala.collection.immutable, "$colon$colon")
+        self._nothing = getattr(jvm.scala.collection.immutable, "Nil$").__getattr__("MODULE$")
+
+    def sequence(self, of: Sequence[Any]) -> Any:
+        """Scala's; a call of the JVM for each item, which most have one of."""
+        made = self._nothing
+        for item in reversed(of):
+            made = self._followed_by(item, made)
+        return made
+
+    def rows_of(self, plan: Any) -> Any:
+        """As `QueryExecution.toRdd`: tasks get the settings of the session."""
+        return self._rdd(plan.execute(), self._conf)
+
+
+@dataclass(frozen=True)
+class _Template:
+    """Plans whose rows and functions are to be replaced; none of them was ever run.
+
+    Attributes:
+        rows: class of the node of the batch's rows.
+        output: their columns as Spark knows them.
+        order: how the rows lie and in which order, if the plan may have made use of it.
+        plans: in each of them the nodes that are made again.
+    """
+
+    maker: _Maker
+    rows: Any
+    output: Any
+    order: tuple[Any, Any] | None
+    plans: tuple[_Node, ...]
+
+    @staticmethod
+    def of(maker: _Maker, batch: DataFrame, frames: Sequence[DataFrame]) -> _Template | None:
+        """From an epoch's; None if something else in it could differ from one epoch to the next.
+
+        That is: a node that is none of `_NODES`; a clock, random numbers or a subquery; rows that are not the batch's;
+        a plan that Spark may change while it runs.
+        """
+        given = batch._jdf.queryExecution().analyzed()
+        if kind_of(given) != "LogicalRDD":
+            return None
+        rows = given.rdd()
+        plans: list[_Node] = []
+        order: tuple[Any, Any] | None = None
+        for frame in frames:
+            execution = frame._jdf.queryExecution()
+            analyzed = execution.analyzed()
+            kinds = kinds_in(analyzed)
+            if not kinds <= _NODES or any(map(analyzed.containsPattern, maker.patterns)):
+                return None
+            if "Aggregate" in kinds and not plans:
+                order = given.outputPartitioning(), given.outputOrdering()
+            node = _node(execution.executedPlan(), rows.id())
+            if node is None or not node.is_made:
+                return None
+            plans.append(node)
+            rows = execution.toRdd()
+        # Of new nodes: one that was run keeps the files of its shuffle for as long as it is there.
+        new = tuple(node.with_new_nodes(maker) for node in plans)
+        return _Template(maker, given.getClass(), given.output(), order, new)
+
+    def bound(self, batch: DataFrame, functions: Sequence[Any]) -> ReboundPlan | None:
+        """For a batch; None if its rows are others, or if the plan runs a stage whose function cannot be told from a
+        user's: a large one is handed over in another way (spark/prepared.py)."""
+        given = batch._jdf.queryExecution().analyzed()
+        stages = frozenset[int]().union(*(node.stages for node in self.plans))
+        if not self._fits(given) or stages != frozenset(range(len(functions))):
+            return None
+        rows, plans = given.rdd(), []
+        for node in self.plans:
+            plan = node.bound(self.maker, rows, functions)
+            plans.append(plan)
+            rows = self.maker.rows_of(plan)
+        return ReboundPlan(tuple(plans), rows, self.maker.collect)
+
+    def _fits(self, given: Any) -> bool:
+        if not (self.rows.isInstance(given) and given.output().equals(self.output)):
+            return False
+        return self.order is None or (
+            bool(given.outputPartitioning().equals(self.order[0]))
+            and bool(given.outputOrdering().equals(self.order[1]))
+        )
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A node of a physical plan.
+
+    Attributes:
+        is_made: whether it is made again; else it stays, with all that is below it.
+        fields: what a new one has from it.
+        number: of a stage, if it runs its function.
+    """
+
+    plan: Any
+    is_made: bool
+    children: tuple[_Node, ...] = ()
+    fields: Mapping[str, Any] | None = None
+    number: int | None = None
+
+    @property
+    def stages(self) -> frozenset[int]:
+        """Those whose functions it runs, with all that is below it."""
+        own = frozenset(() if self.number is None else (self.number,))
+        return own.union(*(child.stages for child in self.children))
+
+    def bound(self, maker: _Maker, rows: Any, functions: Sequence[Any]) -> Any:
+        """A new plan, of other rows and functions."""
+        if not self.is_made:
+            return self.plan
+        children = [child.bound(maker, rows, functions) for child in self.children]
+        return self._with(maker, children, rows, functions[self.number] if self.number is not None else None)
+
+    def _with(self, maker: _Maker, children: list[Any], rows: Any, function: Any = None) -> Any:
+        of = self.fields
+        if of is None:
+            return self.plan.withNewChildren(maker.sequence(children))
+        if self.number is None:
+            return self.plan.copy(of["output"], rows, of["name"], of["partitioning"], of["ordering"], of["stream"])
+        udf = of["udf"]
+        if function is not None:
+            udf = udf.copy(of["name"], function, of["type"], of["reads"], of["kind"], of["steady"], of["id"])
+        return self.plan.copy(udf, of["output"], children[0], of["barrier"], of["profile"])
+
+    def with_new_nodes(self, maker: _Maker) -> _Node:
+        """The same, of nodes that nobody else has."""
+        if not self.is_made:
+            return self
+        children = tuple(child.with_new_nodes(maker) for child in self.children)
+        return replace(
+            self, plan=self._with(maker, [child.plan for child in children], maker.no_rows), children=children
+        )
+
+
+def _node(plan: Any, rows_id: int) -> _Node | None:
+    """From a physical plan; None if it has other rows than those of one RDD, or constant ones."""
+    kind = kind_of(plan)
+    below = items(plan.children())
+    if not below:
+        if kind == _ROWS and plan.rdd().id() == rows_id:
+            return _Node(plan, True, (), _fields_of_rows(plan))
+        return _Node(plan, False) if kind == _CONSTANT else None
+    found = [_node(child, rows_id) for child in below]
+    children = tuple(child for child in found if child is not None)
+    if len(children) < len(found):
+        return None
+    number = _stage_of(plan) if kind == _FUNCTION else None
+    if number is not None:
+        return _Node(plan, True, children, _fields_of_function(plan), number)
+    return _Node(plan, any(child.is_made for child in children), children)
+
+
+def _stage_of(plan: Any) -> int | None:
+    """The stage whose function a node runs; None for a user's own."""
+    _, is_stage, number = str(plan.func().name()).partition(function_name(0)[:-1])
+    return int(number) if is_stage else None
+
+
+def _fields_of_rows(plan: Any) -> Mapping[str, Any]:
+    return {
+        "output": plan.output(),
+        "name": plan.name(),
+        "partitioning": plan.outputPartitioning(),
+        "ordering": plan.outputOrdering(),
+        "stream": plan.getStream(),
+    }
+
+
+def _fields_of_function(plan: Any) -> Mapping[str, Any]:
+    udf = plan.func()
+    return {
+        "udf": udf,
+        "name": udf.name(),
+        "type": udf.dataType(),
+        "reads": udf.children(),
+        "kind": udf.evalType(),
+        "steady": udf.udfDeterministic(),
+        "id": udf.resultId(),
+        "output": plan.output(),
+        "barrier": plan.isBarrier(),
+        "profile": plan.profile(),
+    }
