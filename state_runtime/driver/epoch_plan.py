@@ -38,7 +38,7 @@ class EpochPlan:
 
     Attributes:
         run: the epoch happens, and no row comes back.
-        seen: after `run`, the highest event time of each column.
+        seen: after `run`, the highest event time of each column; nothing if nothing came.
     """
 
     run: Callable[[], None]
@@ -48,7 +48,7 @@ class EpochPlan:
     def event_time_ms(self) -> Mapping[str, int | None]:
         """After the action: per watermarked column the highest event time of the batch; None where it had no rows."""
         seen = self.seen()
-        return {column.name: seen[number] for number, column in enumerate(self.columns)}
+        return {column.name: seen[number] if seen else None for number, column in enumerate(self.columns)}
 
 
 def plan_epoch(
@@ -94,7 +94,8 @@ def plan_epoch(
     done = EpochPlan(partial(made.run, steps.frames[-1]), pipeline.watermarks, partial(steps.seen, steps.frames[0]))
     if not learns:
         return done
-    # A transform that looked at rows to make its plan does so in each epoch.
+    # A transform that looked at rows to make its plan does so in each epoch. It may have been another query's job: then
+    # a later epoch's plan is kept.
     looked = jobs_so_far(frame.sparkSession) != jobs
 
     def run() -> None:

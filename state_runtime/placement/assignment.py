@@ -41,12 +41,14 @@ class Seating:
         executors: per seat the executor that holds it.
         seat_of_shard: a permutation.
         slots, holders: tasks that could run at once, and executors that had seats, when the seats were taken.
+        guests: shards that run where they do because their executor was lost.
     """
 
     executors: tuple[str, ...]
     seat_of_shard: tuple[int, ...]
     slots: int
     holders: int
+    guests: frozenset[int] = frozenset()
 
     def after(self, ran_on: Mapping[int, str]) -> tuple[Seating, bool]:
         """The seating after an epoch, and whether an executor seems to be lost.
@@ -64,12 +66,13 @@ class Seating:
         lost = {holder for holder, ran in held.items() if not ran}
         if not lost:
             return self, False
-        executors = list(self.executors)
+        executors, guests = list(self.executors), set(self.guests)
         for shard, executor in ran_on.items():
             seat = self.seat_of_shard[shard]
             if executors[seat] in lost:
                 executors[seat] = executor
-        return replace(self, executors=tuple(executors)), True
+                guests.add(shard)
+        return replace(self, executors=tuple(executors), guests=frozenset(guests)), True
 
 
 def is_refill_due(seating: Seating, slots: int, *, disturbed: bool) -> bool:
@@ -112,17 +115,22 @@ def _is_uneven(executors: Sequence[str], expected: int) -> bool:
 
 
 def seat_shards(
-    executors: Sequence[str], copies: Mapping[str, Iterable[CopyFound]], parallelism: int
+    executors: Sequence[str],
+    copies: Mapping[str, Iterable[CopyFound]],
+    parallelism: int,
+    guests: frozenset[int] = frozenset(),
 ) -> tuple[int, ...]:
     """Give each shard a seat, on an executor that has its state where one does.
 
-    Best copies choose first; of two shards with equally good ones that which would lose more elsewhere. Greedy, so not
-    always the best seating there is; each executor's number of seats is given, so it is always an even one.
+    Best copies choose first; of two shards with equally good ones that which would lose more elsewhere, then the one
+    that is at home. Greedy, so not always the best seating there is; each executor's number of seats is given, so it is
+    always an even one.
 
     Args:
         executors: per seat who holds it; as many as shards.
         copies: per executor what its disk holds.
         parallelism: of the newest snapshot: copies of another one cannot serve.
+        guests: shards that are not where they were before an executor was lost.
 
     Returns:
         Per shard its seat.
@@ -132,14 +140,14 @@ def seat_shards(
     for seat in range(count - 1, -1, -1):
         free.setdefault(executors[seat], []).append(seat)
     worth = _worth(copies, parallelism, count)
-    wishes: list[tuple[float, float, int, str]] = []
+    wishes: list[tuple[float, float, bool, int, str]] = []
     for shard in range(count):
         offers = sorted(((w, e) for e, w in worth.get(shard, {}).items() if e in free), reverse=True)
         for place, (value, executor) in enumerate(offers):
             next_best = offers[place + 1][0] if place + 1 < len(offers) else 0.0
-            wishes.append((-value, next_best, shard, executor))
+            wishes.append((-value, next_best, shard in guests, shard, executor))
     seats = [-1] * count
-    for _, _, shard, executor in sorted(wishes):
+    for *_, shard, executor in sorted(wishes):
         if seats[shard] < 0 and free[executor]:
             seats[shard] = free[executor].pop()
     left = sorted(seat for unused in free.values() for seat in unused)

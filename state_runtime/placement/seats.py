@@ -236,7 +236,8 @@ class Placement:
             raise
         self.close()
         self._cached = frame
-        seats = seat_shards(executors, copies, parallelism)
+        guests = self._seating.guests if self._seating is not None else frozenset[int]()
+        seats = seat_shards(executors, copies, parallelism, guests)
         self._seating = Seating(tuple(executors), seats, slots, len(one_of_each))
         self._disturbed, self._early = False, 0
         _LOG.info("%d seats on %d executors", self._parallelism, len(set(executors)))

@@ -12,8 +12,7 @@ from pyspark.sql.functions import expr
 __all__ = ["Aggregate", "Frames", "Planned", "PublicFrames", "Seen", "StageFunction"]
 
 Seen = Callable[[DataFrame], Sequence[Any]]
-"""What was observed, of the frame that was run."""
-
+"""What was observed, of the frame that was run; nothing if nothing came."""
 
 StageFunction = tuple[Callable[..., Any], T.StructType]
 """What `mapInArrow` runs in a stage, and what comes out of it."""

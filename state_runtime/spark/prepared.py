@@ -60,7 +60,7 @@ class PreparedFrames:
     def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
         first, rest = self._made(frame, sql[:1]).apply(0), self._made(frame, sql[1:])
         watched = _like(frame, frame._jdf.observe(_OBSERVED, first, rest))
-        return watched, lambda ran: _observed(ran) or [None] * len(sql)
+        return watched, _observed
 
     def map_in_arrow(
         self, frame: DataFrame, function: StageFunction, columns: tuple[str, ...], stage: int

@@ -20,7 +20,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from state_runtime.spark.jvm import items, kind_of, kinds_in
+from state_runtime.spark.jvm import analyzed, items, kind_of, kinds_in
 
 __all__ = ["ReboundPlan", "ReboundPlans", "function_name"]
 
@@ -75,13 +75,16 @@ class _Shape:
     """What is known of the epochs of one shape.
 
     Attributes:
-        misses: how often a batch came whose rows are others.
-        is_refused: each of its epochs is planned.
+        misses: how often its plan did not do for another batch, or could not be kept.
     """
 
     template: _Template | None = None
     misses: int = 0
-    is_refused: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether each of its epochs is planned."""
+        return self.misses >= _MISSES_MAX
 
 
 class ReboundPlans:
@@ -127,7 +130,6 @@ class ReboundPlans:
             return None
         if plan is None:
             known.template, known.misses = None, known.misses + 1
-            known.is_refused = known.misses >= _MISSES_MAX
         return plan
 
     def learn(self, shape: Hashable, batch: DataFrame, frames: Sequence[DataFrame]) -> None:
@@ -140,12 +142,16 @@ class ReboundPlans:
         known = self._shapes.get(shape)
         if known is None:
             return
+        if not frames:
+            known.misses += 1
+            return
         try:
-            known.template = _Template.of(self._maker(batch), batch, frames) if frames else None
+            known.template = _Template.of(self._maker(batch), batch, frames)
         except (AttributeError, TypeError, Py4JError) as error:
             self._give_up(error)
             return
-        known.is_refused = known.template is None
+        if known.template is None:
+            known.misses = _MISSES_MAX
 
     def _maker(self, batch: DataFrame) -> _Maker:
         if self._made is None:
@@ -213,17 +219,16 @@ class _Template:
         That is: a node that is none of `_NODES`; a clock, random numbers or a subquery; rows that are not the batch's;
         a plan that Spark may change while it runs.
         """
-        given = batch._jdf.queryExecution().analyzed()
+        given = analyzed(batch)
         if kind_of(given) != "LogicalRDD":
             return None
         rows = given.rdd()
         plans: list[_Node] = []
         order: tuple[Any, Any] | None = None
         for frame in frames:
-            execution = frame._jdf.queryExecution()
-            analyzed = execution.analyzed()
-            kinds = kinds_in(analyzed)
-            if not kinds <= _NODES or any(map(analyzed.containsPattern, maker.patterns)):
+            execution, asked = frame._jdf.queryExecution(), analyzed(frame)
+            kinds = kinds_in(asked)
+            if not kinds <= _NODES or any(map(asked.containsPattern, maker.patterns)):
                 return None
             if "Aggregate" in kinds and not plans:
                 order = given.outputPartitioning(), given.outputOrdering()
@@ -239,7 +244,7 @@ class _Template:
     def bound(self, batch: DataFrame, functions: Sequence[Any]) -> ReboundPlan | None:
         """For a batch; None if its rows are others, or if the plan runs a stage whose function cannot be told from a
         user's: a large one is handed over in another way (spark/prepared.py)."""
-        given = batch._jdf.queryExecution().analyzed()
+        given = analyzed(batch)
         stages = frozenset[int]().union(*(node.stages for node in self.plans))
         if not self._fits(given) or stages != frozenset(range(len(functions))):
             return None

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates
+from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, windows
 
 SCHEMA = "id long, name string, amount long"
 STEPS = "id long, name string, seen long, total long, previous long"
@@ -124,6 +124,26 @@ class StepsWithNote(Steps):
             yield Row(id=row.id, name=key[0], seen=seen, total=total, previous=last)
             last = row.amount
         self.state.update((seen, total, last, f"of {key[0]}"))
+
+
+def windowed_job(root: Path, *, parallelism: int) -> StreamingJob:
+    """Event time, a window whose rows Spark may aggregate first, and shards that wake without rows."""
+    job = StreamingJob("windows", store=str(root / "store"), settings=settings(root, parallelism=parallelism))
+    (
+        job.read(
+            lambda spark: (
+                spark.readStream.schema("id long, name string, amount long")
+                .option("maxFilesPerTrigger", 1)
+                .parquet(str(root / "in"))
+                .selectExpr("*", "timestamp_seconds(id) AS at")
+                .withWatermark("at", "10 seconds")
+            )
+        )
+        .key_by("name")
+        .window(windows.tumbling("30 seconds"), uid="w", output_mode="append", n=aggregates.count(), t=aggregates.sum("amount"))
+        .write(ParquetSink(str(root / "out")))
+    )  # fmt: skip
+    return job
 
 
 def two_step_job(

@@ -16,13 +16,12 @@ from py4j import clientserver
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from state_runtime import ParquetSink, StreamingJob, aggregates, windows
 from state_runtime.driver import epochs as driver
 from state_runtime.spark import prepared
 from state_runtime.spark.frames import Frames, PublicFrames
 from state_runtime.spark.prepared import PreparedFrames, frames_of
 
-from .jobs import assert_equals_batch, rows_of, settings, two_step_job, write_input
+from .jobs import assert_equals_batch, rows_of, two_step_job, windowed_job, write_input
 
 pytestmark = pytest.mark.spark
 
@@ -139,26 +138,6 @@ def test_a_large_function_and_a_broadcast_in_one_arrive(spark: SparkSession) -> 
     shared.destroy()
 
 
-def windowed(root: Path) -> StreamingJob:
-    """Event time, a window by partial rows, and shards that wake without rows."""
-    job = StreamingJob("windows", store=str(root / "store"), settings=settings(root, parallelism=3))
-    (
-        job.read(
-            lambda spark: (
-                spark.readStream.schema("id long, name string, amount long")
-                .option("maxFilesPerTrigger", 1)
-                .parquet(str(root / "in"))
-                .selectExpr("*", "timestamp_seconds(id) AS at")
-                .withWatermark("at", "10 seconds")
-            )
-        )
-        .key_by("name")
-        .window(windows.tumbling("30 seconds"), uid="w", output_mode="append", n=aggregates.count(), t=aggregates.sum("amount"))
-        .write(ParquetSink(str(root / "out")))
-    )  # fmt: skip
-    return job
-
-
 @pytest.mark.parametrize("make", ["two steps", "windows"])
 def test_a_job_planned_by_public_ways_gives_what_a_prepared_one_gives(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str
@@ -170,7 +149,7 @@ def test_a_job_planned_by_public_ways_gives_what_a_prepared_one_gives(
         write_input(root / "in", 0, 4)
         if ways == "public":
             monkeypatch.setattr(driver, "frames_of", lambda _: PublicFrames())
-        job = two_step_job(root) if make == "two steps" else windowed(root)
+        job = two_step_job(root) if make == "two steps" else windowed_job(root, parallelism=3)
         job.run(spark, trigger=ONCE)
         if make == "two steps":
             assert_equals_batch(spark, root)

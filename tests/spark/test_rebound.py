@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, windows
+from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates
+from state_runtime.driver import epoch_plan
+from state_runtime.driver.epoch_plan import EpochPlan
+from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.spark import prepared, rebound
-from state_runtime.spark.jvm import items, kind_of
+from state_runtime.spark.jvm import analyzed, items, kind_of
 from state_runtime.spark.prepared import PreparedFrames
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans
 
-from .jobs import assert_equals_batch, rows_of, settings, two_step_job, write_input
+from .jobs import assert_equals_batch, rows_of, settings, two_step_job, windowed_job, write_input
 
 pytestmark = pytest.mark.spark
 
@@ -139,21 +143,7 @@ def test_event_time_is_seen_and_windows_close_by_a_plan_of_before(
         at = file.stat()
         pq.write_table(few, file)
         os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))
-    job = StreamingJob("windows", store=str(tmp_path / "store"), settings=settings(tmp_path, parallelism=5))
-    (
-        job.read(
-            lambda spark: (
-                spark.readStream.schema("id long, name string, amount long")
-                .option("maxFilesPerTrigger", 1)
-                .parquet(str(tmp_path / "in"))
-                .selectExpr("*", "timestamp_seconds(id) AS at")
-                .withWatermark("at", "10 seconds")
-            )
-        )
-        .key_by("name")
-        .window(windows.tumbling("30 seconds"), uid="w", output_mode="append", n=aggregates.count())
-        .write(ParquetSink(str(tmp_path / "out")))
-    )  # fmt: skip
+    job = windowed_job(tmp_path, parallelism=5)
     job.run(spark, trigger=ONCE)
     rows = spark.read.parquet(str(tmp_path / "in")).selectExpr("*", "timestamp_seconds(id) AS at")
     counted = rows.groupBy("name", F.window("at", "30 seconds").alias("window")).agg(F.count("*").alias("n"))
@@ -234,6 +224,19 @@ def test_a_transform_that_looks_at_rows_to_make_its_plan_is_called_in_each_epoch
     assert len(sums_of(spark, tmp_path)) == FILES
 
 
+def test_a_job_of_another_query_meanwhile_does_not_keep_plans_from_being_kept(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: Counter[str]
+) -> None:
+    """It looks as if a transform had started it."""
+    write_input(tmp_path / "in", 0, FILES)
+    monkeypatch.setattr("state_runtime.driver.epochs.Narrow.choose", lambda *_, **__: False)
+    counts = iter([1, 2])
+    started = epoch_plan.jobs_so_far
+    monkeypatch.setattr(epoch_plan, "jobs_so_far", lambda session: next(counts, None) or started(session))
+    summing(tmp_path, STAY["filtered"]).run(spark, trigger=ONCE)
+    assert plans == {"again": FILES - 3}
+
+
 @pytest.mark.parametrize("every_epoch", [True, False])
 def test_a_transform_is_called_in_each_epoch_if_that_is_asked_for(
     spark: SparkSession, tmp_path: Path, plans: Counter[str], every_epoch: bool
@@ -288,11 +291,21 @@ def as_streams_plan(spark: SparkSession) -> Iterator[None]:
 
 def batch_of(frame: DataFrame) -> DataFrame:
     """As Spark hands a batch over."""
-    spark, execution = frame.sparkSession, frame._jdf.queryExecution()
+    execution = frame._jdf.queryExecution()
+    return handed_over(frame, execution.toRdd(), execution.executedPlan())
+
+
+def without_tasks(batch: DataFrame) -> DataFrame:
+    """A batch of the same columns, of an RDD without partitions."""
+    return handed_over(batch, batch.sparkSession.sparkContext._jsc.emptyRDD().rdd(), analyzed(batch))
+
+
+def handed_over(like: DataFrame, rows: Any, lying_as: Any) -> DataFrame:
+    spark = like.sparkSession
     jvm: Any = spark.sparkContext._jvm
-    none, plan = getattr(jvm.scala, "None$").__getattr__("MODULE$"), execution.executedPlan()
+    none = getattr(jvm.scala, "None$").__getattr__("MODULE$")
     given = jvm.org.apache.spark.sql.execution.LogicalRDD(
-        execution.analyzed().output(), execution.toRdd(), plan.outputPartitioning(), plan.outputOrdering(),
+        analyzed(like).output(), rows, lying_as.outputPartitioning(), lying_as.outputOrdering(),
         False, none, spark._jsparkSession, none, none, False,
     )  # fmt: skip
     datasets = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
@@ -337,6 +350,31 @@ def test_a_batch_of_other_columns_is_planned(spark: SparkSession) -> None:
         learns = plans.learns(SHAPE)
         plans.learn(SHAPE, batch, [batch.selectExpr("k + 1 AS k")] if learns else [])
     assert not plans.learns(SHAPE)  # they never come again as they were: it is not tried for ever
+
+
+@pytest.mark.usefixtures("as_streams_plan")
+@pytest.mark.parametrize("way", ["planned", "again"])
+def test_a_batch_without_rows_has_no_event_time(spark: SparkSession, way: str) -> None:
+    """Nor has one without a task: a source gives one after all files of a batch turned out to have no rows."""
+    frames, at = PreparedFrames(spark), WatermarkColumn("n", "n", 1_000)
+    full = batch_of(spark.range(0, 10, 1, 2).toDF("n"))
+    for _ in range(2):
+        watched, seen = frames.observe(full, ("max(n)",))
+        frames.run(watched)
+        if frames.learns(SHAPE):
+            frames.learn(SHAPE, full, [watched])
+    assert EpochPlan(lambda: None, (at,), partial(seen, watched)).event_time_ms() == {"n": 9}
+    empty = without_tasks(full)
+    if way == "again":
+        plan = frames.again(SHAPE, empty, [])
+        assert plan is not None
+        done = EpochPlan(plan.run, (at,), plan.seen)
+    else:
+        watched, seen = frames.observe(empty, ("max(n)",))
+        done = EpochPlan(partial(frames.run, watched), (at,), partial(seen, watched))
+    done.run()
+    assert done.event_time_ms() == {"n": None}
+    assert EpochPlan(done.run, (at,), tuple).event_time_ms() == {"n": None}, "nothing was observed"
 
 
 @pytest.mark.usefixtures("as_streams_plan")

@@ -65,6 +65,23 @@ def test_a_newer_executor_gets_the_shards_that_it_has_copies_of() -> None:
     assert [executors[seat] for seat in seats] == ["a", "c", "a", "b", "c", "b"]
 
 
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_who_is_at_home_stays_when_a_lost_executors_shards_are_evened_out(lost: str) -> None:
+    """Both of its shards went to one of the others, which has a seat too many then: it gives one of the two away. A shard of
+    its own would have no old copy to come home to."""
+    homes = {shard: "abc"[shard // 2] for shard in range(6)}
+    host, other = (e for e in "abc" if e != lost)
+    at = {shard: host if home == lost else home for shard, home in homes.items()}
+    heap, is_lost = Seating(tuple(homes.values()), tuple(range(6)), 3, 3).after(at)
+    assert is_lost
+    copies = {e: [CopyFound(6, shard, 1, 900) for shard, where in at.items() if where == e] for e in (host, other)}
+    executors = [host, other] * 3
+    seats = seat_shards(executors, copies, 6, heap.guests)
+    assert {shard: executors[seats[shard]] for shard, home in homes.items() if home != lost} == {
+        shard: home for shard, home in homes.items() if home != lost
+    }
+
+
 def test_a_matching_copy_comes_before_a_stale_one_and_a_newer_stale_one_before_an_older() -> None:
     executors = ["a", "b"]
     matching_is_older = {"a": [CopyFound(2, 1, 1, 1)], "b": [CopyFound(2, 1, 0, 9)]}
