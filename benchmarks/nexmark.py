@@ -44,8 +44,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def _workload(name: str) -> Workload:
     query = QUERIES[name]
     kind = "stateless" if query.sink else _KINDS.get(name, "aggregate")
-    # A job that runs, not one that starts: Java still compiles for half of its time after ten batches.
-    ours = Turns(warm=40, per_round=5)
+    # A job that runs, not one that starts: Java still compiles for hundreds of batches (docs/design/0037-handover.md).
+    ours = Turns(warm=100, per_round=5)
     return Workload(
         key=name,
         title=query.title,

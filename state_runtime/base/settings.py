@@ -248,7 +248,7 @@ class JobSettings:
     heartbeat_interval_s: float = 2.0
     inline_bytes_max: int = 256 * KIB
     materialize: bool = True
-    materialize_min_bytes: int = 16 * MIB
+    materialize_min_bytes: int = 64 * MIB
     materialize_ratio: float = 0.3
     materialize_max_segments: int = 256
     runs_max: int = 8

@@ -14,7 +14,7 @@ from state_runtime.task.acknowledgement import Acknowledgement
 
 __all__ = ["Aggregated"]
 
-ROWS_MIN = 100_000
+ROWS_MIN = 50_000
 """Below it the second plan costs about what it saves (docs/design/0029-partial-rows.md)."""
 KEYS_PER_ROW_MAX = 0.5
 FEWER_MAX = 0.75

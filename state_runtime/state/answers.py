@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.state.table import Mask, Positions, plain_numbers
+from state_runtime.state.table import Mask, Positions, is_plain, plain_numbers
 
 __all__ = ["Answers"]
+
+_WHOLE_MAX = 2
+"""A column that has at most so many rows for each that is asked for is read whole: copying it takes a fraction of
+picking rows from it, and they are picked once more when all are found."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,13 @@ class Answers:
     def _column(self, number: int, kind: pa.DataType, validity: pa.Buffer | None) -> pa.Array:
         if len(self._parts) == 1 and validity is None:
             return self._parts[0].columns[number].take(pa.array(self._parts[0].at))
-        numbers = self._numbers(number, kind)
+        numbers = self._numbers(number) if is_plain(kind) else None
         if numbers is None:
             return self._any_column(number)
         return pa.Array.from_buffers(kind, len(self.found), [validity, pa.py_buffer(numbers)])
 
-    def _numbers(self, number: int, kind: pa.DataType) -> Any:
-        """The column's numbers, each moved once to its place; None if they are no numbers, or some are null."""
+    def _numbers(self, number: int) -> Any:
+        """The column's numbers, each moved once to its place; None if some are null."""
         numbers = None
         for part in self._parts:
             taken = _numbers_at(part.columns[number], part.at)
@@ -70,10 +74,14 @@ class Answers:
         position = np.zeros(len(self.found), dtype=np.int64)
         before, pieces = 0, []
         for part in self._parts:
-            position[part.wanted] = before + np.arange(len(part.wanted))
-            before += len(part.wanted)
-            pieces.append(part.columns[number].take(pa.array(part.at)))
-        return pa.concat_arrays(pieces).take(pa.array(position, mask=~self.found))
+            piece, at = part.columns[number], part.at
+            if len(piece) > _WHOLE_MAX * len(at):
+                piece, at = piece.take(pa.array(at)), np.arange(len(at))
+            position[part.wanted] = before + at
+            before += len(piece)
+            pieces.append(piece)
+        whole = pa.concat_arrays(pieces) if len(pieces) > 1 else pieces[0]
+        return whole.take(pa.array(position, mask=~self.found))
 
 
 def _numbers_at(column: pa.Array, at: Positions) -> Any:

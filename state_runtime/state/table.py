@@ -261,7 +261,7 @@ def int64_values(column: pa.Array) -> npt.NDArray[np.int64]:
 def plain_numbers(column: pa.Array) -> npt.NDArray[Any] | None:
     """The values of a column of numbers or times as they lie in memory, times as integers, without a copy; None if it
     is of another kind or holds a null."""
-    if column.null_count or not _is_plain(column.type):
+    if column.null_count or not is_plain(column.type):
         return None
     kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
     dtype = np.dtype(f"{kind}{column.type.bit_width // 8}")
@@ -271,7 +271,8 @@ def plain_numbers(column: pa.Array) -> npt.NDArray[Any] | None:
 
 
 @lru_cache(maxsize=256)
-def _is_plain(kind: pa.DataType) -> bool:
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether a column is numbers or times: `plain_numbers` gives them where none is null."""
     types = pa.types
     return bool(
         types.is_integer(kind) or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_interval(kind))

@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
-from state_runtime.base.heap import freeze_heap_once
+from state_runtime.base.heap import freeze_heap
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.inflight import InflightPass, RowsPart, left_of_shard
@@ -108,7 +108,7 @@ class StageTask:
     narrow: NarrowLimits | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_heap_once()
+        freeze_heap()
         try:
             faults.reach("task-started")
             if self.operator is None:

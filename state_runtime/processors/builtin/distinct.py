@@ -32,7 +32,7 @@ Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger[Any]]
 _RANK_BITS = 6
 _RANK_MASK = (1 << _RANK_BITS) - 1
-_POWERS = np.exp2(-np.arange(1 << _RANK_BITS, dtype=np.float64))
+_POWERS = np.exp2(-np.arange(1 << _RANK_BITS, dtype=np.float32))  # each is exact
 _NEIGHBOURS = 6
 _BELOW_MANTISSA = 64 - 53
 
@@ -76,21 +76,34 @@ class Distinct:
         register = (hashes >> np.uint64(64 - self.p)).astype(np.int64)
         # A one behind the last bit ends the search where all others are 0.
         rest = (hashes << np.uint64(self.p)) | np.uint64(1 << (self.p - 1))
-        packed = self._packed(register << _RANK_BITS | (_leading_zeros(rest) + 1), group, groups.count)
+        codes = (register << _RANK_BITS | (_leading_zeros(rest) + 1)).astype(np.int32)
+        packed = self._packed(codes, group, groups.count)
         packed.sort()
         return self._sketches(packed, groups.count)
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        count = len(new[0])
-        both = np.concatenate([self._packed_lists(sketches[0], np.arange(count), count) for sketches in (old, new)])
-        # Both halves are in order: a stable sort merges them.
-        both.sort(kind="stable")
-        return self._sketches(both, count)
+        held, sizes = _codes_of(old[0])
+        came, new_sizes = _codes_of(new[0])
+        if len(held) == 0:
+            return list(new)
+        # An epoch has few values of a key beside what its sketch holds: each is looked for, nothing is sorted.
+        group = np.arange(len(sizes))
+        packed, wanted = (self._packed_lists(*codes, group, len(sizes)) for codes in ((held, sizes), (came, new_sizes)))
+        at = np.searchsorted(packed, wanted & ~_RANK_MASK)
+        there = packed[np.minimum(at, len(packed) - 1)]
+        is_held = (at < len(packed)) & (there >> _RANK_BITS == wanted >> _RANK_BITS)
+        higher = is_held & (wanted > there)
+        merged = held.copy()
+        merged[at[higher]] = came[higher]
+        added = ~is_held
+        merged = np.insert(merged, at[added], came[added])
+        sizes = sizes + np.bincount(np.repeat(group, new_sizes)[added], minlength=len(sizes))
+        return self._lists(merged, np.concatenate([[0], np.cumsum(sizes)]))
 
     def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         if groups.all_single:
             return list(slots)
-        packed = self._packed_lists(slots[0], groups.group_of_row, groups.count)
+        packed = self._packed_lists(*_codes_of(slots[0]), groups.group_of_row, groups.count)
         packed.sort()
         return self._sketches(packed, groups.count)
 
@@ -103,8 +116,8 @@ class Distinct:
         inverse = empty.astype(np.float64)
         filled = np.flatnonzero(sizes)
         if len(filled):
-            powers = _POWERS[codes & _RANK_MASK]
-            inverse[filled] += np.add.reduceat(powers, (np.cumsum(sizes) - sizes)[filled])
+            powers = _POWERS.take(codes & _RANK_MASK, mode="clip")  # without a look at the bounds of each
+            inverse[filled] += np.add.reduceat(powers, (np.cumsum(sizes) - sizes)[filled], dtype=np.float64)
         return pa.array(np.floor(_estimate(self.p, inverse, empty) + 0.5).astype(np.int64))
 
     @property
@@ -114,14 +127,19 @@ class Distinct:
     def _packed(self, codes: Integers, group: Positions, count: int) -> Integers:
         """Group and code as one number of the same order: of 32 bits, which are sorted twice as fast, where they
         do."""
-        bits = self.p + _RANK_BITS
-        kind = np.int32 if count << bits < 1 << 31 else np.int64
-        packed: Integers = (group << bits).astype(kind) | codes.astype(kind)
+        packed: Integers = self._in_front(group, count) | codes
         return packed
 
-    def _packed_lists(self, sketches: pa.Array, group_of_list: Positions, count: int) -> Integers:
-        codes, sizes = _codes_of(sketches)
-        return self._packed(codes, np.repeat(group_of_list, sizes), count)
+    def _packed_lists(self, codes: Integers, sizes: Positions, group_of_list: Positions, count: int) -> Integers:
+        """The same of sketches, whose codes lie one after the other."""
+        packed = np.repeat(self._in_front(group_of_list, count), sizes)
+        packed |= codes
+        return packed
+
+    def _in_front(self, group: Positions, count: int) -> Integers:
+        bits = self.p + _RANK_BITS
+        in_front: Integers = (group << bits).astype(np.int32 if count << bits < 1 << 31 else np.int64)
+        return in_front
 
     def _sketches(self, packed: Integers, count: int) -> list[pa.Array]:
         """Of sorted numbers, each a group and a code, one sketch per group."""
@@ -132,7 +150,10 @@ class Distinct:
         packed = packed[highest]
         offsets = np.searchsorted(packed, np.arange(count + 1, dtype=np.int64) << bits)
         kept = (packed & ((1 << bits) - 1)).astype(self._code_type.to_pandas_dtype())
-        return [pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), pa.array(kept), type=self.slots[0].type)]
+        return self._lists(kept, offsets)
+
+    def _lists(self, codes: Integers, offsets: Positions) -> list[pa.Array]:
+        return [pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), pa.array(codes), type=self.slots[0].type)]
 
 
 def _codes_of(sketches: pa.Array) -> tuple[Integers, Positions]:

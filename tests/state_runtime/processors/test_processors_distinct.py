@@ -66,8 +66,14 @@ def test_a_sketch_is_the_highest_rank_of_each_register(p: int, groups: list[list
     assert new.type == function.slots[0].type
     assert decoded(new) == [registers_of(group, p) for group in groups]
     before = [data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=12)) for _ in groups]
-    merged = function.merge([reduced(function, before)], [new])[0]
-    assert decoded(merged) == [registers_of([*old, *more], p) for old, more in zip(before, groups, strict=True)]
+    is_there = [data.draw(st.booleans()) for _ in groups]
+    old = reduced(function, before).take(
+        pa.array([n if there else None for n, there in enumerate(is_there)], pa.int64())
+    )
+    before = [values if there else [] for values, there in zip(before, is_there, strict=True)]
+    merged = function.merge([old], [new])[0]
+    assert merged.type == new.type
+    assert decoded(merged) == [registers_of([*values, *more], p) for values, more in zip(before, groups, strict=True)]
     halves = np.zeros(len(groups), dtype=np.bool_)
     halves[[0, len(groups) // 2]] = True
     ends = [*np.flatnonzero(halves).tolist(), len(groups)]
