@@ -68,6 +68,11 @@ def sides_of(workload: Workload) -> tuple[Side, ...]:
     return ("ours",) if workload.peer_from else SIDES
 
 
+# Engines warm up in turns too: Spark ends Python workers that were idle for a minute
+# (`IDLE_WORKER_TIMEOUT_NS` of its PythonWorkerFactory), and the first triggers that count would start them anew.
+_WARM_PARTS = 10
+
+
 def measure(
     workload: Workload, folder: Path, cores: int, step: Step, start: Callable[[WorkerPlan], Worker] = Worker
 ) -> Measured:
@@ -107,7 +112,13 @@ def measure(
             return done
 
         for side in sides:
-            turn(side, workload.prefill_batches + workload.turns[side].warm, "warm-up")
+            if workload.prefill_batches:
+                turn(side, workload.prefill_batches, "pre-fill")
+        for part in range(_WARM_PARTS):
+            for side in sides:
+                warm = workload.turns[side].warm
+                if batches := warm * (part + 1) // _WARM_PARTS - warm * part // _WARM_PARTS:
+                    turn(side, batches, "warm-up")
         for number in range(workload.rounds):
             # The order changes every round, so that neither engine always follows the other's last turn.
             for side in sides if number % 2 == 0 else reversed(sides):

@@ -50,7 +50,7 @@ __all__ = [
 
 # Functions to which a row that comes again counts again; the others take the last word, or do not mind.
 _COUNTS_EACH_ROW: Final = frozenset(
-    {"count", "sum", "avg", "variance", "variance_pop", "stddev", "stddev_pop", "collect"}
+    {"count", "sum", "avg", "variance", "variance_pop", "stddev", "stddev_pop", "collect", "top_n", "bottom_n"}
 )
 
 
@@ -189,6 +189,7 @@ def compile_pipeline(
         elif isinstance(step, WriteStep):
             if step.name in sinks:
                 raise InvalidPipeline(f"two sinks are named {step.name!r}; give each write() a name of its own")
+            step.sink.check(arrow_schema(schema), f"sink {step.name!r}")
             sinks[step.name] = step.sink
             has_other_python = has_other_python or step.sink.may_have_python
             last = parts[-1] if parts else None

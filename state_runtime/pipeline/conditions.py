@@ -2,9 +2,9 @@
 
 A condition is of aggregates over some of the rows only (`aggregates.sum("price").where("price > 100")`, SQL's FILTER).
 
-Every aggregate passes over nulls, `max_by` and `min_by` over those of the column that they choose by. So the condition
-becomes a column: that one where it holds, else null; it is computed by Spark where the operator's input is cut to what
-it reads, and exists nowhere else.
+Every aggregate passes over nulls, `max_by`, `min_by`, `top_n` and `bottom_n` over those of the column that they choose
+by. So the condition becomes a column: that one where it holds, else null; it is computed by Spark where the operator's
+input is cut to what it reads, and exists nowhere else.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.pipeline.output_owner import Claimant, own_output
+from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
@@ -51,6 +52,17 @@ class Sink(ABC):
     @abstractmethod
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """How tasks stage for this sink; `root` is the URL and options of the job root."""
+
+    def check(self, schema: pa.Schema, where: str) -> None:  # noqa: B027 - most sinks take any rows
+        """Called when the job is built.
+
+        Args:
+            schema: of the rows that come.
+            where: which sink it is, for a message.
+
+        Raises:
+            InvalidPipeline: it cannot take such rows.
+        """
 
     @abstractmethod
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
@@ -100,18 +112,32 @@ class ParquetSink(Sink):
         path: folder; a path or a URL like the store's.
         epoch_column: name of an added column with the epoch's number, by which consumers of update output pick
             the newest row of a key; None adds none.
+        partition_by: columns whose values name folders, as Spark's `partitionBy` has it:
+            `day=2024-05-17/part-….parquet`. They are of text, integers, booleans or dates and stand in no file;
+            readers take them from the folders.
+            Each task writes a file for each folder and epoch, for 1,000 folders at most. One folder of output has one
+            way to be partitioned: readers refuse a mixture.
         storage_options: for fsspec; never stored.
+
+    Example:
+        ParquetSink("out/trips", partition_by=["day"])
     """
 
     may_have_python: ClassVar[bool] = False
 
     def __init__(
-        self, path: str, *, epoch_column: str | None = EPOCH_COLUMN, storage_options: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        *,
+        epoch_column: str | None = EPOCH_COLUMN,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not path:
             raise InvalidConfiguration("ParquetSink needs a folder; give it a path or a URL")
         self.path = str(path)
         self.epoch_column = epoch_column
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self._storage_options = dict(storage_options or {})
 
     def __repr__(self) -> str:
@@ -127,7 +153,12 @@ class ParquetSink(Sink):
             staging_prefix=f"_stillstate/staging/{owner}",
             final_prefix=f"part-{owner}-",
             epoch_column=self.epoch_column,
+            partition_by=self.partition_by,
         )
+
+    def check(self, schema: pa.Schema, where: str) -> None:
+        """See `Sink.check`."""
+        check_partition_columns(self.partition_by, schema, where)
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
         """See `Sink.newest_published_epoch`. One listing of the commit log."""

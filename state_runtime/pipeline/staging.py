@@ -13,15 +13,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from state_runtime.base.errors import InvalidData
 from state_runtime.base.limits import MIB
+from state_runtime.pipeline.partitions import in_folders
 from state_runtime.pipeline.staged import StagedFiles
 from state_runtime.snapshot.manifest import StagedFile
 from state_runtime.store import Store, shared_store
 
 __all__ = ["SinkSpec"]
 
-# A file is closed at this size; it is also what one task holds in memory per sink.
+# Files are closed at this size; it is also what one task holds in memory per sink.
 _FILE_BYTES_MAX = 128 * MIB
+# Of one task's rows in one epoch: manifests name each file.
+_FOLDERS_MAX = 1_000
 _ROW_GROUP_ROWS = 1 << 20
 # What `_Staging` gives.
 _TERM = re.compile(r"[0-9]{20}\Z")
@@ -34,6 +38,7 @@ class SinkSpec:
 
     Attributes:
         empty_epochs: it is told of epochs without rows too: the driver stages a file that has none.
+        partition_by: columns whose values name the folder of a row's file.
     """
 
     name: str
@@ -43,6 +48,7 @@ class SinkSpec:
     final_prefix: str = ""
     epoch_column: str | None = None
     empty_epochs: bool = False
+    partition_by: tuple[str, ...] = ()
 
     def store(self) -> Store:
         """The store below which `staged` and `final` paths lie."""
@@ -92,6 +98,15 @@ class SinkSpec:
         return staging.finish()
 
 
+class _Open:
+    """A file that a task writes into memory."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.buffer = pa.BufferOutputStream()
+        self.writer = pq.ParquetWriter(self.buffer, schema, compression="zstd", write_page_checksum=True)
+        self.rows = 0
+
+
 class _Staging:
     """Writes one task's rows of one sink as Parquet; nothing is stored for a task without rows."""
 
@@ -101,41 +116,47 @@ class _Staging:
         self._epoch = epoch
         self._name = name
         self._files: list[StagedFile] = []
-        self._buffer: pa.BufferOutputStream | None = None
-        self._writer: Any = None
-        self._rows = 0
+        self._open: dict[str, _Open] = {}
+        self._folders: set[str] = set()
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Raises: InvalidData: rows for too many folders, or for one that cannot be named."""
         if batch.num_rows == 0:
             return
         if self._spec.epoch_column:
             epoch = pa.repeat(pa.scalar(self._epoch, pa.int64()), batch.num_rows)
             batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
-        if self._writer is None:
-            self.begin(batch.schema)
-        self._writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
-        self._rows += batch.num_rows
-        if self._buffer is not None and self._buffer.tell() > _FILE_BYTES_MAX:
-            self._close_file()
+        for folder, rows in in_folders(batch, self._spec.partition_by, f"sink {self._spec.name!r}"):
+            file = self._open.get(folder) or self.begin(rows.schema, folder)
+            file.writer.write_batch(rows, row_group_size=_ROW_GROUP_ROWS)
+            file.rows += rows.num_rows
+        if sum(file.buffer.tell() for file in self._open.values()) > _FILE_BYTES_MAX:
+            self._close_files()
 
-    def begin(self, schema: pa.Schema) -> None:
+    def begin(self, schema: pa.Schema, folder: str = "") -> _Open:
         """Open a file; it is stored even if no row comes."""
-        self._buffer = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._buffer, schema, compression="zstd", write_page_checksum=True)
+        self._folders.add(folder)
+        if len(self._folders) > _FOLDERS_MAX:
+            raise InvalidData(
+                f"sink {self._spec.name!r}: the rows that one task has in one epoch are of more than {_FOLDERS_MAX:,} "
+                f"folders by {', '.join(self._spec.partition_by)}; partition by columns with fewer values"
+            )
+        file = self._open[folder] = _Open(schema)
+        return file
 
     def finish(self) -> StagedFiles:
         """Store what is left."""
-        if self._writer is not None:
-            self._close_file()
+        self._close_files()
         return StagedFiles(self._spec.name, tuple(self._files))
 
-    def _close_file(self) -> None:
-        assert self._buffer is not None
-        self._writer.close()
-        body = self._buffer.getvalue()
-        name = f"{self._name}-{len(self._files):03d}.parquet"
-        staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
-        final = f"{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
-        self._spec.store().put(staged, body)
-        self._files.append(StagedFile(staged, final, body.size, self._rows))
-        self._buffer, self._writer, self._rows = None, None, 0
+    def _close_files(self) -> None:
+        for folder, file in self._open.items():
+            file.writer.close()
+            body = file.buffer.getvalue()
+            name = f"{self._name}-{len(self._files):03d}.parquet"
+            staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
+            inside = f"{folder}/" if folder else ""
+            final = f"{inside}{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
+            self._spec.store().put(staged, body)
+            self._files.append(StagedFile(staged, final, body.size, file.rows))
+        self._open.clear()

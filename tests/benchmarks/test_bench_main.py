@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.engines import Sample
 from benchmarks.main import app
-from benchmarks.measure import DisagreementError, Measured, check_agreement, figures_of
-from benchmarks.workloads import NO_ROW_COUNT, WORKLOADS, Workload
+from benchmarks.measure import DisagreementError, Measured, check_agreement, figures_of, measure
+from benchmarks.workers import Turn
+from benchmarks.workloads import NO_ROW_COUNT, WORKLOADS, Side, Turns, Workload
 
 
 def _workload(key: str) -> Workload:
@@ -66,3 +68,45 @@ def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
     assert result.exit_code == 2
     assert "unknown workload z" in result.output
     assert "d-unguarded" in result.output
+
+
+class _Engine:
+    """A worker that only says what it was asked to do."""
+
+    def __init__(self, side: str, told: list[tuple[str, int]]) -> None:
+        self._side = side
+        self._told = told
+        self._done = 0
+
+    def __enter__(self) -> _Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait_ready(self) -> None:
+        pass
+
+    def cpu_percent(self, _interval_s: float) -> float:
+        return 0.0
+
+    def run(self, batches: int, _timeout_s: float) -> Turn:
+        self._told.append((self._side, batches))
+        samples = tuple(Sample(self._done + n, 100, 1, 1, 1) for n in range(batches))
+        self._done += batches
+        return Turn(samples, 1.0)
+
+
+def test_neither_engine_rests_for_the_whole_warm_up_of_the_other(tmp_path: Path) -> None:
+    """One that rests for a minute loses its Python workers, and its first triggers that count would start them."""
+    told: list[tuple[str, int]] = []
+    turns: dict[Side, Turns] = {"ours": Turns(warm=100, per_round=5), "peer": Turns(warm=3, per_round=2)}
+    workload = replace(_workload("a"), rows=10, keys=20, prefill_batches=2, rounds=3, turns=turns)
+    measured = measure(workload, tmp_path, 2, lambda *_: None, lambda plan: _Engine(plan.side, told))  # type: ignore[arg-type,return-value]
+    warm_ups = told[2:-6]
+    assert told[:2] == [("ours", 2), ("peer", 2)]
+    assert max(batches for _, batches in warm_ups) == 10
+    assert {side: sum(b for s, b in warm_ups if s == side) for side in turns} == {"ours": 100, "peer": 3}
+    assert [s for s, _ in warm_ups].index("peer") < 5
+    assert {side: len(samples) for side, samples in measured.samples.items()} == {"ours": 15, "peer": 6}
+    assert min(sample.batch_id for sample in measured.samples["ours"]) == 102

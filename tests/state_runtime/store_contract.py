@@ -35,6 +35,11 @@ HOSTILE = [
     "a\n",
     "ä",
     "a%2e%2e",
+    "a%2E%2E",
+    "k=%2e",
+    "k=%",
+    "k=a b",
+    "k=v=ä",
     "~",
     "x" * 1025,
 ]
@@ -225,6 +230,19 @@ class StoreContract:
         """Called at every start of a run."""
         store.probe()
         assert store.list_names("") == []
+
+    @pytest.mark.parametrize("value", ["a%2Fb", "%2E%2E", "..", "Köln", "東京", "a%3Db", "%25%3F%23"])
+    def test_a_folder_named_by_a_value_is_a_folder_like_any_other(self, store: Store, value: str) -> None:
+        """No store undoes the codes, and none takes them for a path of its own."""
+        folder = f"out/town={value}"
+        store.put("staged/x", b"rows")
+        store.move("staged/x", f"{folder}/x")
+        assert store.read(f"{folder}/x", 10) == b"rows"
+        assert store.list_names("out") == [f"town={value}"]
+        assert store.list_names(folder) == ["x"]
+        assert [found.path for found in store.list_objects("out")] == [f"{folder}/x"]
+        store.delete(f"{folder}/x")
+        assert list(store.list_objects("out")) == []
 
     @pytest.mark.parametrize("path", HOSTILE, ids=repr)
     def test_hostile_paths_reach_no_file(self, store: Store, path: str) -> None:

@@ -31,6 +31,7 @@ from state_runtime.processors.builtin.partials import (
     order_of,
 )
 from state_runtime.processors.builtin.ranks import has_order
+from state_runtime.processors.builtin.top import Top
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.event_time import is_late, micros_of, millis_up, nullable_millis
 from state_runtime.processors.grouping import GroupedRows, filter_rows
@@ -225,6 +226,18 @@ def _function(name: str, aggregate: Aggregate, data_type: Any, by_type: Any, whe
             output=data_type,
             by_type=by_type,
             greatest=function == "max_by",
+        )
+    if function in ("top_n", "bottom_n"):
+        if aggregate.by is None or not has_order(by_type):
+            raise InvalidPipeline(f"{where}: {function} cannot order by values of type {by_type}")
+        return Top(
+            name=name,
+            column=column,
+            by=aggregate.by,
+            element=data_type,
+            by_type=by_type,
+            n=aggregate.limit,
+            greatest=function == "top_n",
         )
     if function == "collect":
         return Collected(name, column, data_type, aggregate.limit)

@@ -15,6 +15,7 @@ __all__ = [
     "Aggregate",
     "any",
     "avg",
+    "bottom_n",
     "collect",
     "count",
     "count_distinct",
@@ -29,18 +30,21 @@ __all__ = [
     "stddev",
     "stddev_pop",
     "sum",
+    "top_n",
     "variance",
     "variance_pop",
 ]
 
 COLLECT_LIMIT_MAX = 1_000_000
 DISTINCT_LIMIT_MAX = 1_000_000
+TOP_MAX = 10_000
 # Of the relative standard deviation: 2^4 … 2^14 registers. Spark goes on to sizes that no key should have.
 RSD_MIN, RSD_MAX = 0.0087, 0.39
 
 Function = Literal[
     "count", "sum", "min", "max", "avg", "any", "every", "first", "last", "collect",
-    "count_distinct", "count_distinct_approx", "max_by", "min_by", "variance", "variance_pop", "stddev", "stddev_pop",
+    "count_distinct", "count_distinct_approx", "max_by", "min_by", "top_n", "bottom_n",
+    "variance", "variance_pop", "stddev", "stddev_pop",
 ]  # fmt: skip
 
 
@@ -51,10 +55,10 @@ class Aggregate:
     Attributes:
         column: None only for counting rows.
         ignore_nulls: of `first` and `last`.
-        limit: of `collect` and `count_distinct`: how many elements at most.
+        limit: of `collect`, `count_distinct`, `top_n` and `bottom_n`: how many elements at most.
         rsd: of `count_distinct_approx`: the relative standard deviation.
         condition: SQL; of rows for which it is not true nothing is seen.
-        by: of `max_by` and `min_by`: the column that chooses the row.
+        by: of `max_by`, `min_by`, `top_n` and `bottom_n`: the column that chooses the rows.
         told: what `text` says of the column, where that is not its name.
     """
 
@@ -78,6 +82,8 @@ class Aggregate:
     def text(self) -> str:
         """What it is, as far as its stored state depends on it: `sum(delay)`."""
         options = (", ignore nulls" if self.ignore_nulls else "") + (f", rsd {self.rsd:g}" if self.rsd else "")
+        # More of them than were kept cannot be told afterwards.
+        options += f", {self.limit}" if self.function in ("top_n", "bottom_n") else ""
         return f"{self.function}({self.over}{options})"
 
     def where(self, condition: str) -> Aggregate:
@@ -133,6 +139,37 @@ def min_by(column: str, by: str) -> Aggregate:
     """The value of the row with the smallest value of another column: `max_by`, turned around. Of equals the later row
     wins here, too."""
     return Aggregate("min_by", column, by=by)
+
+
+def top_n(column: str, n: int, by: str | None = None) -> Aggregate:
+    """Values of the `n` rows with the greatest values of a column, the greatest first, as an array: SQL's
+    `ROW_NUMBER() OVER (PARTITION BY key ORDER BY by DESC) <= n`, in windows too.
+
+    Rows whose `by` is null do not count. Of rows with equal `by` the later one comes first, as in `max_by`. For whole
+    rows take a column that is a struct, and explode the array behind. An epoch rewrites the array of every key that it
+    touches.
+
+    Args:
+        column: of any type.
+        n: 1 to 10,000. It cannot be changed in a job that goes on: give the operator a new uid.
+        by: a column of numbers, text, binary, booleans, dates or timestamps; None is the column itself.
+
+    Example:
+        aggregates.top_n("bidder", 10, by="price")
+    """
+    return _top("top_n", column, n, by)
+
+
+def bottom_n(column: str, n: int, by: str | None = None) -> Aggregate:
+    """Values of the `n` rows with the smallest values of a column, the smallest first: `top_n`, turned around. Of
+    equals the later row comes first here, too."""
+    return _top("bottom_n", column, n, by)
+
+
+def _top(function: Literal["top_n", "bottom_n"], column: str, n: int, by: str | None) -> Aggregate:
+    if not 1 <= n <= TOP_MAX:
+        raise InvalidPipeline(f"{function}({column!r}, {n}): n is 1 to {TOP_MAX:,}")
+    return Aggregate(function, column, limit=n, by=by or column)
 
 
 def avg(column: str) -> Aggregate:
