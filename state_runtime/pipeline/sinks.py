@@ -115,8 +115,8 @@ class ParquetSink(Sink):
         partition_by: columns whose values name folders, as Spark's `partitionBy` has it:
             `day=2024-05-17/part-….parquet`. They are of text, integers, booleans or dates and stand in no file;
             readers take them from the folders.
-            Each task writes a file for each folder and epoch, for 1,000 folders at most. One folder of output has one
-            way to be partitioned: readers refuse a mixture.
+            Each task writes a file for each folder, epoch and 128 MiB of its rows, for 1,000 folders at most. One
+            folder of output has one way to be partitioned: readers refuse a mixture.
         storage_options: for fsspec; never stored.
 
     Example:

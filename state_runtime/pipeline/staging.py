@@ -6,7 +6,8 @@ What gives them their final names is in pipeline/sinks.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,11 @@ from state_runtime.store import Store, shared_store
 
 __all__ = ["SinkSpec"]
 
-# Files are closed at this size; it is also what one task holds in memory per sink.
+# Files are closed at this size, and rows for folders cut at this many bytes of them. It is also what one task holds in
+# memory per sink; while it cuts, three times that.
 _FILE_BYTES_MAX = 128 * MIB
+# Files that are stored at a time: a folder's may be small, and each is a request to an object store.
+_PUTS = 8
 # Of one task's rows in one epoch: manifests name each file.
 _FOLDERS_MAX = 1_000
 _ROW_GROUP_ROWS = 1 << 20
@@ -98,13 +102,26 @@ class SinkSpec:
         return staging.finish()
 
 
-class _Open:
-    """A file that a task writes into memory."""
+class _File:
+    """A Parquet file in memory."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self.buffer = pa.BufferOutputStream()
-        self.writer = pq.ParquetWriter(self.buffer, schema, compression="zstd", write_page_checksum=True)
+        self._buffer = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(self._buffer, schema, compression="zstd", write_page_checksum=True)
         self.rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._buffer.tell() > _FILE_BYTES_MAX)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
+        self.rows += batch.num_rows
+
+    def close(self) -> pa.Buffer:
+        """Its bytes."""
+        self._writer.close()
+        return self._buffer.getvalue()
 
 
 class _Staging:
@@ -116,47 +133,88 @@ class _Staging:
         self._epoch = epoch
         self._name = name
         self._files: list[StagedFile] = []
-        self._open: dict[str, _Open] = {}
+        self._open: _File | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
         self._folders: set[str] = set()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Raises: InvalidData: rows for too many folders, or for one that cannot be named."""
+        """Take rows.
+
+        Raises:
+            InvalidData: they are of too many folders, or of one that cannot be named. `finish` raises it too.
+        """
         if batch.num_rows == 0:
             return
         if self._spec.epoch_column:
             epoch = pa.repeat(pa.scalar(self._epoch, pa.int64()), batch.num_rows)
             batch = batch.append_column(pa.field(self._spec.epoch_column, pa.int64()), epoch)
-        for folder, rows in in_folders(batch, self._spec.partition_by, f"sink {self._spec.name!r}"):
-            file = self._open.get(folder) or self.begin(rows.schema, folder)
-            file.writer.write_batch(rows, row_group_size=_ROW_GROUP_ROWS)
-            file.rows += rows.num_rows
-        if sum(file.buffer.tell() for file in self._open.values()) > _FILE_BYTES_MAX:
-            self._close_files()
+        if self._spec.partition_by:
+            self._wait_for_more(batch)
+            return
+        if self._open is None:
+            self._open = _File(batch.schema)
+        self._open.write(batch)
+        if self._open.is_full:
+            self._store_open()
 
-    def begin(self, schema: pa.Schema, folder: str = "") -> _Open:
+    def begin(self, schema: pa.Schema) -> None:
         """Open a file; it is stored even if no row comes."""
-        self._folders.add(folder)
-        if len(self._folders) > _FOLDERS_MAX:
-            raise InvalidData(
-                f"sink {self._spec.name!r}: the rows that one task has in one epoch are of more than {_FOLDERS_MAX:,} "
-                f"folders by {', '.join(self._spec.partition_by)}; partition by columns with fewer values"
-            )
-        file = self._open[folder] = _Open(schema)
-        return file
+        self._open = _File(schema)
 
     def finish(self) -> StagedFiles:
         """Store what is left."""
-        self._close_files()
+        self._store_open()
+        self._store_folders()
         return StagedFiles(self._spec.name, tuple(self._files))
 
-    def _close_files(self) -> None:
-        for folder, file in self._open.items():
-            file.writer.close()
-            body = file.buffer.getvalue()
-            name = f"{self._name}-{len(self._files):03d}.parquet"
-            staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
-            inside = f"{folder}/" if folder else ""
-            final = f"{inside}{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
-            self._spec.store().put(staged, body)
-            self._files.append(StagedFile(staged, final, body.size, file.rows))
-        self._open.clear()
+    def _store_open(self) -> None:
+        if self._open is not None:
+            file, self._open = self._open, None
+            self._spec.store().put(*self._closed(file))
+
+    def _wait_for_more(self, batch: pa.RecordBatch) -> None:
+        """Rows are cut into folders many at a time: a file for each folder open all along, with a few rows of each
+        batch, takes sixteen times as long and stores three times the bytes (docs/design/0039-folders.md)."""
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes > _FILE_BYTES_MAX:
+            self._store_folders()
+
+    def _store_folders(self) -> None:
+        """Store a file for each folder, several at a time; when it returns or raises, none is being stored any more."""
+        if not self._waiting:
+            return
+        rows = pa.concat_batches(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        store = self._spec.store()
+        with ThreadPoolExecutor(_PUTS, thread_name_prefix="stage") as pool:
+            try:
+                puts = [pool.submit(store.put, *self._closed(file, folder)) for folder, file in self._in_files(rows)]
+                for put in puts:
+                    put.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _in_files(self, rows: pa.RecordBatch) -> Iterator[tuple[str, _File]]:
+        for folder, part in in_folders(rows, self._spec.partition_by, f"sink {self._spec.name!r}"):
+            self._folders.add(folder)
+            if len(self._folders) > _FOLDERS_MAX:
+                raise InvalidData(
+                    f"sink {self._spec.name!r}: the rows that one task has in one epoch are of more than "
+                    f"{_FOLDERS_MAX:,} folders by {', '.join(self._spec.partition_by)}; partition by columns with "
+                    "fewer values"
+                )
+            file = _File(part.schema)
+            file.write(part)
+            yield folder, file
+
+    def _closed(self, file: _File, folder: str = "") -> tuple[str, pa.Buffer]:
+        """Note a file; where it is to be stored, and its bytes."""
+        body = file.close()
+        name = f"{self._name}-{len(self._files):03d}.parquet"
+        staged = f"{self._spec.staging_prefix}/{self._term:020d}/{name}"
+        inside = f"{folder}/" if folder else ""
+        final = f"{inside}{self._spec.final_prefix}{name}" if self._spec.final_prefix else staged
+        self._files.append(StagedFile(staged, final, body.size, file.rows))
+        return staged, body

@@ -486,9 +486,12 @@ class Manifest:
             younger={"open_batch": None},
         )
         if len(body) > MANIFEST_BYTES_MAX:
+            staged = sum(len(output.files) for output in self.outputs)
             raise CorruptManifest(
                 f"the manifest of snapshot {self.snapshot_id} would have {len(body):,} bytes, more than "
-                f"{MANIFEST_BYTES_MAX:,}; materialize the changelog (is materialization switched off?)"
+                f"{MANIFEST_BYTES_MAX:,}. It names {staged:,} files of output and {len(self.stored_segments):,} "
+                "segments: partition the output by columns with fewer values or take a lower parallelism; materialize "
+                "the changelog (is materialization switched off?)"
             )
         return body
 

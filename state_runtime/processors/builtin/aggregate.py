@@ -216,29 +216,14 @@ def _function(name: str, aggregate: Aggregate, data_type: Any, by_type: Any, whe
         )
     if function in ("first", "last"):
         return Chosen(name, column, data_type, function == "last", aggregate.ignore_nulls)
-    if function in ("max_by", "min_by"):
-        if aggregate.by is None or not has_order(by_type):
+    if function in ("max_by", "min_by", "top_n", "bottom_n"):
+        by, largest = aggregate.by, function in ("max_by", "top_n")
+        if by is None or not has_order(by_type):
             raise InvalidPipeline(f"{where}: {function} cannot order by values of type {by_type}")
-        return ByExtreme(
-            name=name,
-            column=column,
-            by=aggregate.by,
-            output=data_type,
-            by_type=by_type,
-            greatest=function == "max_by",
-        )
-    if function in ("top_n", "bottom_n"):
-        if aggregate.by is None or not has_order(by_type):
-            raise InvalidPipeline(f"{where}: {function} cannot order by values of type {by_type}")
-        return Top(
-            name=name,
-            column=column,
-            by=aggregate.by,
-            element=data_type,
-            by_type=by_type,
-            n=aggregate.limit,
-            greatest=function == "top_n",
-        )
+        if function in ("max_by", "min_by"):
+            return ByExtreme(name=name, column=column, by=by, output=data_type, by_type=by_type, greatest=largest)
+        n = aggregate.limit
+        return Top(name=name, column=column, by=by, element=data_type, by_type=by_type, n=n, greatest=largest)
     if function == "collect":
         return Collected(name, column, data_type, aggregate.limit)
     if function == "count_distinct":

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.base.errors import InvalidData
-from state_runtime.processors.builtin.partials import Groups, as_type
+from state_runtime.processors.builtin.partials import Groups, as_type, order_given
 from state_runtime.processors.builtin.ranks import ranks_of
 from state_runtime.state.table import Mask, Positions
 
@@ -56,10 +55,8 @@ class ByExtreme:
         return True
 
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
-        if order is None:
-            raise InvalidData(f"aggregate {self.name!r} needs the order of the rows")
         values, by = as_type(rows.column(self.column), self.output), as_type(rows.column(self.by), self.by_type)
-        return self._choose(values, by, pa.array(order), groups)
+        return self._choose(values, by, pa.array(order_given(order, self.name)), groups)
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         count = len(new[0])

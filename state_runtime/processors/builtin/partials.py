@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
+from state_runtime.processors.builtin.lists import elements_of, elements_of_both, first_of_each
 from state_runtime.processors.builtin.partial_rows import (
     LOWER_HALF,
     doubles_of_halves,
@@ -45,6 +46,7 @@ __all__ = [
     "PartialFunction",
     "Scalar",
     "as_type",
+    "order_given",
     "order_of",
     "reduce_column",
 ]
@@ -67,6 +69,13 @@ def order_of(epoch: int, sequence: Positions, first: int = 0) -> Positions:
     if first + len(ranks) >= 1 << ORDER_BITS:
         raise InvalidData(f"{first + len(ranks):,} rows of one shard in one epoch; {1 << ORDER_BITS:,} is the limit")
     return ranks + first + (epoch << ORDER_BITS)
+
+
+def order_given(order: Positions | None, name: str) -> Positions:
+    """The order of rows for an aggregate function that needs it."""
+    if order is None:
+        raise InvalidData(f"aggregate {name!r} needs the order of the rows")
+    return order
 
 
 @dataclass(frozen=True)
@@ -461,9 +470,7 @@ class Chosen:
         there = np.ones(len(values), dtype=np.bool_)
         if self.ignore_nulls and values.null_count:
             there = values.is_valid().to_numpy(zero_copy_only=False)
-        if order is None:
-            raise InvalidData(f"aggregate {self.name!r} needs the order of the rows")
-        return self._choose(values, np.where(there, order, self._nothing), groups)
+        return self._choose(values, np.where(there, order_given(order, self.name), self._nothing), groups)
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
         before, after = (self._places(slots[1]) for slots in (old, new))
@@ -528,35 +535,20 @@ class Collected:
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
         values = as_type(rows.column(self.column), self.element)
         there = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        if order is None:
-            raise InvalidData(f"aggregate {self.name!r} needs the order of the rows")
         kept = values.take(pa.array(there)) if values.null_count else values
-        return self._lists(kept, order[there], groups.group_of_row[there], groups.count)
-
-    def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return self._regroup(
-            [pa.concat_arrays([o, n]) for o, n in zip(old, new)], np.tile(np.arange(len(new[0])), 2), len(new[0])
+        return self._lists(
+            [kept, pa.array(order_given(order, self.name)[there])], groups.group_of_row[there], groups.count
         )
 
+    def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
+        return self._lists(*elements_of_both(old, new), len(new[0]))
+
     def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
-        return list(slots) if groups.all_single else self._regroup(slots, groups.group_of_row, groups.count)
+        return list(slots) if groups.all_single else self._lists(*elements_of(slots, groups.group_of_row), groups.count)
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
         return slots[0]
 
-    def _regroup(self, slots: Sequence[pa.Array], group_of_list: Positions, count: int) -> list[pa.Array]:
-        values, places = (pc.list_flatten(s) for s in slots)
-        parents = pc.list_parent_indices(slots[0]).to_numpy(zero_copy_only=False)
-        return self._lists(values, places.to_numpy(zero_copy_only=False), group_of_list[parents], count)
-
-    def _lists(self, values: pa.Array, places: Positions, group: Positions, count: int) -> list[pa.Array]:
-        order = np.lexsort((places, group))
-        sizes = np.bincount(group, minlength=count)
-        within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        order = order[within < self.limit]
-        offsets = pa.array(np.concatenate(([0], np.cumsum(np.minimum(sizes, self.limit)))), type=pa.int32())
-        picked = pa.array(order)
-        return [
-            pa.ListArray.from_arrays(offsets, v.take(picked), type=f.type)
-            for v, f in zip((values, pa.array(places)), self.slots)
-        ]
+    def _lists(self, columns: Sequence[pa.Array], group: Positions, count: int) -> list[pa.Array]:
+        places = columns[1].to_numpy(zero_copy_only=False)
+        return first_of_each(columns, [places], group, count=count, limit=self.limit, fields=self.slots)

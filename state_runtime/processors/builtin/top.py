@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from state_runtime.base.errors import InvalidData
-from state_runtime.processors.builtin.partials import Groups, as_type
+from state_runtime.processors.builtin.lists import elements_of, elements_of_both, first_of_each
+from state_runtime.processors.builtin.partials import Groups, as_type, order_given
 from state_runtime.processors.builtin.ranks import ranks_of
 from state_runtime.state.table import Positions
 
@@ -55,10 +53,8 @@ class Top:
         return True
 
     def reduce(self, rows: pa.RecordBatch, groups: Groups, order: Positions | None) -> list[pa.Array]:
-        if order is None:
-            raise InvalidData(f"aggregate {self.name!r} needs the order of the rows")
         by = as_type(rows.column(self.by), self.by_type)
-        columns = [as_type(rows.column(self.column), self.element), by, pa.array(order)]
+        columns = [as_type(rows.column(self.column), self.element), by, pa.array(order_given(order, self.name))]
         group = groups.group_of_row
         if by.null_count:
             there = by.is_valid()
@@ -67,30 +63,18 @@ class Top:
         return self._lists(columns, group, groups.count)
 
     def merge(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        both = [pa.concat_arrays([o, n]) for o, n in zip(old, new)]
-        return self._regroup(both, np.tile(np.arange(len(new[0])), 2), len(new[0]))
+        return self._lists(*elements_of_both(old, new), len(new[0]))
 
     def merge_groups(self, slots: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
-        return list(slots) if groups.all_single else self._regroup(slots, groups.group_of_row, groups.count)
+        return list(slots) if groups.all_single else self._lists(*elements_of(slots, groups.group_of_row), groups.count)
 
     def finish(self, slots: Sequence[pa.Array]) -> pa.Array:
         return slots[0]
-
-    def _regroup(self, slots: Sequence[pa.Array], group_of_list: Positions, count: int) -> list[pa.Array]:
-        parents = pc.list_parent_indices(slots[0]).to_numpy(zero_copy_only=False)
-        return self._lists([pc.list_flatten(slot) for slot in slots], group_of_list[parents], count)
 
     def _lists(self, columns: Sequence[pa.Array], group: Positions, count: int) -> list[pa.Array]:
         """Of values, what they are chosen by and their places, each group's first `n`."""
         ranks, _ = ranks_of(columns[1])
         places = columns[2].to_numpy(zero_copy_only=False)
         # The complement turns an order around and, unlike the negative, always fits.
-        order = np.lexsort((~places, ~ranks if self.greatest else ranks, group))
-        sizes = np.bincount(group, minlength=count)
-        within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        picked = pa.array(order[within < self.n])
-        offsets = pa.array(np.concatenate(([0], np.cumsum(np.minimum(sizes, self.n)))), type=pa.int32())
-        return [
-            pa.ListArray.from_arrays(offsets, column.take(picked), type=slot.type)
-            for column, slot in zip(columns, self.slots, strict=True)
-        ]
+        keys = [~places, ~ranks if self.greatest else ranks]
+        return first_of_each(columns, keys, group, count=count, limit=self.n, fields=self.slots)

@@ -179,3 +179,37 @@ def test_too_many_folders_are_refused_whether_or_not_their_files_are_open(
         monkeypatch.setattr(staging, "_FILE_BYTES_MAX", size)
         with pytest.raises(InvalidData, match="more than 4 folders by shop; partition by columns with fewer values"):
             staged(sink, four, batch_of([("a", None, None, 5)]))
+
+
+def test_rows_are_cut_into_folders_once_whatever_batches_they_came_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Cut batch by batch, a million rows for 900 folders took 106 seconds instead of 6."""
+    cut: list[int] = []
+
+    def noting(batch: pa.RecordBatch, *others: Any) -> Any:
+        cut.append(batch.num_rows)
+        return in_folders(batch, *others)
+
+    monkeypatch.setattr(staging, "in_folders", noting)
+    sink = ParquetSink(str(tmp_path / "out"), partition_by=["shop"])
+    four = batch_of([("a", None, None, shop) for shop in range(4)])
+    _, output = staged(sink, *[four] * 25)
+    assert cut == [100]
+    assert [file.rows for file in output.files] == [25] * 4
+
+
+def test_a_file_that_cannot_be_stored_ends_the_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else the manifest would name a file that is not there."""
+    sink = ParquetSink(str(tmp_path / "out"), partition_by=["shop"])
+    store = sink.spec("job", "0" * 32, "out", ("", {})).store()
+    puts: list[str] = []
+
+    def full(path: str, body: Any) -> None:
+        puts.append(path)
+        if len(puts) == 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(store), "put", lambda _, path, body: full(path, body))
+    with pytest.raises(OSError, match="No space left"):
+        staged(sink, batch_of([("a", None, None, shop) for shop in range(4)]))

@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import math
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from by_another import (
+    FEW_ROWS,
+    TYPE_IDS,
+    TYPES,
+    batch,
+    check_any_order,
+    check_epochs,
+    epochs_of,
+    order,
+    planned,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
-from sliced import now_whole_now_sliced
 
 from state_runtime import aggregates
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.pipeline.compile import _COUNTS_EACH_ROW
-from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, AggregatePlan, plan_aggregates
 from state_runtime.processors.builtin.partials import Groups
-from state_runtime.processors.declared.aggregates import Aggregate
-from state_runtime.processors.grouping import group_rows
-from state_runtime.processors.operator import EpochClock
-from state_runtime.state.table import fold
-from state_runtime.state.version import OpenVersion
 
-KEYS = pa.schema([("k", pa.int64())])
 N = 3
 BOTH = {"top": aggregates.top_n("v", N, by="by"), "bottom": aggregates.bottom_n("v", N, by="by")}
-Row = tuple[int, Any, Any]
-"""Key, value, and what it is chosen by."""
-
-
-def order(value: Any) -> Any:
-    """Spark's order: NaN above every number, texts by their bytes, and zeros are equal."""
-    if isinstance(value, float):
-        return (1, 0.0) if math.isnan(value) else (0, value + 0.0)
-    return (0, value.encode() if isinstance(value, str) else value)
 
 
 def chosen(rows: list[tuple[Any, Any]], *, greatest: bool) -> list[Any]:
@@ -51,80 +43,26 @@ def chosen(rows: list[tuple[Any, Any]], *, greatest: bool) -> list[Any]:
     return [value for value, _ in counted[:N]]
 
 
-def batch(rows: list[Row], value_type: pa.DataType, by_type: pa.DataType) -> pa.RecordBatch:
-    types = (pa.int64(), value_type, by_type)
-    return pa.RecordBatch.from_arrays(
-        [pa.array([row[i] for row in rows], t) for i, t in enumerate(types)], names=["k", "v", "by"]
-    )
+def both(rows: list[tuple[Any, Any]]) -> tuple[Any, ...]:
+    return chosen(rows, greatest=True), chosen(rows, greatest=False)
 
 
-def planned(value_type: pa.DataType, by_type: pa.DataType, wanted: dict[str, Aggregate] | None = None) -> AggregatePlan:
-    return plan_aggregates(wanted or BOTH, pa.schema([("k", pa.int64()), ("v", value_type), ("by", by_type)]), "op")
-
-
-NAIVE = st.datetimes(dt.datetime.fromisoformat("1960-01-01"), dt.datetime.fromisoformat("2030-01-01"))
-TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
-    (pa.int64(), st.sampled_from([-(1 << 63), -1, 0, 1, (1 << 63) - 1])),
-    (pa.float64(), st.sampled_from([0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, math.nan])),
-    (pa.bool_(), st.booleans()),
-    (pa.string(), st.sampled_from(["", "a", "B", "ab", "ä", "\U0001f600", "\uffff"])),
-    (pa.date32(), st.dates(dt.date(1960, 1, 1), dt.date(2030, 1, 1))),
-    (pa.timestamp("us"), NAIVE),
-    (pa.decimal128(38, 2), st.decimals(-999, 999, places=2)),
-]
-
-
-@pytest.mark.parametrize("number", range(len(TYPES)), ids=lambda n: f"{n}-{TYPES[n][0]}")
+@pytest.mark.parametrize(("by_type", "drawn"), TYPES, ids=TYPE_IDS)
 @given(data=st.data())
 @examples(40)
-def test_the_first_rows_of_a_sort_over_many_epochs(number: int, data: st.DataObject) -> None:
+def test_the_first_rows_of_a_sort_over_many_epochs(
+    by_type: pa.DataType, drawn: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
     """Against a sort of all rows so far: null values may win, rows without the other column never do, the later of
     equals comes first."""
-    by_type, drawn = TYPES[number]
-    row = st.tuples(st.integers(0, 2), st.none() | st.integers(0, 9), st.none() | drawn)
-    epochs: list[list[Row]] = data.draw(st.lists(st.lists(row, min_size=1, max_size=14), min_size=1, max_size=4))
-    operator = AggregateOperator("op", ("k",), "k long", KEYS, planned(pa.int64(), by_type), "")
-    schema = operator.state_schemas[STATE]
-    table = schema.empty()
-    seen: dict[int, list[tuple[Any, Any]]] = {}
-    for epoch, rows in enumerate(epochs, 1):
-        for key, value, by in rows:
-            seen.setdefault(key, []).append((value, by))
-        hashes = np.array([k * 7919 for k, _, _ in rows], dtype=np.uint64)
-        grouped = group_rows(batch(rows, pa.int64(), by_type), hashes, np.arange(len(rows)), ["k"], KEYS)
-        version = OpenVersion.of_batches("v", {STATE: table}, {STATE: schema})
-        result = operator.process(now_whole_now_sliced(grouped), version, EpochClock(0, epoch=epoch), 0)
-        emitted = {r["k"]: (r["top"], r["bottom"]) for output in result.outputs for r in output.to_pylist()}
-        table = fold([result.changes[STATE], table], schema, drop_deleted=True)
-        assert emitted == {
-            key: (chosen(seen[key], greatest=True), chosen(seen[key], greatest=False)) for key, _, _ in rows
-        }
+    check_epochs(data.draw(epochs_of(drawn)), by_type, BOTH, both)
 
 
-@given(
-    st.lists(
-        st.tuples(st.none() | st.integers(0, 9), st.none() | st.sampled_from(["", "a", "b"])), min_size=1, max_size=12
-    ),
-    st.randoms(use_true_random=False),
-)
+@given(FEW_ROWS, st.randoms(use_true_random=False))
 @examples(150)
 def test_it_does_not_matter_in_which_order_parts_meet(rows: list[tuple[Any, Any]], random: Any) -> None:
-    """Panes and parts of sessions are merged as they are found: each row a part, in any order and any grouping."""
-    plan = planned(pa.int64(), pa.string())
-    each = Groups(np.arange(len(rows)), len(rows))
-    slots = plan.reduce(batch([(0, v, by) for v, by in rows], pa.int64(), pa.string()), each, np.arange(len(rows)))
-    shuffled = list(range(len(rows)))
-    random.shuffle(shuffled)
-    slots = [slot.take(pa.array(shuffled)) for slot in slots]
-    cut = random.randrange(len(rows) + 1)
-    parts = [
-        plan.merge_groups([s.slice(start, stop - start) for s in slots], Groups(np.array([0]), stop - start))
-        for start, stop in ((0, cut), (cut, len(rows)))
-        if stop > start
-    ]
-    merged = parts[0] if len(parts) == 1 else plan.merge(*parts)
-    expected = [chosen(rows, greatest=greatest) for greatest in (True, False)]
-    assert [column.to_pylist()[0] for column in plan.finish(merged)] == expected
+    """As those of panes and of sessions do."""
+    check_any_order(rows, random, BOTH, both)
 
 
 @pytest.mark.parametrize(
@@ -191,4 +129,4 @@ def test_a_number_out_of_bounds_is_refused(n: int) -> None:
 
 def test_rows_aggregated_before_the_shuffle_are_not_asked_for() -> None:
     """Which of equals comes first depends on the place of a row, which an aggregated one no longer has."""
-    assert not planned(pa.int64(), pa.int64()).gathers
+    assert not planned(pa.int64(), pa.int64(), BOTH).gathers

@@ -315,6 +315,9 @@ def test_a_manifest_beyond_its_bound_is_refused_before_it_is_written(monkeypatch
     many = tuple(SegmentEntry(f"changelog/{n}", 1, "d" * 64, 1, n, 1) for n in range(50))
     with pytest.raises(CorruptManifest, match="materialize the changelog"):
         dataclasses.replace(empty_manifest(), segments=many).encode()
+    files = tuple(StagedFile(f"staged/{n}", f"town={n}/x", 1, 1) for n in range(50))
+    with pytest.raises(CorruptManifest, match="names 50 files of output and 0 segments: partition the output by"):
+        dataclasses.replace(empty_manifest(), outputs=(StagedOutput("out", 1, files),)).encode()
 
 
 @given(st.integers(0, 10**20 - 1))
