@@ -9,11 +9,13 @@ heartbeat; see orchestration/recovery/health.py.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import Final
 
 from state_runtime.base.clock import Clock
@@ -126,12 +128,24 @@ def stacks_of_all_threads() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     at: dict[str, list[str]] = {}
-    frames = sys._current_frames()  # noqa: SLF001 - Python documents it, for just this
-    for ident, frame in sorted(frames.items(), key=lambda held: held[0] != main):
+    for ident, frame in sorted(_frames().items(), key=lambda held: held[0] != main):
         calls = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=FRAMES_MAX, lookup_lines=False)
         stack = "\n".join(f'  File "{call.filename}", line {call.lineno}, in {call.name}' for call in calls)
         at.setdefault(stack, []).append(names.get(ident, str(ident)))
     return "\n\n".join(f"{_named(threads)}:\n{stack}" for stack, threads in at.items())
+
+
+def _frames() -> dict[int, FrameType]:
+    """The frame of each thread. Not while Python may look for garbage: in 3.11 (also 3.11.7) the call holds a lock that
+    garbage may need, e.g. a `threading.local`, and the whole process would hang
+    (https://github.com/python/cpython/issues/106883)."""
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()  # noqa: SLF001 - Python documents it, for just this
+    finally:
+        if looks:
+            gc.enable()
 
 
 def _named(threads: list[str]) -> str:

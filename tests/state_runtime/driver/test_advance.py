@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Hashable
 
@@ -113,6 +115,44 @@ def test_the_stacks_are_those_of_every_thread_the_main_one_first() -> None:
     waiting = [stack for stack in others if "in waits_for_good" in stack]
     assert sum(int(stack.split()[0]) if "threads (" in stack else 1 for stack in waiting) == 150
     assert len(stacks) < 50_000
+
+
+_WITH_GARBAGE = """
+import gc
+import threading
+from state_runtime.driver import advance
+
+go, there = threading.Event(), threading.Barrier(201)
+
+def waits():
+    there.wait(30)
+    go.wait(30)
+
+for _ in range(200):
+    threading.Thread(target=waits, daemon=True).start()
+there.wait(30)
+enumerate_threads = threading.enumerate
+
+def leaves_garbage():
+    found = enumerate_threads()
+    gc.collect()
+    # Fewer than there are frames to be made.
+    gc.set_threshold(100)
+    cycle = [threading.local()]
+    cycle[0].of, cycle = cycle, None
+    return found
+
+threading.enumerate = leaves_garbage
+print(advance.stacks_of_all_threads(), "looks for garbage again:", gc.isenabled())
+go.set()
+"""
+
+
+def test_stacks_are_told_while_there_is_garbage_that_needs_python_s_own_lock() -> None:
+    """Else the process that hangs in a task hangs in its watch, too, and its heartbeat with it."""
+    told = subprocess.run([sys.executable, "-c", _WITH_GARBAGE], capture_output=True, text=True, timeout=60, check=True)
+    assert "in waits" in told.stdout
+    assert "looks for garbage again: True" in told.stdout
 
 
 def test_a_look_that_fails_is_taken_again() -> None:
