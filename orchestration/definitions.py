@@ -1,7 +1,7 @@
 """The Dagster code location: everything that `stillstate.yaml` declares, loaded without Java and without Spark.
 
-`workspace.yaml` names this module. Which file is read: `$STILLSTATE_CONFIG`, else `stillstate.yaml` in the current
-folder or above it. After a change of the file's set of jobs, reload the code location.
+The `workspace.yaml` that `stillstate init` writes names this module. Which file is read: `$STILLSTATE_CONFIG`, else
+`stillstate.yaml` in the current folder or above it. After a change of the file's set of jobs, reload the code location.
 """
 
 from collections.abc import Mapping, Sequence

@@ -49,13 +49,6 @@ def test_init_writes_the_very_files_that_the_readme_shows() -> None:
     assert block("yaml") == text_of("stillstate.yaml")
 
 
-def test_the_workspace_of_init_loads_what_the_projects_own_does() -> None:
-    def statements(text: str) -> list[str]:
-        return [line for line in text.splitlines() if not line.startswith("#")]
-
-    assert statements(text_of("workspace.yaml")) == statements((ROOT / "workspace.yaml").read_text())
-
-
 def test_all_that_init_writes_is_packaged() -> None:
     folder = ROOT / "orchestration" / "starter" / "files"
     assert {path.name for path in folder.iterdir()} == set(WRITTEN.values())

@@ -11,7 +11,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-import yaml
 from job_roots import SECRET
 
 from orchestration.config.spec import load_spec
@@ -88,9 +87,33 @@ def test_no_secret_reaches_the_definitions(write_config: Callable[..., Path]) ->
     assert SECRET not in seen
 
 
-def test_workspace_and_instance_files_are_what_dagster_reads(tmp_path: Path, write_config: Callable[..., Path]) -> None:
-    workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
-    assert workspace["load_from"][0]["python_module"]["module_name"] == "orchestration.definitions"
+@pytest.mark.parametrize(
+    ("workspace", "config", "stream"),
+    [
+        ("workspace.yaml", None, "flights"),
+        ("orchestration/starter/files/workspace.yaml", "orchestration/starter/files/stillstate.yaml", "legs"),
+    ],
+)
+def test_each_workspace_file_loads_from_any_folder(
+    tmp_path: Path, workspace: str, config: str | None, stream: str
+) -> None:
+    """A clone's own opens the example's jobs as it stands, without a configuration of the reader's."""
+    environment = {name: value for name, value in os.environ.items() if name != "STILLSTATE_CONFIG"}
+    if config is not None:
+        environment["STILLSTATE_CONFIG"] = str(PROJECT / config)
+    listed = subprocess.run(
+        [sys.executable, "-m", "dagster", "job", "list", "-w", str(PROJECT / workspace)],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(PROJECT), "DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert f"start_{stream}" in listed.stdout
+
+
+def test_instance_files_are_what_dagster_reads(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text(
         (PROJECT / "orchestration" / "starter" / "files" / "dagster.yaml").read_text()
     )
