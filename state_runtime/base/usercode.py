@@ -9,7 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 
-__all__ = ["UserTraceback", "place_in_user_code", "raised_by_user", "user_traceback"]
+__all__ = ["UserTraceback", "described_class", "place_in_user_code", "raised_by_user", "user_traceback"]
 
 _FRAMES_MAX = 20
 _CHARACTERS_MAX = 8_000  # of a traceback; it travels inside the text of an error
@@ -42,6 +42,14 @@ def place_in_user_code(error: BaseException) -> str:
     """The place in brackets, to be put behind a text; empty if none of the job's own code was running."""
     frame = _last_frame(traceback.extract_tb(error.__traceback__))
     return "" if frame is None else f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
+
+
+def described_class(kind: type) -> str:
+    """A class of the job's own code and where its first method stands, as in "Totals (/jobs/shop.py, line 12)"."""
+    codes = [member.__code__ for member in vars(kind).values() if hasattr(member, "__code__")]
+    written = [code for code in codes if not code.co_filename.startswith("<")]  # not those that a dataclass generates
+    first = min(written, key=lambda code: code.co_firstlineno, default=None)
+    return kind.__name__ if first is None else f"{kind.__name__} ({first.co_filename}, line {first.co_firstlineno})"
 
 
 def user_traceback(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain
 from typing import Any
@@ -14,7 +14,23 @@ import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
 
-__all__ = ["fit_column", "from_normal", "from_python", "to_python"]
+__all__ = ["UnknownField", "fit_column", "from_normal", "from_python", "refuse_unknown_fields", "to_python"]
+
+
+class UnknownField(ValueError):
+    """A value names a field that its struct does not have. Arrow would drop it."""
+
+
+def refuse_unknown_fields(values: Iterable[Any], data_type: pa.DataType) -> None:
+    """Look into nested Python values for names of fields that their structs do not have.
+
+    Raises:
+        UnknownField: there is one. Values of another shape than the type may raise TypeError or ValueError.
+    """
+    if pa.types.is_nested(data_type):
+        there = [v for v in values if isinstance(v, dict | list | tuple | np.ndarray)]  # pandas has other nulls too
+        for inner, inner_type in _parts(there, data_type):
+            refuse_unknown_fields(inner, inner_type)
 
 
 def to_python(column: pa.Array) -> list[Any]:
@@ -63,12 +79,13 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
     try:
         plain = [_plain(v) for v in values] if pa.types.is_nested(field.type) else values
         return _array(plain, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         position, culprit = _first_misfit(values, field.type)
+        why = f" ({error})" if isinstance(error, UnknownField) else ""
         raise InvalidData(
             f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of "
             f"{len(values)} "
-            f"is a {type(culprit).__name__} that does not fit. Change the declared schema or convert the value"
+            f"is a {type(culprit).__name__} that does not fit{why}. Change the declared schema or convert the value"
         ) from None  # Arrow's own message holds the value
 
 
@@ -199,6 +216,9 @@ def _looked_at(values: Sequence[Any], data_type: pa.DataType) -> Sequence[Any]:
 def _parts(values: Sequence[Any], data_type: pa.DataType) -> Iterator[tuple[list[Any], pa.DataType]]:
     """What nested values hold, per type. Of values that are of another shape Arrow complains."""
     if pa.types.is_struct(data_type):
+        unknown = set(chain.from_iterable(v for v in values if isinstance(v, dict))) - {f.name for f in data_type}
+        if unknown:
+            raise UnknownField(f"the struct has no field {min(map(str, unknown))!r}")
         for number, field in enumerate(data_type):
             named = [v.get(field.name) for v in values if isinstance(v, dict)]
             yield named + [v[number] for v in values if isinstance(v, tuple) and len(v) > number], field.type

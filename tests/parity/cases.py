@@ -449,7 +449,7 @@ def _forms(forms: Sequence[str]) -> list[Batch]:
 
 @case
 def output_forms_rows() -> Case:
-    """Generators, lists, iterators, nothing; fields missing, unknown, in another order, in other Python types."""
+    """Generators, lists, iterators, nothing; fields missing, in another order, in other Python types."""
     return Case("key string, n long", [stateful(zoo.RowOutputs(), zoo.OUTPUTS, _forms(zoo.ROW_FORMS))])
 
 

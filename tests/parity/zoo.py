@@ -370,7 +370,6 @@ class RowOutputs(StatefulProcessor):
             "nothing": lambda: iter([]),
             "empty list": list,
             "missing fields": lambda: [Row(key=form)],
-            "extra fields": lambda: [Row(key=form, n=2, unknown=1)],
             "other order": lambda: [Row(s="last", n=3, key=form)],
             "dict for struct": lambda: [Row(key=form, st={"y": "named", "x": 7})],
             "struct without a field": lambda: [Row(key=form, st={"y": "alone"})],
@@ -426,7 +425,7 @@ class FrameOutputs(StatefulProcessor):
 
 
 ROW_FORMS = (
-    "list", "tuple", "generator", "iter", "nothing", "empty list", "missing fields", "extra fields", "other order",
+    "list", "tuple", "generator", "iter", "nothing", "empty list", "missing fields", "other order",
     "dict for struct", "struct without a field", "int for double", "pairs for map", "tuple for array", "rows unread", "mixed",
     "reads later",
 )  # fmt: skip

@@ -59,12 +59,23 @@ class Flavour(Protocol):
 
 
 class RowFlavour:
-    """Rows in, rows out: `transformWithState`."""
+    """Rows in, rows out: `transformWithState`.
+
+    Args:
+        processor: class and place of the user's code, for messages about its rows.
+    """
 
     def __init__(
-        self, uid: str, key_columns: Sequence[str], schema: pa.Schema, rows_max: int, pending_max: int
+        self,
+        uid: str,
+        key_columns: Sequence[str],
+        schema: pa.Schema,
+        rows_max: int,
+        pending_max: int,
+        processor: str = "the processor",
     ) -> None:
         self._uid = uid
+        self._processor = processor
         self._key_columns = key_columns
         self._schema = schema
         self._rows_max = rows_max
@@ -98,15 +109,42 @@ class RowFlavour:
         return chain.from_iterable(map(self._made, pieces))
 
     def batches(self, outputs: list[Any]) -> Iterator[pa.RecordBatch]:
-        """Matched by name, missing columns are null, others are ignored (Spark's rule); without names by place."""
+        """Matched by name, missing columns are null (Spark's rule); without names by place.
+
+        Raises:
+            InvalidData: a field that is not declared, which Spark would drop; a value that does not fit.
+        """
         wanted = self._schema.names
         where = f"the output of operator {self._uid!r}"
         if not _is_in_order(outputs, wanted):
-            outputs = [_ordered(row, wanted, self._uid) for row in outputs]
+            outputs = [self._ordered(row, wanted) for row in outputs]
         columns = list(zip(*outputs)) if wanted else []
         yield pa.RecordBatch.from_arrays(
             [from_python(column, f, lambda: where) for column, f in zip(columns, self._schema)], schema=self._schema
         )
+
+    def _ordered(self, row: Any, wanted: Sequence[str]) -> tuple[Any, ...]:
+        where = f"operator {self._uid!r}: {self._processor}"
+        if isinstance(row, tuple) and not hasattr(row, "__fields__"):
+            if len(row) != len(wanted):
+                raise InvalidData(
+                    f"{where} yielded {len(row)} values without names for {len(wanted)} columns: "
+                    f"{', '.join(wanted)}; yield one for each, or Row(name=value, …)"
+                )
+            return row
+        if not hasattr(row, "asDict"):
+            raise InvalidData(
+                f"{where} yielded a {type(row).__name__}; yield pyspark.sql.Row objects or tuples, "
+                "or use transform_with_state_in_pandas for data frames"
+            )
+        fields = row.asDict()
+        unknown = [name for name in fields if name not in wanted]
+        if unknown:
+            raise InvalidData(
+                f"{where} yielded a row with the field {unknown[0]!r}, which its output schema does not have "
+                f"({', '.join(wanted)}): its value would be lost. Correct the name, or add the field to the schema"
+            )
+        return tuple(fields.get(name) for name in wanted)
 
 
 class FrameFlavour:
@@ -197,20 +235,3 @@ def _is_in_order(rows: list[Any], wanted: list[str]) -> bool:
         return all(map(wanted.__eq__, map(list, map(_names_of, rows))))
     except AttributeError:
         return False
-
-
-def _ordered(row: Any, wanted: Sequence[str], uid: str) -> tuple[Any, ...]:
-    if isinstance(row, tuple) and not hasattr(row, "__fields__"):
-        if len(row) != len(wanted):
-            raise InvalidData(
-                f"operator {uid!r}: the processor yielded {len(row)} values without names for {len(wanted)} columns: "
-                f"{', '.join(wanted)}; yield one for each, or Row(name=value, …)"
-            )
-        return row
-    if not hasattr(row, "asDict"):
-        raise InvalidData(
-            f"operator {uid!r}: the processor yielded a {type(row).__name__}; yield pyspark.sql.Row objects or tuples, "
-            "or use transform_with_state_in_pandas for data frames"
-        )
-    fields = row.asDict()
-    return tuple(fields.get(name) for name in wanted)

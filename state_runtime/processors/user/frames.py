@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
+from state_runtime.processors.columns import UnknownField, refuse_unknown_fields
 
 __all__ = ["NullableIntegers", "frames_to_batches", "nullable_integers", "split_frame", "table_to_frame"]
 
@@ -161,10 +162,11 @@ def _to_batch(columns: dict[Any, Any], schema: pa.Schema, where: str, time_zone:
             )
         try:
             arrays.append(_to_array(values, field.type, time_zone))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            why = f" ({error})" if isinstance(error, UnknownField) else ""
             raise InvalidData(
                 f"{where}: column {field.name!r} is declared as {field.type} but holds {getattr(values, 'dtype', '?')} "
-                "values that do not fit. Change the declared schema or convert the column"
+                f"values that do not fit{why}. Change the declared schema or convert the column"
             ) from None  # Arrow's own message holds the value
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -174,4 +176,6 @@ def _to_array(values: Any, data_type: pa.DataType, time_zone: str) -> pa.Array:
     if kind == "M" and getattr(values.dtype, "tz", None) is None and pa.types.is_timestamp(data_type) and data_type.tz:
         wall = pa.Array.from_pandas(values).cast(pa.timestamp("us"))
         return pc.assume_timezone(wall, time_zone, ambiguous="latest", nonexistent="raise").cast(data_type)
+    if pa.types.is_nested(data_type):
+        refuse_unknown_fields(values, data_type)
     return pa.Array.from_pandas(values, type=data_type, safe=True)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from state_runtime.base.errors import InvalidData, StillstateError
+from state_runtime.base.usercode import described_class
 from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
@@ -333,6 +334,7 @@ class _Epoch:
             operator.output_schema,
             operator.slice_rows_max,
             operator.output_rows_per_batch,
+            described_class(type(self._processor)),
         )
 
     def _slices(self, rows: GroupedRows) -> Iterator[GroupedRows]:

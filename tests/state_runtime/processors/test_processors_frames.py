@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model import examples
+from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
@@ -189,6 +190,30 @@ def test_what_is_no_frame_is_invalid_data(wrong: Any) -> None:
     """The message says what to yield."""
     with pytest.raises(InvalidData, match="yield pandas data frames"):
         gathered([wrong])
+
+
+POINTS = pa.struct([("x", pa.int64()), ("inner", pa.struct([("y", pa.string())]))])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value"),
+    [
+        (POINTS, {"x": 1, "z": 2}),
+        (POINTS, Row(x=1, z=2)),
+        (POINTS, {"x": 1, "inner": {"y": "a", "z": 2}}),
+        (POINTS, {"x": 1, "inner": Row(y="a", z=2)}),
+        (pa.list_(POINTS), [{"x": 1}, {"z": 2}]),
+        (pa.map_(pa.string(), POINTS), {"k": {"z": 2}}),
+    ],
+    ids=str,
+)
+def test_a_field_that_a_struct_lacks_is_refused_with_its_name(data_type: pa.DataType, value: Any) -> None:
+    """Arrow drops it, and what was meant by it is null; at any depth, of rows and of frames."""
+    with pytest.raises(InvalidData, match=r"column 'c'.*the struct has no field 'z'"):
+        from_python([None, value], pa.field("c", data_type), lambda: "here")
+    if "Row" not in repr(value):  # in a frame, a Row is taken by place
+        with pytest.raises(InvalidData, match=r"column 'c'.*the struct has no field 'z'"):
+            gathered([pd.DataFrame({"c": [None, value]})], pa.schema([("c", data_type)]))
 
 
 # --- columns -----------------------------------------------------------------------------------------------------

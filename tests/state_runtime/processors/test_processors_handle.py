@@ -518,8 +518,17 @@ def test_tuples_and_rows_without_names_are_taken_by_place() -> None:
 
 def test_rows_are_matched_by_name_and_missing_columns_are_null() -> None:
     """Spark's rule for the row flavour."""
-    _, outputs = run(Calls(on_input=lambda *_: [Row(other=1, what="x"), Row(what="y", k="k")]))
+    _, outputs = run(Calls(on_input=lambda *_: [Row(what="x"), Row(what="y", k="k")]))
     assert outputs == [{"k": None, "what": "x"}, {"k": "k", "what": "y"}]
+
+
+@pytest.mark.parametrize("forms", [(0,), (1, 0), (1, 2, 0)], ids=str)
+def test_a_field_that_the_schema_lacks_is_refused_with_its_name_and_its_processor(forms: tuple[int, ...]) -> None:
+    """A misspelled name was a null in the output, without a word. Alone, behind good rows, and beside tuples."""
+    made = (Row(k="a", waht="b"), Row(k="a", what="b"), ("a", "b"))
+    place = rf"Calls \({re.escape(__file__)}, line \d+\) yielded a row with the field 'waht'.*\(k, what\)"
+    with pytest.raises(InvalidData, match=place):
+        run(Calls(on_input=lambda *_: [made[form] for form in forms]))
 
 
 @pytest.mark.parametrize("forms", [(0,), (1,), (2,), (3,), (0, 1, 2, 3)], ids=str)
