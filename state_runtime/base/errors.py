@@ -11,6 +11,7 @@
     │   ├── JobRootMismatch
     │   ├── MissingSnapshot
     │   │   └── SnapshotExpired
+    │   ├── MissingSource
     │   ├── SnapshotInUse
     │   ├── SavepointExists
     │   └── MissingJava
@@ -52,6 +53,7 @@ __all__ = [
     "MissingFile",
     "MissingJava",
     "MissingSnapshot",
+    "MissingSource",
     "OutcomeUnknown",
     "SavepointExists",
     "SnapshotExpired",
@@ -124,6 +126,11 @@ class MissingSnapshot(Invalid):
 
 class SnapshotExpired(MissingSnapshot):
     """The snapshot was given up: deleted, or by retention. Nothing of it is read."""
+
+
+class MissingSource(Invalid):
+    """What the job would read next is not there: a topic, a partition, offsets, a file or a folder. A restart gets the
+    same answer, until somebody brings it back or says that the job may go on without it."""
 
 
 class SnapshotInUse(Invalid):

@@ -121,10 +121,9 @@ class Scratch:
         """
         try:
             yield
-        except StillstateError:
-            raise
         except Exception as error:
-            if not is_full(error):
+            # An error that is typed by its reaction says already what to do.
+            if (isinstance(error, StillstateError) and type(error) is not StillstateError) or not is_full(error):
                 raise
             # For the next run: a supervisor starts it again by itself.
             self.make_room()

@@ -18,6 +18,8 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
+from state_runtime.spark.errors import typed_error
+from state_runtime.spark.java_errors import chain_of, root_first
 from state_runtime.spark.jvm import analyzed, items, kinds_in, without, written
 from state_runtime.spark.sql import quoted, type_sql
 
@@ -162,10 +164,20 @@ def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
         except StillstateError:
             raise
         except Exception as error:
-            raise UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {error}") from error
+            raise _of_read(job, error) from error
     if not isinstance(frame, DataFrame) or not frame.isStreaming:
         raise InvalidPipeline(f"job {job!r}: read() needs a streaming DataFrame (spark.readStream…)")
     return frame
+
+
+def _of_read(job: str, error: Exception) -> StillstateError:
+    """What the user's function raised: a source that is not there, or a fault of the function's; of an exception of
+    Java's the root cause comes first."""
+    typed = typed_error(error)
+    if isinstance(typed, StillstateError) and type(typed) is not StillstateError:
+        return typed
+    chain = chain_of(error)
+    return UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {root_first(chain) if chain else error}")
 
 
 def _united(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> DataFrame:

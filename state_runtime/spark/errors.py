@@ -11,6 +11,7 @@ from pyspark.errors import PythonException
 from state_runtime.base import errors
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, TasksDisagree, UserCodeError
 from state_runtime.base.usercode import UserTraceback, user_traceback
+from state_runtime.spark.java_errors import chain_of, error_of_chain
 
 __all__ = ["ERROR_MARK", "cause_of", "is_of_ended_java", "marked", "typed_error"]
 
@@ -35,10 +36,13 @@ _OTHER_FOLDER = re.compile(r"Wrong basePath (?P<now>\S+) for the root path: (?P<
 
 def typed_error(error: BaseException) -> BaseException:
     """The error as ours: errors of tasks come back from Spark as text, ours with a mark, those of the user's functions
-    without."""
+    without; exceptions of Java's as what their root cause means."""
     if isinstance(error, StillstateError):
         return error
-    text = str(error)
+    try:
+        text = str(error)
+    except (Py4JError, OSError):
+        return _ended_java()  # what an exception of Java's says is asked of Java
     match = _MARKED.search(text)
     if match is not None:
         cls = getattr(errors, match.group(1), None)
@@ -50,11 +54,7 @@ def typed_error(error: BaseException) -> BaseException:
     if isinstance(error, PythonException):
         return _of_user(text) or error
     if is_of_ended_java(error):
-        return StillstateError(
-            "Spark's Java process ended before this driver did: somebody or the system killed it (too little memory?), "
-            "or it crashed. Nothing of the epoch under way was committed, and nothing that was is lost. Start the job "
-            "again; if the system ends Java again, give it less memory (spark.driver.memory) or the machine more"
-        )
+        return _ended_java()
     if _OTHER_OUTPUT.search(text):
         return TasksDisagree(
             "Spark ran a task twice, because an executor was lost, and it came to another row the second time; other "
@@ -77,7 +77,16 @@ def typed_error(error: BaseException) -> BaseException:
         # Spark's hundreds of lines about it hold nothing of that code; they are in the log.
         died.__cause__ = UserTraceback("It left no traceback.")
         return died
-    return error
+    chain = chain_of(error)
+    return error_of_chain(chain) if chain else error
+
+
+def _ended_java() -> StillstateError:
+    return StillstateError(
+        "Spark's Java process ended before this driver did: somebody or the system killed it (too little memory?), "
+        "or it crashed. Nothing of the epoch under way was committed, and nothing that was is lost. Start the job "
+        "again; if the system ends Java again, give it less memory (spark.driver.memory) or the machine more"
+    )
 
 
 def is_of_ended_java(error: BaseException) -> bool:

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import window
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates
-from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSource
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
 from state_runtime.pipeline.sources import unwatched
 from state_runtime.snapshot.catalog import Catalog
@@ -87,6 +89,22 @@ def test_a_source_that_keeps_nothing_is_refused_before_anything_is_written(spark
     with pytest.raises(InvalidPipeline, match="'socket', which keeps nothing of what it has sent"):
         job.run(spark, trigger={"availableNow": True})
     assert not (tmp_path / "store" / "rate").exists()
+
+
+def test_an_input_file_that_does_not_fit_is_named_and_no_restart_is_tried(spark: SparkSession, tmp_path: Path) -> None:
+    """The cause of what Spark raises is the last of its exceptions, and the first thing that the run says."""
+    inbox = tmp_path / "in"
+    job = counting(tmp_path, lambda s: s.readStream.schema("value long, digit long").parquet(str(inbox)))
+    with pytest.raises(MissingSource, match=f"does not exist: {inbox}"):
+        job.run(spark, trigger={"availableNow": True})
+    inbox.mkdir()
+    pq.write_table(pa.table({"value": ["x"], "digit": [1]}), inbox / "a.parquet")
+    with pytest.raises(InvalidData, match=r"/in/a\.parquet has column 'value' as BINARY, and .* says bigint"):
+        job.run(spark, trigger={"availableNow": True})
+    status = Catalog(open_store(str(tmp_path / "store")), "rate").status()
+    assert status is not None
+    assert status.error_kind == "invalid"
+    assert status.message.startswith("InvalidData: the input file file:")
 
 
 def test_the_users_interval_of_compaction_is_that_of_a_restart(spark: SparkSession, tmp_path: Path) -> None:
