@@ -79,11 +79,17 @@ def rollback(
         "objects": len(plan.objects),
         "bytes": plan.bytes,
     }
+    data = (
+        f"{count_text(len(plan.objects))} objects ({bytes_text(plan.bytes)}) are missing in the job's root and are "
+        "copied; all others are read, and replaced where they are damaged. "
+        if plan.source is not None
+        else ""
+    )
     what = (
         f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. "
         f"{count_text(plan.abandoned)} newer snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; "
-        f"{count_text(len(plan.objects))} objects ({bytes_text(plan.bytes)}) are copied. Input since then is read "
-        "again. Output that was published since then stays, and comes again under higher epoch numbers."
+        f"{data}Input since then is read again. Output that was published since then stays, and comes again under "
+        "higher epoch numbers."
     )
     if dry_run:
         if as_json:

@@ -44,7 +44,7 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MAX_PARALLELISM
-from state_runtime.driver.go_back import bring, brought_content, past_of
+from state_runtime.driver.go_back import bringing, brought_content, past_of
 from state_runtime.driver.whole import newest_whole, newest_whole_savepoint, refuse_cut_copy
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.maintenance.delete.claimed import ClaimEnding
@@ -233,8 +233,7 @@ class Beginning:
             )
 
     def _choose_savepoint(self, own: Manifest) -> None:
-        """Go back to a savepoint of the job: to the snapshot that it is of where the root still has that, else to what
-        the savepoint holds.
+        """Go back to what a savepoint of the job holds.
 
         Raises:
             MissingSnapshot, JobNotFound: there is none of that name. SnapshotInUse: it is not complete.
@@ -242,11 +241,7 @@ class Beginning:
         """
         read_savepoint(self._root, self._savepoint)  # a name that is none is told so in these words
         opened = open_snapshot(self._root.child(savepoint_path(self._savepoint)), None, self._clock)
-        content, source = past_of(self._catalog, opened, own)
-        if source is None:
-            self._from_snapshot = content.snapshot_id
-        else:
-            self._past = content, source
+        self._past = past_of(self._catalog, opened, own), opened.root
 
     def _pass_over_what_a_copy_lacks(self, own: Manifest, info: JobInfo) -> None:
         """In a folder that was copied while its job ran, go back to the newest snapshot that is whole, be it a
@@ -505,13 +500,10 @@ class Beginning:
         empty: Callable[[JobInfo], Manifest],
         actor: Actor,
     ) -> Committer:
-        """Go on from a savepoint's content, which is brought into the root first. A collection that was under way may
-        take some of it before the fencing snapshot names it, so it is looked at once more, as a rollback does."""
-        bring(source, self._root, content, actor, self._on_copy)
-        faults.reach("start-copied")
-        committer = self._open_run(info, empty, actor, content)
-        bring(source, self._root, content, actor)
-        return committer
+        """Go on from a savepoint's content, which is brought into the root first, as a rollback does."""
+        with bringing(source, self._root, content, actor, self._on_copy):
+            faults.reach("start-copied")
+            return self._open_run(info, empty, actor, content)
 
     def _open_run(
         self, info: JobInfo, empty: Callable[[JobInfo], Manifest], actor: Actor, past: Manifest | None = None

@@ -1,12 +1,17 @@
-"""Content that a job goes back to and that is not in its own root any more: where it is found, and how it gets there.
+"""Content that a job goes back to and that lies outside of its own root: where it is found, and how it gets there.
 
-A savepoint or a copy holds a snapshot of the job under the same names. What the root lacks is copied into it before a
-fencing snapshot names it; a crash in between leaves objects that collection removes.
+A savepoint or a copy holds a snapshot of the job under the same names. What is named is what is used: an object of the
+root counts only if its bytes are those that the manifest says. Before a fencing snapshot names them, all others are
+replaced by the place's objects, whose bytes are checked too. Names of objects are used once, so every other snapshot
+that names a replaced object needs the same bytes. A crash in between leaves objects as they were or repaired, and
+objects that collection removes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from state_runtime.base.actor import Actor
@@ -27,13 +32,13 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint import read_record
 from state_runtime.store import Store
 
-__all__ = ["bring", "brought_content", "past_of"]
+__all__ = ["bringing", "brought_content", "past_of"]
+
+_LOG = logging.getLogger(__name__)
 
 
-def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> tuple[Manifest, Store | None]:
-    """A snapshot that lies elsewhere, as content for a job to go back to, and the root to bring it from.
-
-    The root is None if the same snapshot is still in the job's own root, and can be read there.
+def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> Manifest:
+    """A snapshot that lies elsewhere, as content for a job to go back to; `bringing` gets its data into the job's root.
 
     Args:
         newest: of the job.
@@ -58,11 +63,14 @@ def past_of(catalog: Catalog, opened: OpenedSnapshot, newest: Manifest) -> tuple
             "from there (--from)"
         )
     own = _own_one(catalog, opened)
-    return (own, None) if own is not None else (brought_content(manifest), opened.root)
+    if own is None:
+        return brought_content(manifest)
+    # A savepoint names no output. What the job's own manifest has yet to publish stays to be published.
+    return own if own.commit_id == manifest.commit_id else replace(brought_content(manifest), outputs=own.outputs)
 
 
 def _own_one(catalog: Catalog, opened: OpenedSnapshot) -> Manifest | None:
-    """The same snapshot in the job's own root, if it is there and can be read."""
+    """The manifest of the same snapshot in the job's own root, if it is there and can be read."""
     manifest, root = opened.manifest, catalog.root
     if not read_boundary(root).keeps(manifest.snapshot_id):
         return None
@@ -92,18 +100,38 @@ def _converted_from(manifest: Manifest) -> str:
     return came.commit_id if came is not None and came.mode == "CONVERT" and came.job_uid == manifest.job_uid else ""
 
 
-def bring(
+@contextmanager
+def bringing(
     source: Store,
     root: Store,
     content: Manifest,
     actor: Actor,
     progress: Callable[[CopyProgress], None] | None = None,
-) -> None:
-    """Copy what the root lacks of the content. Repeat it after any error.
+) -> Iterator[None]:
+    """Get the content's data into the root, and keep it there while a fencing snapshot is committed in the body.
+
+    A collection that read the manifests before the fencing snapshot was committed may still remove files that it had
+    found to be of no snapshot. So after the body it is looked once more whether all of it is there, and what is gone is
+    copied again. Repeat it after any error.
 
     Raises:
-        MissingFile, CorruptData: the source lacks something. StoreUnavailable: try again.
+        MissingFile, CorruptData: an object is missing or damaged in the source, and not right in the root either.
+        StoreUnavailable: try again.
     """
-    objects = needed_objects(source, content)
-    with Copier(source, root, progress=progress, ids=actor.ids) as copier:
-        copier.copy(objects.values())
+    needed = list(needed_objects(source, content).values())
+    record = read_record(source)
+    # A copy, or a savepoint with bytes of its own, stays one: the root gets no second name of its files.
+    by_link = record is not None and not record.independent
+    with Copier(source, root, progress=progress, ids=actor.ids, verified=True, by_link=by_link) as copier:
+        copier.copy(needed)
+        if copier.replaced:
+            _LOG.warning(
+                "%d objects of snapshot %d in %s were damaged (%s is the first) and have been replaced by those of %s",
+                len(copier.replaced),
+                content.snapshot_id,
+                root.url,
+                min(copier.replaced),
+                source.url,
+            )
+        yield
+        copier.copy_what_is_gone(needed)

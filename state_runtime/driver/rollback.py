@@ -1,13 +1,14 @@
 """Going back in place: a job's root gets the content of an older snapshot, a savepoint or a copy, as its newest one.
 
     plan        reads only: which content, what of it the root lacks, what is given up, and refuses what cannot be
-    execute     1. what the root lacks is copied into it, under the same names
+    execute     1. what the root lacks is copied into it, under the same names; what it has is read, and replaced
+                   where its bytes are not those that the manifest says (driver/go_back.py)
                 2. a term is claimed and a fencing snapshot committed: the content, under the id after the newest one
-                3. what was copied is looked at once more: a collection that was under way may have taken some of it
+                3. a collection that was under way may have taken some of it: what is gone is copied again
 
-Ids and epochs count on, and the manifest says which ids are no ancestors any more (`Manifest.abandoned`). So no file is
-ever overwritten, and a second rollback to one of the abandoned snapshots undoes the first. A crash before the fencing
-snapshot leaves the job as it was, and objects that collection removes; repeat it.
+Ids and epochs count on, and the manifest says which ids are no ancestors any more (`Manifest.abandoned`). So nothing
+that is right is ever overwritten, and a second rollback to one of the abandoned snapshots undoes the first. A crash
+before the fencing snapshot leaves the job as it was, and objects that collection removes; repeat it.
 
 The newest snapshot may be unreadable: only its id is needed (`Catalog.latest_to_go_back_from`).
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
-from state_runtime.driver.go_back import bring, past_of
+from state_runtime.driver.go_back import bringing, past_of
 from state_runtime.maintenance.copy.objects import CopyProgress, NeededObject, needed_objects
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
@@ -45,8 +46,9 @@ class RollbackPlan:
         place: where the content lies; empty if the job is to begin empty.
         target: the content; of a job that is to begin empty a manifest with the id 0.
         newest: of the job now (or what stands in for it, if it cannot be read).
-        source: the root to copy from; None if the content is in the job's own root.
-        objects: what the root lacks.
+        source: the root to copy from; None if a snapshot of the job's own root was named.
+        objects: what the root lacks, by name and size. What else it has is compared with its digest by
+            `execute_rollback` only: that reads all of it.
     """
 
     place: str
@@ -115,11 +117,9 @@ def plan_rollback(
         opened = open_snapshot(root, where.snapshot_id, catalog.clock)
         return RollbackPlan(place=str(opened.place), target=opened.manifest, newest=newest, source=None)
     opened = open_snapshot(source_root, where.snapshot_id, catalog.clock)
-    target, source = past_of(catalog, opened, newest)
-    if source is None:
-        return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=None)
-    objects = tuple(need for need in needed_objects(source, target).values() if not _is_there(root, need))
-    return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=source, objects=objects)
+    target = past_of(catalog, opened, newest)
+    objects = tuple(need for need in needed_objects(opened.root, target).values() if not _is_there(root, need))
+    return RollbackPlan(place=str(opened.place), target=target, newest=newest, source=opened.root, objects=objects)
 
 
 def _is_there(root: Store, need: NeededObject) -> bool:
@@ -134,24 +134,20 @@ def execute_rollback(
 ) -> Manifest:
     """Go back. Atomic: the job's newest snapshot is the one before, or the fencing snapshot with the target's content.
 
-    A collection that read the manifests before this one was committed may still remove files that it had found to be
-    of a snapshot which was given up. So what was copied is looked at again afterwards, and copied again. (Left open: a
-    collector that is suspended in the middle of a deletion for all that time. `stillstate verify` would show it, and
-    repeating the rollback mends it.)
+    Left open: a collector that is suspended in the middle of a deletion while all of this happens (see `bringing`).
+    `stillstate verify` would show it, and repeating the rollback mends it.
 
     Returns:
         The fencing snapshot.
 
     Raises:
         JobAlreadyRunning, Fenced: see `open_run`. SnapshotExpired, MissingFile, CorruptData: the source lacks
-            something; nothing was changed. StoreUnavailable, OutcomeUnknown: repeat it.
+            something, or it is damaged there; the job is as it was. StoreUnavailable, OutcomeUnknown: repeat it.
     """
     root, info = catalog.root, catalog.job_info()
     if plan.source is not None:
-        bring(plan.source, root, plan.target, actor, progress)
-        committed = _commit(catalog, plan.target, actor)
-        bring(plan.source, root, plan.target, actor)
-        return committed
+        with bringing(plan.source, root, plan.target, actor, progress):
+            return _commit(catalog, plan.target, actor)
     if plan.target.snapshot_id == 0:
         return _commit(catalog, plan.target, actor)
     with kept_pin(

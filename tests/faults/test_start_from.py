@@ -17,6 +17,7 @@ from model import SECRET, empty_manifest
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
+    CorruptData,
     CorruptManifest,
     Fenced,
     InvalidConfiguration,
@@ -31,10 +32,13 @@ from state_runtime.base.errors import (
 )
 from state_runtime.driver.beginning import StartFrom
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
-from state_runtime.maintenance.copy.objects import CopyProgress
+from state_runtime.maintenance.convert.savepoint import convert_small
+from state_runtime.maintenance.copy.objects import CopyProgress, needed_objects
+from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
+from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.pipeline.compatibility import refuse_drained
 from state_runtime.reading.references import references
 from state_runtime.snapshot import fencing
@@ -46,7 +50,7 @@ from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, manifest_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
-from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
+from state_runtime.snapshot.savepoint import SavepointFormat, SavepointRecord, create_savepoint
 from state_runtime.store import LocalStore, Store, open_store
 from tests.faults import engine
 from tests.faults.starts import BATCHES, Shop, World, expected_output, listing
@@ -1072,6 +1076,78 @@ def test_a_rollback_returns_in_place_and_can_itself_be_gone_back_behind(
     assert world.published("job") == expected_output(0, 6) + expected_output(4, 6, other)
     rolled_back(world, local, "job", f"@{bad}")
     world.check("job", local, 6)
+
+
+def saved(
+    world: World, shop: Shop, job: str, name: str, format: SavepointFormat = "native", *, independent: bool = True
+) -> Store:
+    """A savepoint of a stopped job; without `independent` of the same files."""
+    work = SavepointWork(
+        shop.root(job), "h:9", world.clock, world.ids, wait=lambda seconds: False, convert=convert_small
+    )
+    record = savepoint_of_stopped(work, name, format=format, independent=independent)
+    assert record.state == "COMPLETED", record.message
+    return shop.root(job).child(f"savepoints/{name}")
+
+
+def damage(root: Store, paths: list[str]) -> None:
+    """One byte changed, the end missing, the object gone: one after the other. At least the first two of a kind."""
+    for number, path in enumerate(paths):
+        body = root.read(path, 1 << 30)
+        root.delete(path)  # its name only: a savepoint may have the same bytes by a link
+        if number % 3 < 2:
+            root.put(path, bytes([*body[:-1], body[-1] ^ 1]) if number % 3 == 0 else body[:-1])
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "canonical savepoint", "copy", "start from a savepoint"])
+def test_a_rollback_uses_the_bytes_of_what_is_named(world: World, local: Shop, kind: str, tmp_path: Path) -> None:
+    """Not those that the root has under the same names: it may be gone back because the root is damaged. What is
+    damaged is replaced, so other snapshots that need the same objects are whole again too."""
+    grown(world, local, "job")
+    target, root = world.newest("job", local), local.root("job")
+    place = saved(world, local, "job", "kept", "canonical" if kind.startswith("canonical") else "native")
+    if kind == "copy":
+        shutil.copytree(Path(local.url) / "job", tmp_path / "archive")
+        place = open_store(str(tmp_path / "archive"))
+    needed = needed_objects(root, target)
+    world.run("job", local, 5)
+    damage(root, sorted(needed))
+    assert verify_root(root, snapshot_ids=[target.snapshot_id], level="full", clock=world.clock, ids=world.ids).findings
+    if kind == "start from a savepoint":
+        world.open(world.beginning("job", local, from_snapshot="kept"))
+    else:
+        rolled_back(world, local, "job", f"{place.url}@{target.snapshot_id}")
+    world.check("job", local, 4)
+    held = Catalog.of_root(place).manifest(target.snapshot_id)
+    assert {ref.path for ref in references(root, world.newest("job", local)) if ref.kind != "manifest"} == set(
+        needed_objects(place, held)
+    )
+    for path in needed_objects(place, held):
+        assert root.read(path, 1 << 30) == place.read(path, 1 << 30), path
+    assert not list(place.list_shared(""))
+    if not kind.startswith("canonical"):
+        assert not verify_root(root, level="full", clock=world.clock, ids=world.ids).findings
+    world.run("job", local, 6)
+    world.check("job", local, 6)
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_going_back_to_what_is_damaged_itself_changes_nothing(world: World, local: Shop, independent: bool) -> None:
+    """Neither the job's newest snapshot, nor what was right in its root."""
+    grown(world, local, "job")
+    target, root = world.newest("job", local), local.root("job")
+    place = saved(world, local, "job", "kept", independent=independent)
+    world.run("job", local, 5)
+    path = target.layers[0].tables[0].path
+    for store in (root, place):
+        body = store.read(path, 1 << 30)
+        store.put(path, bytes([*body[:-1], body[-1] ^ 1]))
+    before = listing(root)
+    with pytest.raises(CorruptData, match=path):
+        rolled_back(world, local, "job", place.url)
+    with pytest.raises(CorruptData, match=path):
+        world.open(world.beginning("job", local, from_snapshot="kept"))
+    assert listing(root) == before
 
 
 def collect_all(root: Store) -> None:

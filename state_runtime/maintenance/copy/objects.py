@@ -2,8 +2,8 @@
 manifest last.
 
 So a copy that was cut short is no snapshot, and whoever repeats it goes on from what is there. What is there is
-believed by its content, not by its name: inside one store by its size (nothing but a copy of the object itself can lie
-there, and the store made it), between stores by its digest too.
+believed by its content, never by its name and size alone: it is read and compared, block by block. What is there and is
+not right is replaced by the source's object; the name appears with the new bytes or keeps the old ones.
 
 Nothing is ever overwritten that is right, and the source is only read.
 """
@@ -235,6 +235,7 @@ class Copier:
 
     Args:
         verified: every object is read in the target and compared, also where no bytes would pass through here.
+        by_link: False: an object is written anew even where the store would give it a second name.
         independent: no object of the target shares its bytes with another file: where the store copies by hard link,
             the bytes are read, compared and written instead, and a link that lies there is replaced.
         known: paths that are right in the target, by an earlier copy of this process; grows.
@@ -242,6 +243,7 @@ class Copier:
 
     Attributes:
         objects, bytes: of everything that was asked for; objects_copied, bytes_copied: of what had to be copied.
+        replaced: paths where something else lay in the target.
     """
 
     def __init__(
@@ -251,6 +253,7 @@ class Copier:
         *,
         ids: Ids,
         verified: bool = False,
+        by_link: bool = True,
         independent: bool = False,
         known: set[str] | None = None,
         progress: Callable[[CopyProgress], None] | None = None,
@@ -260,7 +263,7 @@ class Copier:
         self._target = target
         self._ids = ids
         self._independent = independent and target.shares_bytes
-        self._inside = is_inside(source, target) and not self._independent
+        self._inside = is_inside(source, target) and not (target.shares_bytes and (self._independent or not by_link))
         self._verified = verified
         self._progress = progress
         self._threads = threads
@@ -270,6 +273,7 @@ class Copier:
         self._known = known if known is not None else set()
         self._there: set[str] = set()
         self.objects = self.bytes = self.objects_copied = self.bytes_copied = 0
+        self.replaced: list[str] = []
 
     def __enter__(self) -> Copier:
         return self
@@ -303,6 +307,17 @@ class Copier:
                         objects, in_all = self.objects + left_objects, self.bytes + left_bytes
                         self._progress(CopyProgress(self.objects, objects, self.bytes, in_all))
 
+    def copy_what_is_gone(self, needed: Iterable[NeededObject]) -> None:
+        """Copy again what was copied, or found, and is not there any more. One listing for each folder.
+
+        Raises:
+            as `copy`.
+        """
+        gone = self._gone()
+        self._known -= gone
+        self._present.clear()
+        self.copy(need for need in needed if need.path in gone)
+
     def check_still_there(self) -> None:
         """List once more what was copied, or found. A target that was replaced meanwhile by an older backup of itself
         lacks some of it, whichever was copied before and which after that. One listing for each folder.
@@ -310,16 +325,20 @@ class Copier:
         Raises:
             SnapshotInUse: something is gone; complete nothing with the rest.
         """
-        there = {found.path for top in self._present for found in self._target.list_objects(top)}
-        gone = self._there - there
+        gone = self._gone()
         if gone:
             raise SnapshotInUse(
                 f"{min(gone)}, which was just copied, is not in {self._target.url} any more: it was deleted, or "
                 "replaced by an older backup. Nothing was completed; repeat the copy"
             )
 
+    def _gone(self) -> set[str]:
+        return self._there - {found.path for top in self._present for found in self._target.list_objects(top)}
+
     def _count(self, need: NeededObject, size: int, was_copied: bool) -> None:
         self._known.add(need.path)
+        if was_copied and need.path in self._present[need.path.partition("/")[0]]:
+            self.replaced.append(need.path)
         self.objects += 1
         self.bytes += size
         self.objects_copied += was_copied
@@ -358,7 +377,7 @@ class Copier:
     def _is_there(self, need: NeededObject, size: int, scratch: Path) -> bool:
         if not need.fits_size(size):
             return False
-        if not self._inside or self._verified:
+        if need.digest or need.parts:
             return self._reads_back(need, scratch)
         return need.bytes >= 0 or size == self._source_size(need)
 
