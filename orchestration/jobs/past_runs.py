@@ -11,8 +11,10 @@ from orchestration.jobs.tags import (
     ACTION_TAG,
     AFTER_TAG,
     ATTEMPT_TAG,
+    DAMAGE_TAG,
     EXIT_TAG,
     JOB_TAG,
+    KIND_TAG,
     MATERIALIZE_TAG,
     PROGRESS_TAG,
     RESUMES_TAG,
@@ -55,6 +57,8 @@ def _past_run(record: dg.RunRecord) -> PastRun:
         progress=_number(tags.get(PROGRESS_TAG)),
         ended_s=_ended_s(record),
         exit_code=_number(tags.get(EXIT_TAG)) or 0,
+        kind=tags.get(KIND_TAG, ""),
+        damage=tags.get(DAMAGE_TAG, ""),
     )
 
 

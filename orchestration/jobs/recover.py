@@ -4,7 +4,7 @@ checkpoint. It fails if that does not come, so that a job in a crash loop shows 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 
@@ -13,7 +13,7 @@ from assets.tables import restored_text
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import JobSpec
 from orchestration.config.start_options import StartOptions
-from orchestration.jobs.tags import EXIT_TAG
+from orchestration.jobs.tags import DAMAGE_TAG, EXIT_TAG
 from orchestration.launchers import FirstCheckpoint, Launched, Launcher
 from orchestration.recovery.fallback import decide_fallback, look_for_damage
 from orchestration.recovery.observe import Observation
@@ -25,6 +25,9 @@ from state_runtime.snapshot.catalog import Catalog
 
 __all__ = ["GaveUp", "RecoverConfig", "Recovered", "note_exit", "recover_driver", "recovered_value"]
 
+DAMAGE_CHARS_MAX: Final = 1000
+"""Of what a run's tag says of a damage; every page that lists runs shows their tags."""
+
 
 class RecoverConfig(dg.Config):
     """Which failure to recover.
@@ -35,11 +38,14 @@ class RecoverConfig(dg.Config):
             a job that was given up on. What the job has made since is read again; output that was published stays.
         gave_up: set by the sensor when no attempt is left: the run starts nothing and fails with it, so that whoever
             is told of failed runs is told.
+        kind: of the error that ended the driver, as the sensor knows it; one that ended before it had a term has no
+            heartbeat that says so.
     """
 
     term: int = 0
     from_snapshot: int = 0
     gave_up: str = ""
+    kind: str = ""
 
 
 class GaveUp(StillstateError):
@@ -151,7 +157,7 @@ def _where(
             from_snapshot=config.from_snapshot
         ), f"back to snapshot {config.from_snapshot}, as a person asked"
     catalog = stillstate.catalog(job)
-    is_suspect = seen.status is not None and seen.status.error_kind == CorruptData.kind
+    is_suspect = CorruptData.kind in (config.kind, "" if seen.status is None else seen.status.error_kind)
     try:
         catalog.latest()
     except CorruptData:
@@ -164,6 +170,9 @@ def _where(
     chosen = decide_fallback(damage, job.recovery.fallback, launch)
     context.log.warning(chosen.explained)
     if chosen.is_refused:
+        # A later tick gives up with these words, and the overview shows them.
+        said = chosen.explained[:DAMAGE_CHARS_MAX]
+        context.instance.add_run_tags(context.run_id, {DAMAGE_TAG: said})
         raise CorruptData(f"{job.name}: {chosen.explained}")
     return (NEWEST if chosen.snapshot_id is None else BeginAt(from_snapshot=chosen.snapshot_id)), chosen.explained
 

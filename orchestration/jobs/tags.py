@@ -9,8 +9,10 @@ __all__ = [
     "ACTION_TAG",
     "AFTER_TAG",
     "ATTEMPT_TAG",
+    "DAMAGE_TAG",
     "EXIT_TAG",
     "JOB_TAG",
+    "KIND_TAG",
     "MATERIALIZE_TAG",
     "PROGRESS_TAG",
     "RESUMES_TAG",
@@ -51,6 +53,11 @@ RESUMES_TAG: Final = "stillstate/resumes"
 EXIT_TAG: Final = "stillstate/exit-code"
 """Put on a recovery run that failed: the exit code of the driver that it started."""
 
+KIND_TAG: Final = "stillstate/error-kind"
+"""Of a recovery run: the kind of the error that ended the driver."""
+DAMAGE_TAG: Final = "stillstate/damage"
+"""Put on a recovery run that found the newest snapshot damaged and left the choice to a person: what it found."""
+
 
 def recovery_run_key(job: str, term: int, attempt: int) -> str:
     """One failure, one attempt, one run: Dagster never starts a second run for a key."""
@@ -67,9 +74,10 @@ def give_up_run_tags(job: str, term: int) -> dict[str, str]:
     return {JOB_TAG: job, ACTION_TAG: GIVE_UP, TERM_TAG: str(term)}
 
 
-def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: int) -> dict[str, str]:
+def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: int, kind: str) -> dict[str, str]:
     """What a later tick needs to know about this run."""
     return {
+        **({KIND_TAG: kind} if kind else {}),
         JOB_TAG: job,
         ACTION_TAG: "recover",
         TERM_TAG: str(term),

@@ -8,6 +8,7 @@ from typing import Final
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
 from orchestration.recovery.health import Verdict
+from state_runtime.base.errors import CorruptData
 from state_runtime.base.progress import Progress
 from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.manifest import Manifest
@@ -25,7 +26,8 @@ class Vitals:
     """A job at one moment; None and empty where there is nothing to say.
 
     Attributes:
-        health: the verdict on its driver, `damaged` if its newest snapshot cannot be read, or `not seen`.
+        health: the verdict on its driver, `damaged` if its newest snapshot cannot be read or its driver has failed with
+            damaged data, or `not seen`.
         is_well: nobody need look.
         why: it is not.
         status: its newest heartbeat.
@@ -53,11 +55,13 @@ def vitals_of(look: Look | NoLook) -> Vitals:
     is_well = health.verdict in _WELL and look.trouble is None
     progress = None if head is None else head.progress
     lag_ms = progress.timestamp_ms - progress.watermark_ms if progress is not None and progress.watermark_ms else 0
+    status = look.seen.status
+    is_damaged = health.verdict == "failed" and status is not None and status.error_kind == CorruptData.kind
     return Vitals(
-        health=DAMAGED if look.trouble is not None else health.verdict,
+        health=DAMAGED if look.trouble is not None or is_damaged else health.verdict,
         is_well=is_well,
         why=str(look.trouble) if look.trouble is not None else "" if health.verdict in _WELL else health.reason,
-        status=look.seen.status,
+        status=status,
         head=head,
         progress=progress,
         lag_s=max(0, lag_ms) / 1000,

@@ -95,7 +95,13 @@ def judge_alive(
         )
     in_vain = plan.gave_up or plan.streak > max_attempts
     headline = f"the driver is {verdict}: " + (
-        "gave up" if plan.gave_up else "no attempt has helped so far" if in_vain else "it is being recovered"
+        "the newest snapshot is damaged, and a person decides"
+        if plan.damage
+        else "gave up"
+        if plan.gave_up
+        else "no attempt has helped so far"
+        if in_vain
+        else "it is being recovered"
     )
     return Alive(
         level="error" if in_vain else "warn",

@@ -6,7 +6,8 @@ checkpoint, because a driver that starts and dies at once is one failure that re
 that lived for a while ends the row even without a checkpoint: its source may simply have been quiet (unless it
 stalled: then it lived and did nothing).
 
-How often a row is tried depends on why the driver ended (`StillstateError.kind`):
+How often a row is tried depends on why the driver ended (`StillstateError.kind`). Each cause has a count of its own: an
+attempt that was spent on a killed driver is not taken from the one that damaged data gets.
 
 why                          attempts in a row
 invalid, unsupported         none: the same start gets the same answer until somebody changes something
@@ -63,6 +64,8 @@ class PastRun:
         progress: the job's progress marker when it was requested.
         ended_s: when it ended, or was created if that is not known.
         exit_code: of the driver that it started, if that ended before it ran; 0: it ran, or that is not known.
+        kind: of the error that it was to recover from (`RecoveryPlan.kind`).
+        damage: what it found of a damaged newest snapshot, and why it has left the choice to a person; for people.
     """
 
     run_id: str
@@ -74,6 +77,8 @@ class PastRun:
     progress: int | None = None
     ended_s: float = 0.0
     exit_code: int = 0
+    kind: str = ""
+    damage: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,8 @@ class RecoveryPlan:
         tell: the run that fails on purpose is to be requested now.
         next_s: wall clock of the next attempt, if one only waits for its time.
         last_run_id: the newest recovery run of this row.
+        kind: of the error that ended the driver, as far as that is known; to be noted with the request.
+        damage: what the newest run of this row found of a damaged snapshot, if a person has to decide.
     """
 
     attempt: int | None
@@ -113,6 +120,8 @@ class RecoveryPlan:
     tell: bool = False
     next_s: float | None = None
     last_run_id: str = ""
+    kind: str = ""
+    damage: str = ""
 
 
 def kind_of_exit(exit_code: int) -> str:
@@ -136,32 +145,50 @@ def plan_recovery(
         max_attempts: in a row without progress, of errors that can pass.
         backoff_s: wait before the second of them.
     """
-    last = _last_in_row(loss, runs)
-    tried, last_id = (0, "") if last is None else (last.streak, last.run_id)
+    row = _row(loss, runs)
+    last = row[0] if row else None
+    streak, last_id = (0, "") if last is None else (last.streak, last.run_id)
     for run in runs:
         if run.phase in UNDER_WAY:
             reason = f"run {run.run_id[:8]} ({run.action}) is {run.phase}"
-            return RecoveryPlan(None, reason, tried, last_run_id=run.run_id if run.action == "recover" else last_id)
+            return RecoveryPlan(None, reason, streak, last_run_id=run.run_id if run.action == "recover" else last_id)
     kind = loss.kind
     if last is not None and last.term == loss.term and last.exit_code:
         kind = kind_of_exit(last.exit_code)  # it died before it had a term to say so in
+    tried = _tried(row, kind)
     allowed = attempts_allowed(kind, max_attempts)
     if allowed is not None and tried >= allowed:
         told = any(run.action == GIVE_UP and run.term == loss.term and run.phase != "abandoned" for run in runs)
+        damage = "" if last is None else last.damage
+        why = f"gave up: {damage}" if damage else _why_gave_up(kind, tried, max_attempts)
         return RecoveryPlan(
-            None, _why_gave_up(kind, tried, max_attempts), tried, gave_up=True, tell=not told, last_run_id=last_id
+            None, why, streak, gave_up=True, tell=not told, last_run_id=last_id, kind=kind, damage=damage
         )
     of = "without end" if allowed is None else f"of {allowed}"
     if last is not None:
         next_s = last.ended_s + recovery_wait_s(tried, backoff_s)
         if next_s > now_s:
             reason = f"attempt {tried + 1} {of} follows in {duration_text(next_s - now_s)}"
-            return RecoveryPlan(None, reason, tried, next_s=next_s, last_run_id=last_id)
+            return RecoveryPlan(None, reason, streak, next_s=next_s, last_run_id=last_id, kind=kind)
     # Counted over everything that was ever requested for this term: Dagster ignores a run key that it has seen.
     number = 1 + max(
         (r.attempt for r in runs if r.term == loss.term and r.action != GIVE_UP and r.phase != "abandoned"), default=0
     )
-    return RecoveryPlan(number, f"attempt {tried + 1} {of}", tried + 1, last_run_id=last_id)
+    return RecoveryPlan(number, f"attempt {tried + 1} {of}", streak + 1, last_run_id=last_id, kind=kind)
+
+
+def _tried(row: Sequence[PastRun], kind: str) -> int:
+    """How many attempts of a row an error of this kind has had. What is not among the runs any more counts as the
+    oldest of those that are."""
+    if not row:
+        return 0
+    of_it = [_cause_of(run.kind) == _cause_of(kind) for run in row]
+    return sum(of_it) + of_it[-1] * max(0, row[-1].streak - 1)
+
+
+def _cause_of(kind: str) -> str:
+    """What attempts are counted by: all that is neither rarely nor endlessly tried is one cause."""
+    return kind if kind in _FEW or kind == _WITHOUT_END else ""
 
 
 def _why_gave_up(kind: str, tried: int, max_attempts: int) -> str:
@@ -174,12 +201,17 @@ def _why_gave_up(kind: str, tried: int, max_attempts: int) -> str:
     )
 
 
-def _last_in_row(loss: Loss, runs: Sequence[PastRun]) -> PastRun | None:
-    """The newest recovery run, if the failure now is the same trouble going on."""
+def _row(loss: Loss, runs: Sequence[PastRun]) -> list[PastRun]:
+    """The recovery runs of the trouble that goes on now, newest first; empty if the failure is a new one."""
+    row: list[PastRun] = []
     for run in runs:
         if run.phase == "abandoned" or run.action not in ("start", "recover"):
             continue
         by_hand = run.action != "recover" or run.term is None
         helped = run.term != loss.term and loss.lived_s >= SETTLED_S and loss.verdict != "stalled"
-        return None if by_hand or helped or run.progress != loss.progress else run
-    return None
+        if by_hand or (not row and (helped or run.progress != loss.progress)):
+            break
+        row.append(run)
+        if run.streak <= 1:
+            break
+    return row

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import dagster as dg
@@ -10,10 +10,11 @@ import dagster as dg
 from assets.mount import Mount
 from assets.overview import OVERVIEW_S, OverviewRow, overview_materialization, overview_row
 from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
+from orchestration.jobs.tags import ACTION_TAG, DAMAGE_TAG, JOB_TAG, TERM_TAG
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
 from orchestration.looking.newest_savepoint import savepoints_seen
+from orchestration.looking.vitals import DAMAGED
 from orchestration.resources import Reading, Seen, StillstateResource
 from orchestration.run_phases import PHASES, RunPhase
 from orchestration.text import age_text
@@ -57,7 +58,10 @@ def overview(
     for name, look in looks.found.items():
         savepoint = savepoints.get(name, "")
         shown = "unknown" if isinstance(savepoint, NoLook) else savepoint
-        rows.append(overview_row(name, look, now_ms, savepoint=shown, recovery=recoveries.get(mount.tag(name), "")))
+        recovery = recoveries.get(mount.tag(name), _Recovery())
+        row = overview_row(name, look, now_ms, savepoint=shown, recovery=recovery.text)
+        is_explained = recovery.damage and (row.health, row.term) == (DAMAGED, recovery.term)
+        rows.append(replace(row, why=recovery.damage) if is_explained else row)
     return overview_materialization(mount.overview(), rows), OverviewCursor(now_ms, digest)
 
 
@@ -84,13 +88,29 @@ def _newest_savepoint(job: JobSpec, catalog: Catalog) -> str:
     return age_text(max(0, catalog.clock.now_ms() - seen.newest.finished_at_ms) / 1000)
 
 
-def _recoveries(instance: dg.DagsterInstance, now_ms: int) -> dict[str, str]:
-    """The last recovery run of each job, by its tag: how long ago, and how it ended if not well."""
+@dataclass(frozen=True)
+class _Recovery:
+    """The last recovery run of a job.
+
+    Attributes:
+        text: how long ago, and how it ended if not well.
+        term: that it was for.
+        damage: what it found of a damaged newest snapshot, if it has left the choice to a person.
+    """
+
+    text: str = ""
+    term: str = ""
+    damage: str = ""
+
+
+def _recoveries(instance: dg.DagsterInstance, now_ms: int) -> dict[str, _Recovery]:
+    """By the tag of the job."""
     records = instance.get_run_records(dg.RunsFilter(tags={ACTION_TAG: "recover"}), limit=RECOVERIES_READ_MAX)
-    found: dict[str, str] = {}
+    found: dict[str, _Recovery] = {}
     for record in records:  # newest first
         run = record.dagster_run
         ago_s = max(0.0, now_ms / 1000 - record.create_timestamp.timestamp())
         ended = _SAID.get(PHASES[run.status.value], "under way ")
-        found.setdefault(run.tags.get(JOB_TAG, ""), f"{ended}{age_text(ago_s)}")
+        last = _Recovery(f"{ended}{age_text(ago_s)}", run.tags.get(TERM_TAG, ""), run.tags.get(DAMAGE_TAG, ""))
+        found.setdefault(run.tags.get(JOB_TAG, ""), last)
     return found

@@ -168,7 +168,9 @@ def _request(mount: Mount, job: JobSpec, look: AliveLook, recover_job: dg.JobDef
         config["gave_up"] = look.alive.reason
     else:
         key = recovery_run_key(name, status.term, plan.attempt)
-        tags = recovery_run_tags(name, status.term, plan.attempt, plan.streak, look.progress)
+        tags = recovery_run_tags(name, status.term, plan.attempt, plan.streak, look.progress, plan.kind)
+        if plan.kind:
+            config["kind"] = plan.kind
     tags["dagster/max_runtime"] = str(runtime_max_s("recover", job))
     return dg.RunRequest(
         run_key=key, job_name=recover_job.name, run_config={"ops": {op_name: {"config": config}}}, tags=tags

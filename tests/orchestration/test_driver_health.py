@@ -236,14 +236,14 @@ def test_errors_that_cannot_pass_are_not_tried_like_those_that_can(kind: str, at
     for tried in range(attempts):
         made = planned(Loss(term=1, progress=7, lived_s=1, kind=kind), runs, now_s=10_000.0 * (tried + 1))
         assert made.attempt == tried + 1
-        runs.insert(0, recovered(1, tried + 1, 7, made.streak, ended_s=0.0))
+        runs.insert(0, replace(recovered(1, tried + 1, 7, made.streak, ended_s=0.0), kind=made.kind))
     made = planned(Loss(term=1, progress=7, lived_s=1, kind=kind), runs, now_s=1e6)
     assert (made.attempt, made.gave_up, made.tell) == (None, True, True)
 
 
 def test_an_unreachable_store_is_tried_for_ever_at_most_ten_minutes_apart() -> None:
     loss = Loss(term=1, progress=7, lived_s=1, kind="unavailable")
-    runs = [recovered(1, 400, 7, 400, ended_s=1000.0)]
+    runs = [replace(recovered(1, 400, 7, 400, ended_s=1000.0), kind="unavailable")]
     waiting = planned(loss, runs, now_s=1000.0 + BACKOFF_MAX_S - 1)
     assert (waiting.attempt, waiting.gave_up, waiting.next_s) == (None, False, 1000.0 + BACKOFF_MAX_S)
     assert planned(loss, runs, now_s=1000.0 + BACKOFF_MAX_S).attempt == 401
@@ -252,9 +252,42 @@ def test_an_unreachable_store_is_tried_for_ever_at_most_ten_minutes_apart() -> N
 def test_the_exit_code_of_a_driver_that_died_before_it_had_a_term_counts() -> None:
     loss = Loss(term=1, progress=7, lived_s=1, kind="")
     assert planned(loss, [replace(recovered(1, 1, 7), exit_code=2)], now_s=1e6).gave_up
+    damaged = planned(loss, [replace(recovered(1, 1, 7), exit_code=5)], now_s=1e6)
+    assert (damaged.attempt, damaged.kind) == (2, "corrupt"), "the run that follows is told what to look for"
     assert not planned(loss, [replace(recovered(1, 9, 7, 9), exit_code=4)], now_s=1e6).gave_up
     newer = Loss(term=2, progress=7, lived_s=1, kind="unavailable")
     assert not planned(newer, [replace(recovered(1, 1, 7), exit_code=2)], now_s=1e6).gave_up, "that was another term"
+
+
+CAUSES = ("", "corrupt", "user-code", "unavailable")
+
+
+@pytest.mark.parametrize("first", CAUSES)
+@pytest.mark.parametrize("then", [cause for cause in CAUSES if cause != "unavailable"])
+def test_attempts_for_one_cause_are_not_taken_from_another(first: str, then: str) -> None:
+    """Damage is found by the restart after a kill: the attempt that was spent on the kill must not be the one that
+    damaged data gets, or nobody ever looks what could be gone back to. And it stays bounded: each cause has its own.
+    """
+    runs: list[PastRun] = []
+    tried = {first: 0, then: 0}
+    for kind in (*[first] * 3, *[then] * 9, *[first] * 9):
+        made = planned(Loss(term=len(runs) + 1, progress=7, lived_s=1, kind=kind), runs, now_s=1e6)
+        if made.attempt is None:
+            assert made.gave_up
+            continue
+        tried[kind] += 1
+        made_run = replace(recovered(len(runs) + 1, made.attempt, 7, made.streak), kind=made.kind)
+        runs.insert(0, made_run)
+    alone = {"": 3, "corrupt": 1, "user-code": 1, "unavailable": 12}
+    assert tried == {kind: alone[kind] for kind in (first, then)}
+
+
+def test_a_job_that_is_given_up_for_damage_says_what_a_person_can_go_back_to() -> None:
+    loss = Loss(term=2, progress=7, lived_s=1, kind="corrupt")
+    looked = replace(recovered(2, 1, 7, 2), kind="corrupt", damage="newest 9 damaged in x; 8 restorable")
+    made = planned(loss, [looked, recovered(1, 1, 7, 1)], now_s=1e6)
+    assert made.gave_up
+    assert "8 restorable" in made.reason
 
 
 def test_giving_up_is_told_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,14 +13,16 @@ import pytest
 from dagster_world import FakeLauncher, World
 from maintenance_root import Job
 
+from assets.mount import Mount
 from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.launchers import Launched
+from orchestration.launchers import FirstCheckpoint, Launched, LaunchFailed
 from orchestration.recovery.fallback import Damage, FallbackPolicy, decide_fallback, look_for_damage
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.term_files import write_status
 from state_runtime.store import open_store
 
 FOUND = Damage(newest=1241, where="segment X", restorable=1238, looked_at=4, epochs=3, published=True)
@@ -193,3 +196,67 @@ def test_a_click_does_not_take_a_job_back_that_runs(world: Callable[..., World],
     )
     assert done.output_for_node("recover_job_driver")["outcome"] == "nothing to do"
     assert launcher.begins == []
+
+
+class DiesOfDamage(FakeLauncher):
+    """A launcher whose drivers find the damage as they restore, and say so in their last heartbeat; unless they are
+    told to go back."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job = job
+
+    def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
+        self.job.start()
+        launched = start(self, options, cause=cause)
+        self.job.beat("running")
+        if options.begin.from_snapshot is None:
+            self.job.beat("failed")
+            status = self.job.catalog.status()
+            assert status is not None
+            write_status(self.job.root, replace(status, message="a segment is damaged", error_kind="corrupt"))
+        return replace(launched, term=self.job.committer.term.term)
+
+    def wait_for_checkpoint(self, launched: Launched, timeout_s: float) -> FirstCheckpoint:
+        if self.begins[-1] is None:
+            raise LaunchFailed("the driver ended before its first checkpoint: a segment is damaged", 5)
+        return FirstCheckpoint(snapshot_id=None, how="it runs")
+
+
+@pytest.mark.parametrize("policy", ["never", "older"])
+def test_damage_that_is_found_by_the_restart_after_a_kill_is_looked_into(
+    world: Callable[..., World], job: Job, policy: FallbackPolicy
+) -> None:
+    """The attempt that brought the killed driver back, and found the damage, is not the one that looks for it. The
+    policy decides; what a person has to decide stands in `driver_alive` and in the overview."""
+    here = world("job", extra=f"recovery: {{fallback: {policy}}}")
+    here.clock.at_ms = job.clock.at_ms = max(job.clock.at_ms, time.time_ns() // 1_000_000)
+    launcher = here.launchers["job"] = DiesOfDamage(job)
+    spoil(job, newest_segment(job.catalog.manifest(5)))
+    verdicts, keys_seen = [], []
+    for _ in range(20):
+        for moved in (here.clock, job.clock):
+            moved.advance_s(60)
+        result = here.tick("stillstate_recovery")
+        verdicts += [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
+        for request in result.run_requests or []:
+            keys_seen.append(request.run_key)
+            assert request.job_name is not None
+            here.defs.resolve_job_def(request.job_name).execute_in_process(
+                run_config=dict(request.run_config),
+                instance=here.instance,
+                tags=dict(request.tags),
+                raise_on_error=False,
+            )
+        if policy == "older" and launcher.begins == [None, 4]:
+            return
+    assert keys_seen == ["job:1:1", "job:2:1", "job:2:gave-up"]
+    assert launcher.begins == [None]
+    told = verdicts[-1].description or ""
+    assert verdicts[-1].severity is dg.AssetCheckSeverity.ERROR
+    (overview,) = [e for e in here.tick("stillstate_progress").asset_events if e.asset_key == Mount().overview()]
+    ill = overview.metadata["ill"]
+    assert isinstance(ill, dg.TableMetadataValue)
+    for text in (told, str(ill.records[0].data["why"])):
+        assert "4 restorable; loses" in text
+    assert "damaged" in str(ill.records[0].data["why"])
