@@ -23,6 +23,7 @@ from state_runtime.base.errors import (
     InvalidConfiguration,
     MissingSnapshot,
     StillstateError,
+    StoreRefused,
     StoreUnavailable,
     Unavailable,
 )
@@ -58,7 +59,7 @@ def savepoint_names_of(wanted: str) -> tuple[str, str]:
 
 class Effects:
     """On one job. An effect returns what is to be recorded with the next step, or raises: what can pass by itself
-    (`Unavailable`), or why the step has failed.
+    (`can_pass`), or why the step has failed.
 
     Args:
         job: as the file says.
@@ -232,9 +233,10 @@ class Effects:
                     counted = snapshot_id
             except MissingSnapshot:
                 status = self._catalog.status()  # one that is just being written, or was given up
-            except Unavailable:
+            except Unavailable as error:
                 if is_late:
-                    raise  # nothing is known of the driver: that is no reason to take it back
+                    # Nothing is known of the driver: that is no reason to take it back.
+                    raise StoreUnavailable(f"the new run could not be looked at in time: {error}") from error
                 self._poll(POLL_S)
                 continue
             process = "unknown" if status is None else self._launcher.is_alive(status)
@@ -254,8 +256,8 @@ class Effects:
             return {}
         try:
             self._launcher.stop()
-        except StopTimedOut as error:
-            self._say(str(error))
+        except (StopTimedOut, StoreRefused) as error:
+            self._say(str(error))  # it is ended, or fenced by the run that follows
         now = self._catalog.status() or status
         if now.state not in ("stopped", "finished"):
             # Also a driver that has failed: its supervisor would start it again.

@@ -35,7 +35,7 @@ from state_runtime.base.errors import (
     MissingSnapshot,
     SnapshotInUse,
     StillstateError,
-    Unavailable,
+    can_pass,
     check,
 )
 from state_runtime.maintenance.move.plan import MovePlan, plan_move
@@ -189,6 +189,7 @@ class Migrator:
         Raises:
             SnapshotInUse: another migration is under way, or somebody else goes on with this one.
             Unavailable: the store did not answer, or a driver did not stop. The migration stays where it is: resume it.
+                A store that refuses (no room, no permission) does not end like this: the migration is taken back.
             StillstateError: it could not be taken back; the same.
         """
         now_ms, uid = self._actor.clock.now_ms(), self._actor.ids.uid()
@@ -248,10 +249,10 @@ class Migrator:
                 )
             try:
                 changes = self._do(migration)
-            except Unavailable as error:
-                error.add_note(f"the migration stands at step {migration.step!r}; go on with --resume")
-                raise
             except StillstateError as error:
+                if can_pass(error):
+                    error.add_note(f"the migration stands at step {migration.step!r}; go on with --resume")
+                    raise
                 back = step_back_from(migration)
                 if back is None:
                     down = "" if migration.fork_of else ", and the job may be down"

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from orchestration.config.home import is_home
 from state_runtime.base.actor import Actor
-from state_runtime.base.errors import InvalidConfiguration, JobNotFound, StillstateError, Unavailable, check
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound, StillstateError, Unavailable, can_pass, check
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.move.execute import abort_move, execute_move, let_go
 from state_runtime.maintenance.move.plan import plan_move
@@ -59,15 +59,16 @@ class Moves:
         """Bring everything to the target, and let it count.
 
         Raises:
-            Unavailable: it stays where it is; repeat it. StillstateError: the job still lives at the source.
+            Unavailable, if it can pass: it stays where it is; repeat it. StillstateError: the job still lives at the
+                source.
         """
         try:
             if not is_home(self._target):
                 wait_until_quiet(self._source, self._actor, self._poll)
                 self._execute(keep_source=True, before_decided=lambda: carry_migration(self._target, migration))
-        except Unavailable:
-            raise
         except StillstateError as error:
+            if can_pass(error):
+                raise
             if is_home(self._target):
                 # Whoever relieved this process has brought it there: nothing may be taken back here.
                 raise Unavailable(f"{self._target.url} counts already: {error}") from error

@@ -19,7 +19,7 @@ A fork's `save` makes a savepoint of another job, which goes on running, and is 
 `verify` reads the copy. Of a fork nothing is started again: each step before `kept` that fails leads to `clear`.
 
 What can pass by itself (the store does not answer) is no failure: it is raised, and the migration goes on from that
-step when somebody resumes it.
+step when somebody resumes it. A store that refuses (no room, no permission) has answered: that is a failure.
 """
 
 from __future__ import annotations

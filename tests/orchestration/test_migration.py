@@ -3,10 +3,12 @@ the record says; and that nothing of its state is lost."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +24,10 @@ from state_runtime.base.errors import (
     InvalidConfiguration,
     MissingSnapshot,
     SnapshotInUse,
+    StoreNotCapable,
+    StoreRefused,
     StoreUnavailable,
+    Unavailable,
 )
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.delete.roots import delete_root
@@ -36,6 +41,7 @@ from state_runtime.snapshot.paths import migration_path, savepoint_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.store import open_store
+from state_runtime.store.local import LocalStore
 
 TO_3 = Request(settings=RunSettings(parallelism=3), timeout_s=20)
 BEFORE = RunSettings(2, "arrow")
@@ -366,6 +372,50 @@ def test_a_store_that_does_not_answer_takes_nothing_back(made: Migrated) -> None
     assert now is not None
     assert (now.step, now.is_open) == ("watch", True)
     check(made, made.migrator().resume(), "kept")
+
+
+@pytest.mark.parametrize("step", ["save", "verify", "go-back", "start", "watch"])
+@pytest.mark.parametrize("refusal", [StoreRefused("no space left"), StoreNotCapable("no create-if-absent")])
+def test_a_refusal_at_any_step_starts_the_job_as_it_was(
+    made: Migrated, monkeypatch: pytest.MonkeyPatch, step: str, refusal: Unavailable
+) -> None:
+    """A store that refuses has answered: nobody need come back later, and the job must not wait for somebody who does.
+    At `save` the driver has stopped for its savepoint, which could not be written."""
+    migrator = made.migrator()
+    whole = migrator._effects.do
+
+    def refused(migration: Migration) -> dict[str, Any]:
+        if migration.step != step:
+            return whole(migration)
+        if step in ("save", "watch"):
+            made.drivers.stop()
+        raise refusal
+
+    monkeypatch.setattr(migrator._effects, "do", refused)
+    last = migrator.migrate(migrator.plan(replace(TO_3, go_back_to="@3")))
+    assert last.step == "rolled-back"
+    assert str(refusal) in last.reason
+    (live,) = made.drivers.live()
+    assert RunSettings(live.parallelism, live.backend) == BEFORE  # type: ignore[arg-type]
+
+
+def test_a_savepoint_that_finds_no_room_starts_the_job_as_it_was(
+    made: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota below `savepoints/`, as the disk says it."""
+    whole = LocalStore._write_temporary
+
+    def no_room(self: LocalStore, final: Path, body: Any) -> Path:
+        if "savepoints" in final.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(self, final, body)
+
+    monkeypatch.setattr(LocalStore, "_write_temporary", no_room)
+    migrator = made.migrator()
+    last = migrator.migrate(migrator.plan(TO_3))
+    assert last.step == "rolled-back"
+    assert "No space left" in last.reason
+    assert [run.parallelism for run in made.drivers.live()] == [2]
 
 
 def test_nothing_is_gone_on_with_where_nothing_is_under_way(made: Migrated) -> None:

@@ -3,6 +3,7 @@ whatever died in between; and back to where it was if it does not come up there.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,23 @@ def test_a_job_that_is_moved_runs_there_or_where_it_was(made: Migrated, behaviou
     last = migrator.migrate(migrator.plan(TO_3))
     check(made, last, step)
     assert (error_of(last, "job", migrator.failure) is None) == (step == "kept")
+
+
+def test_a_place_that_has_no_room_leaves_the_job_where_it_was(made: Migrated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has stopped by then, and a refusal does not pass by waiting."""
+    _, new = roots(made)
+    whole = LocalStore._write_temporary
+
+    def no_room(self: LocalStore, final: Path, body: Any) -> Path:
+        if final.suffix == ".seg" and str(final).startswith(new.url.removeprefix("file://")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(self, final, body)
+
+    monkeypatch.setattr(LocalStore, "_write_temporary", no_room)
+    migrator = made.migrator()
+    last = migrator.migrate(migrator.plan(MOVE))
+    assert "No space left" in last.reason
+    check(made, last, "rolled-back")
 
 
 def test_a_driver_that_had_to_be_killed_is_waited_for_until_it_is_taken_for_gone(made: Migrated) -> None:
