@@ -19,6 +19,7 @@ from state_runtime.base.limits import MIB
 from state_runtime.pipeline.partitions import in_folders
 from state_runtime.pipeline.staged import StagedFiles
 from state_runtime.snapshot.manifest import StagedFile
+from state_runtime.state.text import broken_text
 from state_runtime.store import Store, shared_store
 
 __all__ = ["SinkSpec"]
@@ -176,6 +177,14 @@ class _Staging:
     def _wait_for_more(self, batch: pa.RecordBatch) -> None:
         """Rows are cut into folders many at a time: a file for each folder open all along, with a few rows of each
         batch, takes sixteen times as long and stores three times the bytes (docs/design/0039-folders.md)."""
+        broken = broken_text(batch.select(self._spec.partition_by))
+        if broken is not None:
+            raise InvalidData(
+                f"sink {self._spec.name!r}: row {broken[1]} of a batch has text in {broken[0]!r} whose bytes are not "
+                "UTF-8: it names no folder. Repair it before the sink, "
+                f".transform(lambda df: df.withColumn({broken[0]!r}, make_valid_utf8({broken[0]!r}))), or partition by "
+                "another column"
+            )
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes > _FILE_BYTES_MAX:

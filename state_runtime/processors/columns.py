@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
+from state_runtime.state.text import is_readable
 
 __all__ = ["UnknownField", "fit_column", "from_normal", "from_python", "refuse_unknown_fields", "to_python"]
 
@@ -113,10 +114,19 @@ def fit_column(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -
         describe: what the column is, for the message (operator, state or output).
 
     Raises:
-        InvalidData: the type or a value does not fit. The message holds no value.
+        InvalidData: the type or a value does not fit, or a text is not UTF-8. The message holds no value.
     """
-    if column.type == field.type:
-        return column
+    if column.type != field.type:
+        column = _converted(column, field, describe)
+    if not is_readable(column):
+        raise InvalidData(
+            f"{describe()}: column {field.name!r} holds text whose bytes are not UTF-8. Declare it as binary, or "
+            "decode it before"
+        )
+    return column
+
+
+def _converted(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -> pa.Array:
     try:
         if not _converts(column.type, field.type):
             raise ValueError("another kind of type")

@@ -36,6 +36,7 @@ from state_runtime.state.table import (
     hashes_of,
     slice_hash_range,
 )
+from state_runtime.state.text import broken_text
 from state_runtime.store import Store
 
 __all__ = ["TableWriter", "WrittenTables", "cell_bits"]
@@ -130,7 +131,7 @@ class TableWriter:
 
         Raises:
             InvalidData: a key or an entry twice, a hash that is not that of its key, a row out of order, other columns,
-                or a tombstone. What was written by then is named by nothing.
+                a tombstone, or text that is not UTF-8. What was written by then is named by nothing.
             StoreUnavailable: as before; try again.
         """
         total = WrittenTables()
@@ -159,6 +160,12 @@ class TableWriter:
                 StateSchema.of(batch.schema).check_batch(batch, "what is to be written")
             except CorruptSegment as error:
                 raise InvalidData(f"{self._name}: {error}") from error
+            broken = broken_text(batch)
+            if broken is not None:
+                raise InvalidData(
+                    f"{self._name}: column {broken[0]!r} holds text whose bytes are not UTF-8, which no reader of "
+                    "snapshots takes. Repair it before, for example with Spark's make_valid_utf8"
+                )
             hashes = hashes_of(batch)
             if int(hashes[0]) < last:
                 raise InvalidData(f"{self._name}: what is to be written is not sorted by key hash")

@@ -8,7 +8,7 @@ disk that cannot take them costs memory and nothing else: the rows are held then
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,22 +16,26 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from state_runtime.base.errors import InvalidData
 from state_runtime.base.ids import Ids
 from state_runtime.changelog.rows import rows_batch
-from state_runtime.processors.builtin.partial_rows import rows_behind
+from state_runtime.processors.builtin.partial_rows import are_partial, rows_behind
 from state_runtime.processors.grouping import GroupedRows, order_of_rows
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.key_groups import shard_of_hash
 from state_runtime.state.table import Hashes, Positions, concat
+from state_runtime.state.text import broken_text
 from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
 from state_runtime.task.spill import mapped
 
-__all__ = ["Gathered", "gather", "row_bytes_of"]
+__all__ = ["Gathered", "gather", "readable", "row_bytes_of"]
 
 _LOG = logging.getLogger(__name__)
 # Where a task has few rows of its own, those of earlier epochs are processed by parts.
 _ROWS_MIN = 1 << 20
 _INTERNAL = (HASH_COLUMN, SEQUENCE_COLUMN, INITIAL_COLUMN)
+# `monotonically_increasing_id` gives the rows of a partition numbers of so many bits.
+_PLACE_BITS = 33
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,34 @@ class Gathered:
 def row_bytes_of(batch: pa.RecordBatch) -> int:
     """What a row of a batch takes in memory, on average and rounded up; 0 without rows."""
     return -(-batch.nbytes // batch.num_rows) if batch.num_rows else 0
+
+
+def readable(batches: Iterable[pa.RecordBatch], operator: str) -> Iterator[pa.RecordBatch]:
+    """What Spark has for a task, each batch once its text was looked at (state/text.py).
+
+    Raises:
+        InvalidData: a text is not UTF-8.
+    """
+    for batch in batches:
+        found = broken_text(batch)
+        if found is not None:
+            raise _not_utf8(operator, batch, *found)
+        yield batch
+
+
+def _not_utf8(operator: str, batch: pa.RecordBatch, column: str, row: int) -> InvalidData:
+    place = int(_places(batch)[row])
+    of = "the initial state" if column.startswith(INITIAL_COLUMN) else "its input"
+    column = column.removeprefix(f"{INITIAL_COLUMN}.")
+    at = f"row {place & ((1 << _PLACE_BITS) - 1)} of partition {place >> _PLACE_BITS}, "
+    return InvalidData(
+        f"operator {operator!r}: column {column!r} of {of} holds text whose bytes are not UTF-8 "
+        f"({'' if are_partial(batch) else at}key hash {int(_hashes(batch)[row]):016x}). Spark takes any bytes for "
+        "text, Python and the readers of snapshots do not. Nothing of the epoch was committed, and a restart reads "
+        "the same rows: repair the text before the operator, "
+        f".transform(lambda df: df.withColumn({column!r}, make_valid_utf8({column!r}))) (of pyspark.sql.functions), "
+        "keep the column as binary, or read the source in its own encoding"
+    )
 
 
 def gather(

@@ -43,7 +43,7 @@ from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.changed_rows import on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.task.acknowledgement import EMPTY_TASK, Acknowledgement
-from state_runtime.task.gathered import gather, row_bytes_of
+from state_runtime.task.gathered import gather, readable, row_bytes_of
 from state_runtime.task.held_changes import HeldChanges
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.keep_rows import begin_keeping
@@ -154,7 +154,8 @@ class StageTask:
         began_s, began_ms = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now_ms()
         keys = KeyColumns(operator.key_columns, operator.key_schema)
         folder = rows_folder(self.job, operator.uid)
-        given = gather(batches, keys, self.job.parallelism, self.job.settings.task_bytes_max, folder, SYSTEM_IDS)
+        rows = readable(batches, operator.uid)
+        given = gather(rows, keys, self.job.parallelism, self.job.settings.task_bytes_max, folder, SYSTEM_IDS)
         if given is None:
             # Nothing to do for this shard; its state stays the version that it is, unread.
             self._acknowledge(Acknowledgement(epoch=self.job.epoch, stage=self.stage, shard=EMPTY_TASK))

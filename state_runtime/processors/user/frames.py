@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.columns import UnknownField, refuse_unknown_fields
+from state_runtime.state.text import is_readable
 
 __all__ = ["NullableIntegers", "frames_to_batches", "nullable_integers", "split_frame", "table_to_frame"]
 
@@ -178,4 +179,7 @@ def _to_array(values: Any, data_type: pa.DataType, time_zone: str) -> pa.Array:
         return pc.assume_timezone(wall, time_zone, ambiguous="latest", nonexistent="raise").cast(data_type)
     if pa.types.is_nested(data_type):
         refuse_unknown_fields(values, data_type)
-    return pa.Array.from_pandas(values, type=data_type, safe=True)
+    made = pa.Array.from_pandas(values, type=data_type, safe=True)
+    if not is_readable(made):  # columns of Arrow's own types are taken as they are
+        raise ValueError("text that is not UTF-8")
+    return made
