@@ -31,7 +31,7 @@ from state_runtime.driver.scratch import Scratch
 from state_runtime.driver.source_quiet import SourceQuiet, is_idle
 from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
-from state_runtime.pipeline.compile import CompiledPipeline
+from state_runtime.pipeline.compile import CompiledPipeline, refuse_other_output
 from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
@@ -133,17 +133,17 @@ class JobRun:
             dropped_by_processor=pipeline.dropped,
             allow_dropped_state=allowed.dropped_state,
         )
-        reads = pipeline.operator_reads
 
         def decide(content: Manifest | None, info: JobInfo | None) -> None:
             refuse_drained(content, f"job {plan.name!r}", allow_drained=allowed.drained)
-            refuse_misfits(content, reads, drop=allowed.drop_inflight, job=plan.name)
+            refuse_misfits(content, pipeline.operator_reads, drop=allowed.drop_inflight, job=plan.name)
             self._parallelism(content, info)
             _check_outputs(content, pipeline)
             fit(content, snapshot_id=content.snapshot_id + 1 if content is not None else 1)
 
         # Refused before anything is written; then once more on what is really gone on from.
         before = beginning.look(decide)
+        refuse_other_output(pipeline, before)
         local_dir = private_local_dir(plan.settings.local_dir)
         scratch = Scratch.of(plan.settings, local_dir)
         self._root.probe()

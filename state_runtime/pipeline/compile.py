@@ -26,6 +26,7 @@ from state_runtime.pipeline.operators import (
     build_operator,
     output_schema,
 )
+from state_runtime.pipeline.output_layout import OutputLayout, refuse_layouts_beside
 from state_runtime.pipeline.partial_rows import PartialRows, partial_rows
 from state_runtime.pipeline.repeatable import warn_if_cut_by_epochs, warn_if_unrepeatable
 from state_runtime.pipeline.sinks import Sink
@@ -33,6 +34,7 @@ from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.spark_settings import session_settings
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
+from state_runtime.snapshot.manifest import Manifest
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.jvm import has_python, jobs_so_far
 from state_runtime.spark.sql import quoted
@@ -45,6 +47,7 @@ __all__ = [
     "TransformStep",
     "WriteStep",
     "compile_pipeline",
+    "refuse_other_output",
     "runtime_columns",
 ]
 
@@ -115,6 +118,7 @@ class CompiledPipeline:
     """Stages and the user's transforms between them, in order.
 
     Attributes:
+        layouts: of the sinks whose output readers take for a table.
         watermarks: the source's columns with event time.
         dropped: per operator uid the states that its processor gave up (`deleteIfExists`).
         source_reads: the columns of the source that something reads; None for all.
@@ -124,6 +128,7 @@ class CompiledPipeline:
 
     parts: tuple[Stage | TransformStep, ...]
     sinks: Mapping[str, Sink] = field(default_factory=dict)
+    layouts: Mapping[str, OutputLayout] = field(default_factory=dict)
     watermarks: tuple[WatermarkColumn, ...] = ()
     dropped: Mapping[str, frozenset[str]] = field(default_factory=dict)
     source_reads: frozenset[str] | None = None
@@ -167,6 +172,7 @@ def compile_pipeline(
     parts: list[Stage | TransformStep] = []
     schema = source.frame.schema
     sinks: dict[str, Sink] = {}
+    layouts: dict[str, OutputLayout] = {}
     uids: set[str] = set()
     dropped: dict[str, frozenset[str]] = {}
     session = session_settings(spark.conf)
@@ -189,7 +195,10 @@ def compile_pipeline(
         elif isinstance(step, WriteStep):
             if step.name in sinks:
                 raise InvalidPipeline(f"two sinks are named {step.name!r}; give each write() a name of its own")
-            step.sink.check(arrow_schema(schema), f"sink {step.name!r}")
+            written = arrow_schema(schema)
+            step.sink.check(written, f"sink {step.name!r}")
+            if (layout := step.sink.layout(written)) is not None:
+                layouts[step.name] = layout
             sinks[step.name] = step.sink
             has_other_python = has_other_python or step.sink.may_have_python
             last = parts[-1] if parts else None
@@ -219,6 +228,7 @@ def compile_pipeline(
                 Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial, input=read)
             )
         _check_names(schema, f"step {type(step).__name__}")
+    refuse_layouts_beside(layouts)
     last = parts[-1]
     if isinstance(last, Stage):
         parts[-1] = replace(last, emit=False)
@@ -231,11 +241,28 @@ def compile_pipeline(
     return CompiledPipeline(
         tuple(parts),
         sinks,
+        layouts=layouts,
         watermarks=source.watermarks,
         dropped=dropped,
         source_reads=asked.columns,
         hands_only_its_own=not has_other_python,
     )
+
+
+def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:
+    """Look at the places of the sinks before a run changes anything.
+
+    Args:
+        content: the snapshot that the run goes on from.
+
+    Raises:
+        InvalidPipeline: a place holds what could not be read together with the new output. StoreUnavailable: start
+            again.
+    """
+    outputs = content.outputs if content is not None else ()
+    for name, layout in pipeline.layouts.items():
+        pending = [file for output in outputs if output.sink == name for file in output.files]
+        pipeline.sinks[name].check_place(layout, pending, f"sink {name!r}")
 
 
 def runtime_columns(keys: tuple[str, ...], place: str = "monotonically_increasing_id()") -> list[str]:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.pipeline.output_layout import OutputLayout, check_columns, refuse_other_files
 from state_runtime.pipeline.output_owner import Claimant, own_output
 from state_runtime.pipeline.partitions import check_partition_columns
 from state_runtime.pipeline.staging import SinkSpec
@@ -38,6 +40,9 @@ EPOCH_COLUMN = "epoch"
 
 # Files that get their final name at a time: on an object store each is three requests, one after the other.
 _MOVES = 16
+_COMMITS_DIR = "_stillstate/commits"
+# So many jobs that publish in one folder are looked at when another one begins to.
+_STAGERS_MAX = 64
 
 
 class Sink(ABC):
@@ -62,6 +67,24 @@ class Sink(ABC):
 
         Raises:
             InvalidPipeline: it cannot take such rows.
+        """
+
+    def layout(self, schema: pa.Schema) -> OutputLayout | None:
+        """How rows of a schema are laid out in a folder that readers take for a table; None if there is none."""
+        return None
+
+    def check_place(  # noqa: B027 - most sinks have no folder
+        self, layout: OutputLayout, pending: Sequence[StagedFile], where: str
+    ) -> None:
+        """Called before a run changes anything anywhere.
+
+        Args:
+            layout: what `layout` gave.
+            pending: files that the newest snapshot names.
+            where: which sink it is, for a message.
+
+        Raises:
+            InvalidPipeline: the place holds what could not be read together with the new rows.
         """
 
     @abstractmethod
@@ -141,7 +164,10 @@ class ParquetSink(Sink):
         self._storage_options = dict(storage_options or {})
 
     def __repr__(self) -> str:
-        return f"ParquetSink({open_store(self.path, self._storage_options).url!r})"
+        return f"ParquetSink({self._store().url!r})"
+
+    def _store(self) -> Store:
+        return open_store(self.path, self._storage_options)
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """See `Sink.spec`."""
@@ -159,12 +185,21 @@ class ParquetSink(Sink):
     def check(self, schema: pa.Schema, where: str) -> None:
         """See `Sink.check`."""
         check_partition_columns(self.partition_by, schema, where)
+        check_columns(schema, self.epoch_column, where)
+
+    def layout(self, schema: pa.Schema) -> OutputLayout:
+        """See `Sink.layout`."""
+        columns = schema.append(pa.field(self.epoch_column, pa.int64())) if self.epoch_column else schema
+        return OutputLayout(self._store().url, columns, self.partition_by)
+
+    def check_place(self, layout: OutputLayout, pending: Sequence[StagedFile], where: str) -> None:
+        """See `Sink.check_place`. Of each job that has published here one file is looked at, the end of it."""
+        store = self._store()
+        refuse_other_files(store, layout, chain(pending[:1], _newest_files(store)), where)
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
         """See `Sink.newest_published_epoch`. One listing of the commit log."""
-        owner = spec.staging_prefix.rpartition("/")[2]
-        stems = (name.removesuffix(".json") for name in spec.store().list_names(f"_stillstate/commits/{owner}"))
-        return max((int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()), default=0)
+        return _newest_epoch(spec.store(), spec.staging_prefix.rpartition("/")[2])
 
     def publish(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
         """Give every staged file its final name, several at a time, then note the epoch in the commit log.
@@ -223,6 +258,24 @@ def _move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
     return missing
 
 
+def _newest_epoch(store: Store, stager: str) -> int:
+    """The highest epoch that the commit log has of one identity; 0 if there is none."""
+    stems = (name.removesuffix(".json") for name in store.list_names(f"{_COMMITS_DIR}/{stager}"))
+    return max((int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()), default=0)
+
+
+def _newest_files(store: Store) -> Iterator[StagedFile]:
+    """Of each identity that has published in a folder a file of its newest epoch."""
+    for stager in store.list_names(_COMMITS_DIR)[:_STAGERS_MAX]:
+        epoch = _newest_epoch(store, stager)
+        if epoch:
+            path = f"{_COMMITS_DIR}/{stager}/{epoch:020d}.json"
+            entry = decode_document(
+                "sink-commit", _SinkCommit, store.read(path, MANIFEST_BYTES_MAX), f"{store.url}/{path}"
+            )
+            yield from entry.files[:1]
+
+
 def _stager(output: StagedOutput) -> str:
     """Under which identity output was staged. Its entry in the commit log bears that name: after a claim or a rename
     another job publishes it, and the first one may have begun to."""
@@ -230,7 +283,7 @@ def _stager(output: StagedOutput) -> str:
 
 
 def _entry_path(output: StagedOutput) -> str:
-    return f"_stillstate/commits/{_stager(output)}/{output.epoch:020d}.json"
+    return f"{_COMMITS_DIR}/{_stager(output)}/{output.epoch:020d}.json"
 
 
 def _is_logged(spec: SinkSpec, output: StagedOutput) -> bool:

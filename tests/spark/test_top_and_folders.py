@@ -79,6 +79,10 @@ def test_the_top_of_each_key_is_that_of_row_number_and_its_folder_is_read_by_spa
     assert [row.top for row in ours] == [sorted(row.top, key=lambda bid: -bid.price) for row in expected]
     towns = {row.town for row in spark.sql("SELECT DISTINCT town FROM output").collect()}
     assert towns == set(TOWNS), "read by Spark as they were written"
+    before = sorted((tmp_path / "store").rglob("*"))
+    with pytest.raises(InvalidPipeline, match="partitioned by town, and the new ones by no column"):
+        job_in(tmp_path, 2, []).run(spark, trigger={"availableNow": True})
+    assert sorted((tmp_path / "store").rglob("*")) == before, "refused before another run is fenced"
 
 
 def test_what_cannot_name_a_folder_stops_the_job_before_it_starts(spark: SparkSession, tmp_path: Path) -> None:
@@ -87,6 +91,23 @@ def test_what_cannot_name_a_folder_stops_the_job_before_it_starts(spark: SparkSe
     with pytest.raises(InvalidPipeline, match=r"sink .*'cheap' of type list"):
         job_in(tmp_path, 2, ["cheap"]).run(spark, trigger={"availableNow": True})
     assert not (tmp_path / "out").exists()
+
+
+def test_two_tables_in_one_folder_stop_the_job_before_it_starts(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would read the columns of one of them, whichever it finds first."""
+    write_files(tmp_path / "in", 0, 1)
+    out = str(tmp_path / "out")
+    job = StreamingJob("job", store=str(tmp_path / "store"))
+    (
+        job.read(lambda s: s.readStream.schema(SCHEMA).parquet(str(tmp_path / "in")))
+        .write(ParquetSink(out), name="all")
+        .key_by("town")
+        .aggregate(uid="n", n=aggregates.count())
+        .write(ParquetSink(f"{out}/"), name="counts")
+    )
+    with pytest.raises(InvalidPipeline, match="the sinks 'all' and 'counts' both write to"):
+        job.run(spark, trigger={"availableNow": True})
+    assert not (tmp_path / "store/job").exists()
 
 
 @pytest.mark.parametrize("kind", ["sliding", "session"])
