@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart, cut_by_shards
@@ -71,22 +72,37 @@ class BatchBook:
         return BatchBook(late_watermark_ms)
 
     @staticmethod
-    def resumed(batch: OpenBatch, passes: Sequence[InflightPass], parallelism: int) -> BatchBook:
-        """As a manifest and the listing that it names have it.
+    def resumed(
+        batch: OpenBatch,
+        passes: Sequence[InflightPass],
+        operators: Sequence[Operator],
+        *,
+        parallelism: int,
+        parallelism_before: int,
+    ) -> BatchBook:
+        """As a manifest and the listing that it names have it, for the pipeline and the shards that go on with it.
 
         Args:
             passes: what is listed (`changelog.reader.read_passes`).
+            operators: of the run, which may be others than those of the run before. One below a new operator has no
+                complete input yet, whatever it had; one that is gone is not waited for.
             parallelism: of the run; ranges are cut for its shards.
         """
         cut = [cut_by_shards(p, parallelism) for p in passes]
-        return BatchBook(
+        before = frozenset(batch.settled)
+        settled = frozenset(o.uid for o in takewhile(lambda o: o.uid in before, operators))
+        book = BatchBook(
             late_watermark_ms=batch.late_watermark_ms,
-            settled=frozenset(batch.settled),
-            begun_with=batch.begun,
+            settled=settled,
             passes=tuple(cut),
             segments={s.path: s for s in batch.segments},
             listed_in=batch.listing if cut == list(passes) else "",
         )
+        # Of other shards nobody knows which were done with what is due: a key may have moved from one that was not to
+        # one without rows in flight. So all that is due still is looked at once more; and below an operator that is not
+        # settled all that is due waits in any case.
+        goes_on = parallelism == parallelism_before and batch.begun == book.level(operators)
+        return replace(book, begun_with=batch.begun) if goes_on else book
 
     # --- what is in it -------------------------------------------------------------------------------------------
 
@@ -152,17 +168,14 @@ class BatchBook:
         order = {o.uid: number for number, o in enumerate(operators)}
         left_over = sorted((p for p in passes.values() if p.left), key=lambda p: (order.get(p.operator, 0), p.epoch))
         settled, begun_with = _settled(self, operators, {p.operator for p in left_over}, did_due, is_due)
-        if not left_over and len(settled) == len(operators):
-            return None
-        return _tidied(
-            replace(
-                self,
-                settled=settled,
-                begun_with=begun_with,
-                passes=tuple(left_over),
-                listed_in=self.listed_in if tuple(left_over) == self.passes else "",
-            )
+        book = replace(
+            self,
+            settled=settled,
+            begun_with=begun_with,
+            passes=tuple(left_over),
+            listed_in=self.listed_in if tuple(left_over) == self.passes else "",
         )
+        return _tidied(book) if left_over or book.level(operators) else None
 
     def placed(self, segment: SegmentEntry, parts: Iterable[PartEntry]) -> BatchBook:
         """After a segment was written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
@@ -204,10 +204,13 @@ def _open_batch(context: DriverContext, last: Manifest) -> BatchBook | None:
     batch = last.open_batch
     if batch is None:
         return None
-    book = BatchBook.resumed(batch, read_passes(context.root, last), context.parallelism)
-    # Of other shards nobody knows which were done with what is due: a key may have moved from one that was not to one
-    # without rows in flight. So all that is due still is looked at once more.
-    return book if last.parallelism == context.parallelism else replace(book, begun_with="")
+    return BatchBook.resumed(
+        batch,
+        read_passes(context.root, last),
+        context.pipeline.operators,
+        parallelism=context.parallelism,
+        parallelism_before=last.parallelism,
+    )
 
 
 def _given_up(last: Manifest) -> int:

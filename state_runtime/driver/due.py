@@ -44,14 +44,27 @@ def woken(
     for operator in operators:
         uid = operator.uid
         visited = set(shards.unvisited.get(uid, ()))
-        waits = operator.time_domain == "event" and uid not in does_due
-        # Shards that were done with their rows have done what was due; what came of that is due with the next batch.
-        if not waits and not (batch is not None and batch.begun_with == uid):
+        is_event = operator.time_domain == "event"
+        if (not is_event or uid in does_due) and not _did_due(operator, batch):
             visited.update(_due_shards(operator, shards, time))
         if batch is not None:
             visited.update(batch.rows_of_shards(uid, parallelism))
         found[uid] = sorted(visited)
     return found
+
+
+def _did_due(operator: Operator, batch: BatchBook | None) -> bool:
+    """Whether an operator has done what the batch made due. What came of that (a timer that fired and set one that is
+    due already) is due with the next batch, however many epochs this one takes.
+
+    By processing time each epoch has a clock of its own: once the operator's rows are done, its timers fire as their
+    time comes.
+    """
+    if batch is None:
+        return False
+    # In shards without rows; those with rows are visited for them, and do what is due when they are done.
+    has_begun = batch.begun_with == operator.uid
+    return has_begun or (operator.time_domain == "event" and operator.uid in batch.settled)
 
 
 def fires_at(operators: Sequence[Operator], shards: ShardBook, watermark_ms: int) -> bool:
