@@ -314,8 +314,8 @@ def _row_misfits(match: re.Match[str], chain: Chain) -> StillstateError:
         where = f" ({_shown((place['sql'] or place['call']).strip())}{caller})"
     said = _shown(_NUMBER.sub("(left out)", " ".join(match["said"].split())))
     return InvalidData(
-        f"a row does not fit an expression of the job{where}: [{match['condition']}] {said} {_NO_RESTART}: the row stays "
-        "the next one to be read. Change the expression so that it takes such rows (try_cast, a filter)"
+        f"a row does not fit an expression of the job{where}: [{match['condition']}] {said} {_NO_RESTART}: the row "
+        "stays the next one to be read. Change the expression so that it takes such rows (try_cast, a filter)"
     )
 
 

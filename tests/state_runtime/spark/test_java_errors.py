@@ -1,4 +1,4 @@
-"""Exceptions of Java's: what they mean for whoever runs the job. The chains in `java_chains.json` are recorded, verbatim."""
+"""Exceptions of Java's: what they mean for who runs the job. The chains in `java_chains.json` are recorded ones."""
 
 from __future__ import annotations
 
