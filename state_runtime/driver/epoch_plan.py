@@ -23,6 +23,7 @@ from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_CO
 from state_runtime.spark.frames import Aggregate, Frames, Seen, StageFunction
 from state_runtime.spark.jvm import jobs_so_far
 from state_runtime.spark.sql import quoted
+from state_runtime.spark.watermarks import event_times_at
 from state_runtime.state.key_groups import first_hash_sql, shard_sql
 from state_runtime.task.stage import StageTask
 
@@ -85,13 +86,17 @@ def plan_epoch(
     )
     shape = asked.shape if is_batch and pipeline.plans_stay else None
     again = made.again(shape, frame, functions) if shape is not None else None
+    watched = [column.node for column in pipeline.watermarks if column.node is not None]
+    at_nodes = partial(event_times_at, frame, watched) if is_batch else tuple
     if again is not None:
-        return EpochPlan(again.run, pipeline.watermarks, again.seen if pipeline.watermarks else tuple)
+        seen = at_nodes if watched else again.seen if pipeline.watermarks else tuple
+        return EpochPlan(again.run, pipeline.watermarks, seen)
     learns = shape is not None and made.learns(shape)
     jobs = jobs_so_far(frame.sparkSession) if learns else 0
     steps = _planned(made, frame, pipeline, functions, asked)
     # What a plan of its own observed is not told for the plan that it is in.
-    done = EpochPlan(partial(made.run, steps.frames[-1]), pipeline.watermarks, partial(steps.seen, steps.frames[0]))
+    seen = at_nodes if watched else partial(steps.seen, steps.frames[0])
+    done = EpochPlan(partial(made.run, steps.frames[-1]), pipeline.watermarks, seen)
     if not learns:
         return done
     # A transform that looked at rows to make its plan does so in each epoch. It may have been another query's job: then
@@ -138,8 +143,8 @@ def _planned(
 ) -> _Planned:
     """The batch through all stages."""
     seen: Seen = _nothing
-    if pipeline.watermarks:
-        frame, seen = made.observe(frame, tuple(f"max({c.sql})" for c in pipeline.watermarks))
+    if observed := tuple(f"max({column.sql})" for column in pipeline.watermarks if column.node is None):
+        frame, seen = made.observe(frame, observed)
     frames: list[DataFrame] = []
     number = 0
     for part in pipeline.parts:

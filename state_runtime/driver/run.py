@@ -215,11 +215,11 @@ class JobRun:
                 ending.close(_CLAIM_TIMEOUT_S)
 
     def _frame_read(self, source: OpenedSource, pipeline: CompiledPipeline) -> DataFrame:
-        """The source's frame, without what nothing reads, and without what nobody waits for."""
-        if pipeline.source_reads is None:
-            return unwatched(source.frame)
-        corrupt = str(self._spark.conf.get(CORRUPT_COLUMN_CONF))
-        return unwatched(without_unread(source.frame, pipeline.source_reads, corrupt))
+        """The source's frame, without what nothing reads, and without watermarks of Spark's that nothing waits for."""
+        frame = source.frame
+        if pipeline.source_reads is not None:
+            frame = without_unread(frame, pipeline.source_reads, str(self._spark.conf.get(CORRUPT_COLUMN_CONF)))
+        return unwatched(frame, source.watermarks)
 
     def _opened_source(self) -> OpenedSource:
         """The source, if a job can be repeated on it.

@@ -8,7 +8,7 @@ one source position covers both, and an epoch reads its input once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
@@ -16,12 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
-from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns
+from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
 from state_runtime.spark.java_errors import chain_of, root_first
 from state_runtime.spark.jvm import analyzed, items, kinds_in, without, written
 from state_runtime.spark.sql import quoted, type_sql
+from state_runtime.spark.watermarks import WATERMARK_KIND, is_seen_at_the_top, watermark_nodes
 
 __all__ = [
     "JoinedStreams",
@@ -35,11 +36,11 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+_REDEFINITION_REFUSED_CONF = "spark.sql.streaming.statefulOperator.allowMultiple"
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
-_WATERMARK = "EventTimeWatermark"
 # Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
 _STATELESS = frozenset(
-    {_WATERMARK, "Project", "Filter", "SubqueryAlias", "Union", "StreamingRelation", "StreamingRelationV2"}
+    {WATERMARK_KIND, "Project", "Filter", "SubqueryAlias", "Union", "StreamingRelation", "StreamingRelationV2"}
 )
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
@@ -82,7 +83,7 @@ def open_source(spark: SparkSession, job: str, source: Source | None, joined: Jo
     """
     frame = _frame(spark, job, source)
     if joined is None:
-        return OpenedSource(frame, watermark_columns(frame.schema))
+        return OpenedSource(frame, _watermarks(spark, job, frame, [frame], watermark_columns(frame.schema)))
     right = _frame(spark, job, joined.right)
     for side, keys in ((frame, joined.left_keys), (right, joined.right_keys)):
         for key in keys:
@@ -91,7 +92,9 @@ def open_source(spark: SparkSession, job: str, source: Source | None, joined: Jo
                     f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join has no key column "
                     f"{key!r}; it has {', '.join(side.columns)}{way_to_key(key, side.schema)}"
                 )
-    return OpenedSource(_united(frame, right, joined), _watermarks(frame, right, joined), frame.schema, right.schema)
+    united = _united(frame, right, joined)
+    watermarks = _watermarks(spark, job, united, [frame, right], _columns_of_sides(frame, right, joined))
+    return OpenedSource(united, watermarks, frame.schema, right.schema)
 
 
 def way_to_key(name: str, schema: T.StructType) -> str:
@@ -138,16 +141,21 @@ def unrepeatable_source(frame: DataFrame) -> str:
     return ""
 
 
-def unwatched(frame: DataFrame) -> DataFrame:
+def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFrame:
     """A streaming frame without the steps of its plan that observe event times for Spark's own watermark.
 
-    An epoch observes them itself, and nothing of Spark's waits for them; for each row and plan they cost all the same,
-    and Spark cannot generate one piece of code across them. A frame with operators of Spark's that may need them stays
-    as it is, and so does one whose plan has another shape than in Spark 4.3.
+    An epoch observes them itself; for each row and plan they cost all the same, and Spark cannot generate one piece of
+    code across them. A frame stays as it is where an epoch asks these steps, and where its plan has another shape than
+    in Spark 4.3.
+
+    Args:
+        watermarks: of the frame (`OpenedSource`).
     """
+    if any(column.node is not None for column in watermarks):
+        return frame
     try:
         kinds = kinds_in(analyzed(frame))
-        return without(frame, _WATERMARK) if _WATERMARK in kinds and kinds <= _STATELESS else frame
+        return without(frame, WATERMARK_KIND) if WATERMARK_KIND in kinds and kinds <= _STATELESS else frame
     except (AttributeError, TypeError, Py4JError) as error:
         _LOG.info("Spark's own watermark stays in the plan of the stream: %s", str(error).partition("\n")[0])
         return frame
@@ -195,7 +203,31 @@ def _united(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> DataFra
     return sides[0].union(sides[1])
 
 
-def _watermarks(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> tuple[WatermarkColumn, ...]:
+def _watermarks(
+    spark: SparkSession, job: str, frame: DataFrame, inputs: Sequence[DataFrame], columns: tuple[WatermarkColumn, ...]
+) -> tuple[WatermarkColumn, ...]:
+    """How far the source has come: by its own columns, if these say it of each input; else by the inputs.
+
+    Args:
+        frame: the source.
+        inputs: it, or the two sides that it is made of.
+        columns: of the source, with event time.
+
+    Raises:
+        InvalidPipeline: a stream has a watermark upon another one.
+    """
+    nodes = watermark_nodes(frame)
+    redefined = [node.column for node in nodes if node.is_redefinition]
+    if redefined and str(spark.conf.get(_REDEFINITION_REFUSED_CONF, "true")).lower() == "true":
+        raise InvalidPipeline(
+            f"job {job!r}: withWatermark({redefined[0]!r}, …) is called on a stream that has a watermark already, "
+            'which Spark refuses as well ("Redefining watermark is disallowed"). Call it once in each path: on each '
+            "input of a union with a delay of its own, or once on the union"
+        )
+    return columns if all(map(is_seen_at_the_top, inputs)) else watermarks_of_inputs(nodes)
+
+
+def _columns_of_sides(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> tuple[WatermarkColumn, ...]:
     """Event time of both sides, where the united frame has it."""
     found: list[WatermarkColumn] = []
     for frame, keys, place in ((left, joined.left_keys, LEFT_COLUMN), (right, joined.right_keys, RIGHT_COLUMN)):

@@ -2,8 +2,9 @@
 names.
 
 The user marks the event-time column with Spark's own `withWatermark`; Spark keeps the delay in the column's metadata,
-through any projection. The highest event time is observed where the epoch's rows enter, as Spark does at the
-`withWatermark` node, so that rows which later steps filter out still move the clock. What was observed is in every
+through any projection. The highest event time is observed where the epoch's rows enter, so that rows which later steps
+filter out still move the clock. Where Spark's `withWatermark` nodes see other rows than those (inputs that are united,
+each with its own delay; a join with a table), it is what they saw (spark/watermarks.py). What was observed is in every
 manifest: a run that starts from a snapshot has the watermark that an uninterrupted run would have.
 
 Rules of Spark (sql/execution/streaming/WatermarkTracker, IncrementalExecution; seen in the parity suite): the watermark
@@ -20,6 +21,7 @@ from typing import Literal
 from pyspark.sql import types as T
 
 from state_runtime.snapshot.manifest import TimeEntry
+from state_runtime.spark.watermarks import WatermarkNode
 
 __all__ = [
     "DELAY_METADATA",
@@ -31,6 +33,7 @@ __all__ = [
     "event_time_column",
     "observed",
     "watermark_columns",
+    "watermarks_of_inputs",
 ]
 
 DELAY_METADATA = "spark.watermarkDelayMs"
@@ -50,13 +53,23 @@ class WatermarkColumn:
     """A column of the source that `withWatermark` was called on.
 
     Attributes:
-        name: path of the column, dots for fields of structs.
+        name: path of the column, dots for fields of structs; of one input of several its number and its own name.
         sql: expression for its event time in milliseconds.
+        node: Spark's `withWatermark` that sees it, where no expression of the source's columns does.
     """
 
     name: str
     sql: str
     delay_ms: int
+    node: WatermarkNode | None = None
+
+
+def watermarks_of_inputs(nodes: Sequence[WatermarkNode]) -> tuple[WatermarkColumn, ...]:
+    """Of a source whose inputs have watermarks of their own: each with its delay, by its place among them."""
+    return tuple(
+        WatermarkColumn(f"input {number}.{node.column}", "", node.delay_ms, node)
+        for number, node in enumerate(nodes, 1)
+    )
 
 
 def watermark_columns(schema: T.StructType, prefix: str = "") -> tuple[WatermarkColumn, ...]:

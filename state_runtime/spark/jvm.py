@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "analyzed",
+    "batch_execution",
     "columns_of",
     "end_java",
     "has_python",
@@ -17,6 +18,7 @@ __all__ = [
     "items",
     "java_of_process",
     "jobs_so_far",
+    "jvm_of",
     "kind_of",
     "kinds_in",
     "optimized",
@@ -26,6 +28,8 @@ __all__ = [
     "write_no_checksums",
     "written",
 ]
+
+_QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def written(frame: DataFrame) -> Any:
@@ -45,6 +49,21 @@ def optimized(frame: DataFrame) -> Any:
         Py4JJavaError: the optimizer computed a constant, and that failed.
     """
     return frame._jdf.queryExecution().optimizedPlan()
+
+
+def jvm_of(frame: DataFrame) -> Any:
+    """Spark's classes, as PySpark shows them."""
+    return frame.sparkSession.sparkContext._jvm
+
+
+def batch_execution(frame: DataFrame) -> Any:
+    """How Spark executes the batch that it has handed to `foreachBatch` in this thread: its plans.
+
+    Args:
+        frame: the batch.
+    """
+    query_id = jvm_of(frame).java.util.UUID.fromString(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+    return frame._jdf.sparkSession().sharedState().activeStreamingQueries().get(query_id).lastExecution()
 
 
 def jobs_so_far(spark: SparkSession) -> int:
@@ -103,7 +122,7 @@ def kinds_in(plan: Any) -> frozenset[str]:
 
 def without(frame: DataFrame, kind: str) -> DataFrame:
     """A frame without the nodes of one class of its plan, each of which hands on its input."""
-    jvm: Any = frame.sparkSession.sparkContext._jvm
+    jvm = jvm_of(frame)
 
     def remade(node: Any) -> Any:
         children = [remade(child) for child in items(node.children())]
@@ -132,8 +151,7 @@ def has_python(frame: DataFrame) -> bool:
 
 
 def _has(frame: DataFrame, pattern: str) -> bool:
-    jvm: Any = frame.sparkSession.sparkContext._jvm
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    patterns = jvm_of(frame).org.apache.spark.sql.catalyst.trees.TreePattern
     return bool(analyzed(frame).containsPattern(getattr(patterns, pattern)()))
 
 

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.functions import window
+from pyspark.sql.functions import rand
 
-from state_runtime import ParquetSink, Progress, StreamingJob, aggregates
+from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, windows
 from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSource
+from state_runtime.driver.epoch_plan import plan_epoch
+from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
-from state_runtime.pipeline.sources import unwatched
+from state_runtime.pipeline.sources import OpenedSource, open_source, unwatched
+from state_runtime.pipeline.watermark import advance, observed, watermark_columns
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import TimeEntry
+from state_runtime.spark.frames import PublicFrames
 from state_runtime.spark.jvm import analyzed, kinds_in
 from state_runtime.store import open_store
 
 from .jobs import settings, two_step_job, write_input
+from .timed import SCHEMA, START, put
 
 pytestmark = pytest.mark.spark
+
+POLICY_CONF: Final = "spark.sql.streaming.multipleWatermarkPolicy"
+REDEFINITION_CONF: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
+S0: Final = int(START.timestamp()) * 1000
 
 
 def counting(root: Path, read: Callable[[SparkSession], DataFrame]) -> StreamingJob:
@@ -120,6 +132,114 @@ def test_the_users_interval_of_compaction_is_that_of_a_restart(spark: SparkSessi
     assert spark.read.parquet(str(tmp_path / "out-steps")).count() == rows
 
 
+def inbox(folder: Path, name: str, *seconds: Sequence[int]) -> Callable[[SparkSession], DataFrame]:
+    """A stream of one file a batch; each row has the second (after `START`) of its event time, and a key of its own."""
+    for number, batch in enumerate(seconds):
+        put(folder / name, number, [(f"{name}{second}", second, 1) for second in batch])
+    path = str(folder / name)
+    return lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(path)
+
+
+def test_the_watermark_of_a_source_is_sparks_whatever_the_source_is_made_of(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each input counts with its own delay and with the rows that pass its `withWatermark`, batch by batch. A union of a
+    stream with one that is an hour behind would otherwise drop the rows of the second as late."""
+    fast = inbox(tmp_path, "fast", [7_200, 7_230], [7_260])(spark)
+    slow = inbox(tmp_path, "slow", [4_000, 4_020], [4_040])(spark)
+    short, long = fast.withWatermark("at", "10 seconds"), slow.withWatermark("at", "1 hour")
+    table = spark.createDataFrame([("fast7200", 1)], "k string, w int")
+    by_rows = {
+        "one": short.selectExpr("k", "at", "n + 1 AS m").where("k <> 'fast7260'"),
+        "a union, then a watermark": fast.union(slow).withWatermark("at", "1 minute"),
+    }
+    by_inputs = {
+        "the faster one first": short.union(long),
+        "behind a join with a table": long.union(short).join(table, "k"),
+        "one has none": short.union(slow),
+        "with itself": short.union(short),
+        "filtered by its time": short.where("at < timestamp'2024-01-01 02:00:20Z'"),
+        "filtered by what is drawn": short.withColumn("r", rand(7)).where("r > 0.5"),
+    }
+    opened = {name: open_source(spark, "job", frame, None) for name, frame in {**by_rows, **by_inputs}.items()}
+    asked = {name for name, source in opened.items() if any(column.node is not None for column in source.watermarks)}
+    assert asked == set(by_inputs)
+    assert {name for name, s in opened.items() if unwatched(s.frame, s.watermarks) is s.frame} == asked
+    for name in ("behind a join with a table", "one has none", "filtered by its time"):
+        ours, theirs = both_watermarks(opened[name], "min")
+        assert ours == theirs, name
+        assert ours[-1] > 0, name
+    spark.conf.set(POLICY_CONF, "max")
+    try:
+        both = both_watermarks(opened["the faster one first"], "max")
+    finally:
+        spark.conf.unset(POLICY_CONF)
+    assert both == ([0, S0 + 7_220_000],) * 2
+
+
+def both_watermarks(opened: OpenedSource, policy: Literal["min", "max"]) -> tuple[list[int], list[int]]:
+    """Of each batch of a source: ours, and what Spark says of the same batch."""
+    pipeline, ours = CompiledPipeline((), watermarks=opened.watermarks), []
+    time: TimeEntry | None = None
+
+    def epoch(batch: DataFrame, number: int) -> None:
+        nonlocal time
+        time = advance(time, number, pipeline.watermarks, policy)
+        ours.append(time.watermark_ms)
+        made = plan_epoch(
+            batch, pipeline, 1, frames=PublicFrames, task=no_task, wake={}, beginning=frozenset(), is_batch=True
+        )
+        made.run()
+        time = observed(time, made.event_time_ms())
+
+    query = opened.frame.writeStream.foreachBatch(epoch).trigger(availableNow=True).start()
+    query.awaitTermination()
+    theirs = [dt.datetime.fromisoformat(p.eventTime["watermark"]) for p in query.recentProgress]
+    return ours, [int(at.timestamp()) * 1000 for at in theirs]
+
+
+def no_task(stage: object, number: int) -> Any:
+    raise AssertionError((stage, number))
+
+
+def test_rows_of_a_slower_input_are_not_late_and_the_snapshot_says_how_far_each_has_come(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """So the next run goes by the slower one too. The third batch would be late by the faster input's watermark."""
+    fast = inbox(tmp_path, "fast", [7_200], [7_230], [7_260])(spark).withWatermark("at", "10 seconds")
+    slow = inbox(tmp_path, "slow", [0, 20], [30], [4_400])(spark).withWatermark("at", "1 hour")
+    job = StreamingJob("union", store=str(tmp_path / "store"), settings=settings(tmp_path))
+    job.read(fast.union(slow)).key_by("k").window(
+        windows.tumbling("10 minutes"), uid="w", output_mode="append", n=aggregates.count()
+    ).write(ParquetSink(str(tmp_path / "out")), name="out")
+    progress: list[Progress] = []
+    job.run(spark, trigger={"availableNow": True}, on_progress=progress.append)
+    assert sum(p.late_rows for p in progress) == 0
+    newest = Catalog(open_store(str(tmp_path / "store")), "union").latest()
+    assert newest is not None
+    assert newest.time is not None
+    assert newest.time.event_time_ms == {"input 1.at": S0 + 7_260_000, "input 2.at": S0 + 4_400_000}
+    assert newest.time.watermark_ms == S0 + 800_000
+    counted = spark.read.parquet(str(tmp_path / "out")).select("k").collect()
+    # The window that ends before the watermark.
+    assert sorted(row.k for row in counted) == ["slow0", "slow20", "slow30"]
+
+
+def test_a_watermark_upon_another_one_is_refused_as_spark_refuses_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark says so at the end of its first batch."""
+    marked = inbox(tmp_path, "a", [1])(spark).withWatermark("at", "1 second")
+    for frame in (marked.withWatermark("at", "2 seconds"), marked.union(marked).withWatermark("at", "2 seconds")):
+        with pytest.raises(
+            InvalidPipeline, match=r"withWatermark\('at', …\) is called on a stream that has a watermark"
+        ):
+            open_source(spark, "job", frame, None)
+    spark.conf.set(REDEFINITION_CONF, "false")
+    try:
+        assert len(open_source(spark, "job", marked.withWatermark("at", "2 seconds"), None).watermarks) == 2
+    finally:
+        spark.conf.unset(REDEFINITION_CONF)
+
+
 def test_nothing_observes_event_times_for_a_watermark_that_nobody_waits_for(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -128,16 +248,8 @@ def test_nothing_observes_event_times_for_a_watermark_that_nobody_waits_for(
     left = events.where("k = 'a'").withWatermark("at", "1 second").select("k", "at")
     right = events.where("k = 'b'").withWatermark("on", "2 seconds").selectExpr("k", "on AS at")
     for frame in (left, left.where("k > ''"), left.union(right)):
-        plain = unwatched(frame)
+        plain = unwatched(frame, watermark_columns(frame.schema))
         assert plain.isStreaming
         assert plain.dtypes == frame.dtypes
         assert "EventTimeWatermark" in kinds_in(analyzed(frame))
         assert kinds_in(analyzed(plain)) == kinds_in(analyzed(frame)) - {"EventTimeWatermark"}
-
-
-def test_a_stream_with_an_operator_of_sparks_keeps_sparks_watermark(spark: SparkSession, tmp_path: Path) -> None:
-    """It waits for it."""
-    events = spark.readStream.schema("k string, at timestamp").parquet(str(tmp_path)).withWatermark("at", "1 second")
-    counted = events.groupBy(window("at", "1 minute")).count()
-    for frame in (counted, events.dropDuplicates(["k"]), events.dropDuplicates(["k"]).where("k > ''")):
-        assert unwatched(frame) is frame
