@@ -115,8 +115,16 @@ def fit_rows(rows: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 
 
 def _anywhere(data_type: pa.DataType) -> pa.DataType:
-    is_zoned = pa.types.is_timestamp(data_type) and data_type.tz is not None
-    return pa.timestamp(data_type.unit, "UTC") if is_zoned else data_type
+    """A type without the zones in which a session shows times, also inside of it."""
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return pa.timestamp(data_type.unit, "UTC")
+    if pa.types.is_struct(data_type):
+        return pa.struct([f.with_type(_anywhere(f.type)) for f in data_type])
+    if pa.types.is_list(data_type):
+        return pa.list_(data_type.value_field.with_type(_anywhere(data_type.value_type)))
+    if pa.types.is_map(data_type):
+        return pa.map_(_anywhere(data_type.key_type), data_type.item_field.with_type(_anywhere(data_type.item_type)))
+    return data_type
 
 
 def decode_rows(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.RecordBatch:

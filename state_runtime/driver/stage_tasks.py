@@ -18,6 +18,7 @@ from state_runtime.driver.context import DriverContext
 from state_runtime.driver.governor import EpochBudget
 from state_runtime.driver.narrow import LIMITS
 from state_runtime.pipeline.compile import Stage
+from state_runtime.pipeline.operators import arrow_schema
 from state_runtime.placement.seats import Placement
 from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.commit import Committer
@@ -130,6 +131,7 @@ class StageTasks:
     ) -> StageTask:
         context, shards = self._context, self._books.shards
         uid = stage.operator.uid if stage.operator is not None else ""
+        passes = batch.of_operator(uid) if batch is not None else ()
         return StageTask(
             job=job,
             stage=number,
@@ -143,7 +145,8 @@ class StageTasks:
             committed=shards.committed.get(uid, UNKNOWN_VERSIONS),
             pending=shards.pending.get(uid, frozenset()),
             listed=listed,
-            passes=batch.of_operator(uid) if batch is not None else (),
+            passes=passes,
+            unaggregated=arrow_schema(stage.input) if passes and stage.partial is not None else None,
             needed_rows=self._books.needed_rows,
             budget=budget.stages.get(uid, NO_LIMITS),
             narrow=self._narrow_limits() if narrow else None,

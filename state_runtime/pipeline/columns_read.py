@@ -18,11 +18,15 @@ from pyspark.sql.functions import col, lit
 
 from state_runtime.pipeline.watermark import watermark_columns
 from state_runtime.processors.builtin.aggregate import AggregateOperator
+from state_runtime.processors.builtin.deduplicate import Deduplicate
+from state_runtime.processors.builtin.interval_join import SIDE_COLUMN, IntervalJoinOperator
 from state_runtime.processors.builtin.latest import LatestBy
 from state_runtime.processors.builtin.sessions import SessionOperator
 from state_runtime.processors.builtin.windows import WindowOperator
 from state_runtime.processors.operator import Operator
+from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
+from state_runtime.spark.columns import CONDITION_COLUMN
 from state_runtime.spark.jvm import analyzed, columns_of, has_subqueries, items, kind_of, optimized, paths_to
 from state_runtime.spark.sql import quoted
 
@@ -31,6 +35,7 @@ __all__ = [
     "SourceReads",
     "columns_needed",
     "columns_read",
+    "deciding_columns",
     "without_unread",
 ]
 
@@ -84,6 +89,30 @@ def columns_read(operator: Operator) -> tuple[str, ...]:
     if isinstance(operator, VectorizedOperator) and isinstance(operator.processor, LatestBy):
         return _distinct(*operator.key_columns, *operator.processor.kept)
     return ()
+
+
+def deciding_columns(operator: Operator) -> tuple[str, ...]:
+    """Input columns that say whether, when and for whom a row counts: a row without one is passed over, is never late,
+    or counts for another key, and nothing says so.
+
+    (The event times of both sides of a join, and the one of `deduplicate`, cannot change while there is state.)
+    """
+    found = list(operator.key_columns)
+    if isinstance(operator, AggregateOperator | WindowOperator | SessionOperator):
+        found += [name for name in operator.plan.columns if name.startswith(CONDITION_COLUMN)]
+    if isinstance(operator, WindowOperator | SessionOperator):
+        found.append(operator.time_column)
+    if isinstance(operator, IntervalJoinOperator):
+        found.append(SIDE_COLUMN)
+    if isinstance(operator, StatefulProcessorOperator):
+        found.append(operator.event_time_column)
+    if isinstance(operator, VectorizedOperator):
+        found.append(operator.event_time)
+        if isinstance(operator.processor, Deduplicate):
+            found.append(operator.processor.event_time)
+        if isinstance(operator.processor, LatestBy):
+            found += operator.processor.order
+    return _distinct(*filter(None, found))
 
 
 def columns_needed(given: DataFrame, made: DataFrame, wanted: Collection[str]) -> frozenset[str] | None:

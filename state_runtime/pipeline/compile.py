@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
-from state_runtime.pipeline.columns_read import SourceReads, columns_read
+from state_runtime.pipeline.columns_read import SourceReads, columns_read, deciding_columns
 from state_runtime.pipeline.conditions import conditioned
 from state_runtime.pipeline.inflight_fit import OperatorReads, functions_of
 from state_runtime.pipeline.operators import (
@@ -151,7 +151,9 @@ class CompiledPipeline:
     def operator_reads(self) -> dict[str, OperatorReads]:
         """By uid what each operator takes."""
         return {
-            s.operator.uid: OperatorReads(arrow_schema(s.input), functions_of(s.operator.entry()))
+            s.operator.uid: OperatorReads(
+                arrow_schema(s.input), functions_of(s.operator.entry()), deciding_columns(s.operator)
+            )
             for s in self.stages
             if s.operator is not None
         }

@@ -21,6 +21,7 @@ from state_runtime.pipeline.operators import AggregateStep, OperatorStep, Window
 from state_runtime.pipeline.repeatable import warn_if_unrepeatable
 from state_runtime.processors.builtin.all_rows import ALL_ROWS
 from state_runtime.processors.declared.aggregates import Aggregate
+from state_runtime.spark.columns import CONDITION_COLUMN
 from state_runtime.spark.sql import quoted
 
 __all__ = ["Conditioned", "conditioned"]
@@ -66,7 +67,7 @@ def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -
     for name, aggregate in step.aggregates.items():
         aggregates[name] = aggregate
         if aggregate.condition:
-            made = f"__stillstate_where_{len(columns.keys() - {ALL_ROWS})}"
+            made = f"{CONDITION_COLUMN}{len(columns.keys() - {ALL_ROWS})}"
             # A row without the column that chooses rows does not count; one without the value would.
             of = aggregate.column if aggregate.by is None else aggregate.by
             value = quoted(of) if of is not None else "1"

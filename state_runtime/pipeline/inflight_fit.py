@@ -1,8 +1,9 @@
 """Whether rows in flight fit the pipeline that goes on with them; pure.
 
 They have the columns that their operator read when it read them. By the rules of state, columns may have been added
-(null in the rows that wait), dropped, reordered or widened since. Everything else is refused before anything is
-written: then the rows are processed first, by the code that read them, or given up.
+(null in the rows that wait), dropped, reordered or widened since; but not one that says whether, when or for whom a row
+counts (`columns_read.deciding_columns`). Everything else is refused before anything is written: then the rows are
+processed first, by the code that read them, or given up.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.changelog.rows import decode_columns, misfit
+from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OperatorEntry
+from state_runtime.spark.columns import CONDITION_COLUMN
 
 __all__ = ["OperatorReads", "functions_of", "refuse_misfits"]
-
-_MADE_BY_THE_RUNTIME = "__stillstate_"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ class OperatorReads:
     Attributes:
         columns: of its input.
         functions: as in `RowsLayout`.
+        deciding: columns without which a row would be passed over, or count for another key.
     """
 
     columns: pa.Schema
     functions: str
+    deciding: tuple[str, ...] = ()
 
 
 def functions_of(operator: OperatorEntry) -> str:
@@ -67,10 +70,22 @@ def refuse_misfits(before: Manifest | None, operators: Mapping[str, OperatorRead
 def _misfit(waiting: InflightNumbers, reads: OperatorReads) -> str:
     for layout in waiting.layouts:
         stored = decode_columns(layout.columns, f"operator {waiting.uid!r}")
-        made = any(name.startswith(_MADE_BY_THE_RUNTIME) for name in stored.names)
-        if made and layout.functions != reads.functions:
+        # Rows that Spark aggregated have columns of their own, which follow from the functions, as those with what
+        # conditions chose do. Of the rest they have what says whose they are and when.
+        is_partial = ROWS_COLUMN in stored.names
+        if (is_partial or any(map(_is_condition, stored.names))) and layout.functions != reads.functions:
             return "they were prepared for other aggregates than it has now"
-        # Rows that were aggregated before have columns of their own, which follow from the functions.
-        if not made and (why := misfit(stored, reads.columns)):
+        for name in reads.deciding:
+            if name not in stored.names and not (is_partial and _is_condition(name)):
+                return f"they have no {_called(name)}, without which they would not count as they should"
+        if not is_partial and (why := misfit(stored, reads.columns)):
             return why
     return ""
+
+
+def _is_condition(name: str) -> bool:
+    return name.startswith(CONDITION_COLUMN)
+
+
+def _called(name: str) -> str:
+    return "column for the condition of an aggregate" if _is_condition(name) else f"column {name!r}"

@@ -84,6 +84,9 @@ class StageTask:
         listed: with the changelog off what the driver's listing says of all shards, by operator uid; None if there is
             no listing.
         passes: rows of all shards that earlier epochs left; each range lies in one shard.
+        unaggregated: the columns to which such rows are brought where those of this epoch are aggregated by Spark
+            before they come; None where they are not, or none wait: then they are brought to the columns of this
+            epoch's.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: how far its tasks go in this epoch.
         narrow: the one task of the stage has the rows of all shards, within these limits (task/narrow.py); None: of
@@ -103,6 +106,7 @@ class StageTask:
     pending: frozenset[int] = frozenset()
     listed: Shared | None = None
     passes: tuple[InflightPass, ...] = ()
+    unaggregated: pa.Schema | None = None
     needed_rows: frozenset[str] = frozenset()
     budget: StageBudget = NO_LIMITS
     narrow: NarrowLimits | None = None
@@ -281,11 +285,11 @@ class StageTask:
     ) -> list[RowPass]:
         """What earlier epochs left for the shard, oldest first."""
 
+        wanted = empty.schema if not are_partial(empty) or self.unaggregated is None else self.unaggregated
+
         def read(held: RowsPart) -> SortedRows:
             rows = host.read(held)
-            if are_partial(rows.rows) or are_partial(empty):
-                return rows
-            return replace(rows, rows=fit_rows(rows.rows, empty.schema))
+            return rows if are_partial(rows.rows) else replace(rows, rows=fit_rows(rows.rows, wanted))
 
         low, high = access.hash_range
         found: list[RowPass] = []

@@ -5,26 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
+from pyspark.sql import types as T
 
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart
+from state_runtime.changelog.parts import PartEntry
+from state_runtime.driver.batch_book import BatchBook
+from state_runtime.driver.governor import EpochBudget
+from state_runtime.driver.shard_book import ShardBook
+from state_runtime.driver.stage_tasks import StageTasks
+from state_runtime.pipeline.compile import Stage
+from state_runtime.pipeline.partial_rows import partial_rows
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
 from state_runtime.processors.declared.aggregates import count
+from state_runtime.processors.declared.aggregates import sum as sum_of
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
+from state_runtime.snapshot.manifest import RowsLayout
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.store import open_store
 from state_runtime.task.acknowledgement import Acknowledgement
+from state_runtime.task.row_passes import KeyColumns, SortedRows
 from state_runtime.task.shard_access import TaskJob
 from state_runtime.task.stage import StageTask
 
@@ -178,3 +191,32 @@ def test_spark_reads_the_output_in_pieces_while_the_task_works(job: TaskJob) -> 
         sizes.append(piece.num_rows)
     assert sizes == [10_000, 10_000, 5_000]
     assert len(gather.got) == 1
+
+
+@pytest.mark.parametrize("aggregated_first", [False, True])
+def test_waiting_rows_have_the_columns_that_their_operator_reads_now(aggregated_first: bool) -> None:
+    """Also where Spark aggregates the rows of this epoch first: those that wait lack a column that came since, and are brought
+    to the columns that the operator reads of rows, not to those of aggregated ones."""
+    read = T.StructType([T.StructField("k", T.StringType()), T.StructField("w", T.IntegerType())])
+    columns = pa.schema([("k", pa.string()), ("w", pa.int32())])
+    plan = plan_aggregates({"n": count(), "t": sum_of("w")}, columns, "counts")
+    sums = AggregateOperator("counts", ("k",), "`k` string", KEYS, plan, "`n` bigint, `t` bigint")
+    stage = Stage(sums, (), T.StructType(), emit=False, input=read, partial=partial_rows(sums, read))
+    assert stage.partial is not None
+    now = pa.schema([(name, pa.int64()) for name in stage.partial.columns]) if aggregated_first else columns
+    whole = (0, (1 << 64) - 1)
+    part = RowsPart("changelog/rows.seg", PartEntry("rows", "counts", "", "", 0, 0, "d", 2, 0, *whole))
+    waits = InflightPass("counts", 1, 0, RowsLayout(""), (part,), (RowsLeft(*whole, 2, 20),))
+    context: Any = SimpleNamespace(entries=(), sinks={}, parallelism=1)
+    books: Any = SimpleNamespace(shards=ShardBook.at_start(1, {}, {}, ["counts"]), needed_rows=frozenset())
+    tasks = StageTasks(context, None, books, None, None)  # type: ignore[arg-type]
+    budget = EpochBudget(None, {}, frozenset())
+    task = tasks._stage_task(None, None, budget, BatchBook(0, passes=(waits,)), False, stage, 0)  # type: ignore[arg-type]
+    keys = pa.array(["a", "a"])
+    stored = pa.RecordBatch.from_arrays([keys, pa.array([1, 2])], names=["k", "gone"])
+    host: Any = SimpleNamespace(read=lambda held: SortedRows(stored, hash_rows([keys]), pa.array([0, 1]).to_numpy()))
+    access: Any = SimpleNamespace(hash_range=whole)
+    (found,) = task._stored_passes(access, host, KeyColumns(("k",), KEYS), pa.RecordBatch.from_pylist([], schema=now))
+    taken = found.take(10)
+    assert taken is not None
+    assert taken.rows.rows.to_pylist() == [{"k": "a", "w": None}] * 2
