@@ -107,8 +107,11 @@ def phases_table(progress: Progress) -> dg.MarkdownMetadataValue:
 
 
 def unbroken(text: str) -> str:
-    """A cell that stays on one line: a page breaks `9 s` at its blank, and a date at its hyphens."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
+    """A cell that stays on one line: a page breaks `9 s` at its blank.
+
+    Not at hyphens: names, dates and ids are copied from pages into commands, which do not know another hyphen.
+    """
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def migration_table(history: Sequence[Migration], now_ms: int) -> dg.TableMetadataValue:

@@ -19,13 +19,12 @@ from orchestration.jobs import build_alive_check, build_driver_jobs, build_fold_
 from orchestration.jobs.checks import build_checks
 from orchestration.jobs.deletions import build_deletion_jobs
 from orchestration.jobs.matches_check import build_matches_check
-from orchestration.jobs.materialize import build_spark_resource
 from orchestration.jobs.migrate import build_migrate_job
 from orchestration.jobs.savepoints import build_savepoint_job
 from orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job
 from orchestration.jobs.upkeep import UpkeepJob
 from orchestration.jobs.verification import build_drill_job, build_verify_job
-from orchestration.resources import StillstateResource
+from orchestration.resources import SparkSessionResource, StillstateResource
 from orchestration.sensors import build_materialization_sensor, build_progress_sensor, build_recovery_sensor
 from orchestration.sensors.checks import build_checks_sensor
 from orchestration.sensors.desired_state import build_desired_state_sensor
@@ -84,7 +83,7 @@ def build_definitions(
             build_checks_sensor(mount, limits),
             *([build_failures_sensor(mount, list(spec.jobs.values()))] if spec.notify is not None else []),
         ],
-        resources={mount.resource: resource, mount.spark: build_spark_resource()},
+        resources={mount.resource: resource, mount.spark: SparkSessionResource()},
     )
 
 

@@ -1,23 +1,27 @@
-"""The one Dagster resource: the configuration file, and what is opened from it."""
+"""The Dagster resources: the configuration file with what is opened from it, and the session of a materialization."""
 
+import importlib
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import dagster as dg
+from pydantic import Field
 
 from orchestration.config.home import home_of
 from orchestration.config.spec import JobSpec, Spec, load_spec
+from orchestration.folding.session import spark_of
 from orchestration.launchers import Launcher, build_launcher
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import HOUSE, Lookout
 from orchestration.looking.watch import Reading, Seen, watch, watch_looks
 from orchestration.recovery.observe import Observation, observe
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
-__all__ = ["Reading", "Seen", "StillstateResource"]
+__all__ = ["Reading", "Seen", "SparkSessionResource", "StillstateResource"]
 
 T = TypeVar("T")
 
@@ -71,6 +75,39 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
     def read(self, reading: Reading[T]) -> Seen[T]:
         """Read something of each job's store as `look` does; nothing else in a sensor may ask a store."""
         return watch(reading, lookout=self.lookout(), clock=self.clock())
+
+
+class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # as above
+    """dagster-pyspark's `LazyPySparkResource` for the session in which a job's changelog is materialized.
+
+    One for all jobs: Dagster writes every resource into every job, so that one for each job would cost their square.
+    dagster-pyspark is imported when a run needs it, for it imports pyspark: the code location does without.
+    """
+
+    spark_config: Mapping[str, Any] = Field(
+        default={},
+        description="As of LazyPySparkResource: Spark settings of the session, over those that stillstate.yaml gives "
+        "the job (spark, or materialization.spark). Dagster's pages show them: keep secrets in the environment.",
+    )
+
+    def of_job(self, job: JobSpec) -> Any:
+        """The `LazyPySparkResource` of a job's session.
+
+        Raises:
+            InvalidConfiguration: dagster-pyspark is not installed here.
+        """
+        try:
+            library = importlib.import_module("dagster_pyspark")
+        except ImportError as error:
+            raise InvalidConfiguration(
+                f"materializing {job.name} needs Spark in the environment of the Dagster run: "
+                f"pip install 'stillstate[spark]' ({error})"
+            ) from error
+        from state_runtime.spark.session import session_conf
+
+        spark = spark_of(job)
+        conf = session_conf(f"{job.name}-materialize", spark.master, spark.conf)
+        return library.LazyPySparkResource(spark_config={**conf, **self.spark_config})
 
 
 _LOADED: dict[str, tuple[tuple[int, int, int, int], Spec]] = {}

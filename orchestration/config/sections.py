@@ -208,6 +208,8 @@ class MaterializationSpec(Strict):
     Attributes:
         by: `driver` folds beside its epochs; `dagster` in a Spark job of its own, when a sensor finds it due and on a
             schedule; `nobody` only when a person asks for it.
+        takeover_s: with `by: dagster`: once a materialization has been due for so long and Dagster has not made it,
+            the driver makes it, until Dagster does again. 0: never.
         interval_s: fold at least so often, if there is anything to fold.
         min_bytes: log size below which nothing is folded for its size.
         ratio: fold everything once log and deltas exceed this share of the base.
@@ -226,6 +228,7 @@ class MaterializationSpec(Strict):
     ratio: float = setting("materialize_ratio")
     max_segments: int = setting("materialize_max_segments")
     replay_s: float = setting("materialize_replay_s")
+    takeover_s: float = setting("materialize_takeover_s")
     cells_max: int = setting("materialize_cells_max")
     cell_bytes_max: int = setting("materialize_cell_bytes_max")
     schedule: str = ""

@@ -318,6 +318,7 @@ def to_settings(spec: JobSpec) -> JobSettings:
         materialize_ratio=materialization.ratio,
         materialize_max_segments=materialization.max_segments,
         materialize_replay_s=materialization.replay_s,
+        materialize_takeover_s=0.0 if materialization.by == "nobody" else materialization.takeover_s,
         materialize_cells_max=materialization.cells_max,
         materialize_cell_bytes_max=materialization.cell_bytes_max,
         retained_checkpoints=spec.retention.retained_checkpoints,

@@ -5,8 +5,7 @@ A run starts a Spark session through dagster-pyspark, folds, and stops it. It ne
 adopts the result with its next checkpoint, and a run that fails or dies costs the job nothing.
 """
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,20 +19,18 @@ from orchestration.config.spec import JobSpec
 from orchestration.folding.health import FAILURES_ALARMED, FoldHealth, fold_health, fold_numbers, log_bytes_left
 from orchestration.folding.mode import FoldMode
 from orchestration.folding.plan import failed_in_a_row
-from orchestration.folding.session import fold, nothing_to_fold, spark_of
+from orchestration.folding.session import fold, nothing_to_fold
 from orchestration.jobs.checks import result_of, stream_check
 from orchestration.jobs.driver import stillstate_of, typed_failures
 from orchestration.jobs.past_runs import past_folds
 from orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
 from orchestration.jobs.upkeep import LogsSteps, asset_of
-from state_runtime.base.errors import InvalidConfiguration
 
 __all__ = [
     "CHECK_NAME",
     "FoldConfig",
     "FoldJobs",
     "build_fold_jobs",
-    "build_spark_resource",
     "fold_evaluation",
     "fold_stream",
     "fold_tags",
@@ -100,36 +97,6 @@ def fold_tags(timeout_s: float) -> dict[str, str]:
     }
 
 
-def build_spark_resource() -> dg.ResourceDefinition:
-    """What makes the `LazyPySparkResource` of a job, with the job's session settings.
-
-    One for all jobs: Dagster writes every resource into every job, so that one for each job would cost their square.
-    dagster-pyspark is imported when a run needs it, for it imports pyspark.
-    """
-
-    @dg.resource(
-        description="Makes the LazyPySparkResource of dagster-pyspark: the session in which a job is materialized."
-    )
-    def lazy_pyspark(context: dg.InitResourceContext) -> Callable[[JobSpec], Any]:
-        return _lazy_pyspark
-
-    return lazy_pyspark
-
-
-def _lazy_pyspark(job: JobSpec) -> Any:
-    try:
-        library = importlib.import_module("dagster_pyspark")
-    except ImportError as error:
-        raise InvalidConfiguration(
-            f"materializing {job.name} needs Spark in the environment of the Dagster run: "
-            f"pip install 'stillstate[spark]' ({error})"
-        ) from error
-    from state_runtime.spark.session import session_conf
-
-    spark = spark_of(job)
-    return library.LazyPySparkResource(spark_config=session_conf(f"{job.name}-materialize", spark.master, spark.conf))
-
-
 def _asset(mount: Mount, job: JobSpec) -> dg.AssetsDefinition:
     name = job.name
 
@@ -153,7 +120,7 @@ def fold_stream(
         catalog = stillstate.catalog(now)
         result = nothing_to_fold(catalog, mode.value, stillstate.clock())
         if result is None:
-            with _session(getattr(context.resources, mount.spark)(now)) as session:
+            with _session(getattr(context.resources, mount.spark).of_job(now)) as session:
                 result = fold(session, now, mode=mode.value, on_progress=LogsSteps(context.log, name, "ranges"))
         left = log_bytes_left(catalog, result.snapshot_id if result.record_id is not None else 0)
     if result.record_id is None:

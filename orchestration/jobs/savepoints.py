@@ -1,6 +1,8 @@
-"""`savepoint_<job>`: a savepoint by schedule or by hand, kept by the rules of retention."""
+"""`savepoint_<job>`: a savepoint by schedule, kept by the rules of retention; or one that a person asks for, kept until
+it is deleted, as `stillstate savepoint` makes it."""
 
 from collections.abc import Iterator
+from enum import Enum
 
 import dagster as dg
 
@@ -11,12 +13,64 @@ from orchestration.jobs.driver import stillstate_of, typed_failures
 from orchestration.jobs.tags import SAVEPOINT_TAG
 from orchestration.jobs.upkeep import UpkeepJob, asset_of, upkeep_job, upkeep_tags
 from orchestration.running.savepoints import Savepointer
-from orchestration.upkeep.savepoints import periodic_savepoint
+from orchestration.upkeep.savepoints import SavepointWish, periodic_savepoint, requested_savepoint
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.links import find_links
 from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.snapshot.waiting import waiting_in_savepoint
 
-__all__ = ["build_savepoint_job", "savepoint_stream"]
+__all__ = ["SavepointConfig", "build_savepoint_job", "savepoint_stream"]
+
+
+class Format(Enum):
+    """What a savepoint is written as (docs/formats.md)."""
+
+    native = "native"
+    canonical = "canonical"
+
+
+class SavepointConfig(dg.Config):
+    """What to make, as the options of `stillstate savepoint`. Where nothing is given: the schedule's, which is skipped
+    if nothing is new and goes by the rules of retention.
+
+    Attributes:
+        name: a-z, 0-9, _ and -; empty: the time.
+        tags: for rules of retention.
+        note: why it is made.
+        format: native, as the job writes it; or canonical, sorted Parquet tables.
+        stop: then stop the job: no epoch follows the savepoint.
+        drain: end the job's input first, so that all windows and event-time timers fire; then stop it.
+        drain_inflight: process the rows that are in flight first, so that the savepoint has none.
+        independent: write the bytes anew where a copy would be a hard link.
+    """
+
+    name: str = ""
+    tags: list[str] = []
+    note: str = ""
+    format: Format = Format.native
+    stop: bool = False
+    drain: bool = False
+    drain_inflight: bool = False
+    independent: bool = False
+
+    def wish(self) -> SavepointWish | None:
+        """None: nothing is given.
+
+        Raises:
+            InvalidConfiguration: two things are given that exclude each other.
+        """
+        if self.stop and self.drain:
+            raise InvalidConfiguration("drain stops the job too; give one of stop and drain")
+        wish = SavepointWish(
+            name=self.name or None,
+            then="drain" if self.drain else "stop" if self.stop else "continue",
+            tags=tuple(self.tags),
+            note=self.note,
+            format=self.format.value,
+            independent=self.independent,
+            drain_inflight=self.drain_inflight,
+        )
+        return None if wish == SavepointWish() else wish
 
 
 def build_savepoint_job(mount: Mount, job: JobSpec) -> UpkeepJob:
@@ -24,15 +78,15 @@ def build_savepoint_job(mount: Mount, job: JobSpec) -> UpkeepJob:
     name = job.name
 
     @asset_of(savepoints_spec(mount, job), mount.resource)
-    def savepoints(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        yield from savepoint_stream(context, mount, name)
+    def savepoints(context: dg.AssetExecutionContext, config: SavepointConfig) -> Iterator[dg.MaterializeResult[None]]:
+        yield from savepoint_stream(context, mount, name, config)
 
     made, schedules = upkeep_job(
         mount,
         job,
         "savepoint",
         dg.AssetSelection.assets(savepoints).without_checks(),
-        f"Make a savepoint of {name}, named by the time; running or not.",
+        f"Make a savepoint of {name}, running or not; with name, format, tags, stop and drain as its command.",
         {**upkeep_tags("savepoint", job.savepoints.timeout_s), SAVEPOINT_TAG: mount.tag(name)},
         [("", job.savepoints.schedule, "night", {})],
     )
@@ -40,9 +94,9 @@ def build_savepoint_job(mount: Mount, job: JobSpec) -> UpkeepJob:
 
 
 def savepoint_stream(
-    context: dg.AssetExecutionContext, mount: Mount, name: str
+    context: dg.AssetExecutionContext, mount: Mount, name: str, config: SavepointConfig
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Make a savepoint of a stream; nothing comes of it where there is nothing new."""
+    """Make a savepoint of a stream; the schedule's is skipped where there is nothing new."""
     stillstate = stillstate_of(context, mount)
     with typed_failures():
         spec = stillstate.spec()
@@ -50,8 +104,13 @@ def savepoint_stream(
         catalog = stillstate.catalog(now)
         clock, poll = stillstate.clock(), stillstate.poll()
         maker = Savepointer.watching(catalog, lambda: stillstate.observe(spec, now), clock=clock, poll=poll)
+        wish = config.wish()
         tags = tuple(now.savepoints.tags)
-        made = periodic_savepoint(catalog, maker, tags, clock=clock, poll=poll, say=context.log.warning)
+        made = (
+            periodic_savepoint(catalog, maker, tags, clock=clock, poll=poll, say=context.log.warning)
+            if wish is None
+            else requested_savepoint(maker, wish, clock=clock, poll=poll, say=context.log.warning)
+        )
         records = list_savepoints(catalog.root)
         if isinstance(made, str):
             context.log.info(f"skipped: {made}")

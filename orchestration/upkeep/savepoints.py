@@ -1,4 +1,4 @@
-"""The savepoint that a schedule asks for: made, or skipped with a word.
+"""The savepoint that a schedule or a person asks for in Dagster: made; a schedule's is skipped where nothing is new.
 
 A driver that dies while it is asked, is brought back, or hands over to another run takes the request with it: what was
 asked of one run does not happen in the next. So it is asked again, by a name that a second request cannot spoil:
@@ -15,23 +15,75 @@ recovery goes on from.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, Final, TypeVar
 
 from orchestration.running.savepoints import Savepointer, failed
 from orchestration.text import duration_text
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import JobNotFound, MissingSnapshot, StillstateError, Unavailable, can_pass
+from state_runtime.base.errors import JobNotFound, MissingSnapshot, StillstateError, Unavailable, can_pass, check
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.savepoint import SavepointRecord, list_savepoints, read_savepoint
+from state_runtime.snapshot.control import ControlRequest
+from state_runtime.snapshot.savepoint import (
+    SavepointFormat,
+    SavepointRecord,
+    SavepointState,
+    SavepointThen,
+    list_savepoints,
+    read_savepoint,
+)
 
-__all__ = ["PATIENCE_S", "periodic_savepoint"]
+__all__ = ["PATIENCE_S", "SavepointWish", "periodic_savepoint", "requested_savepoint"]
 
 PATIENCE_S: Final = 300.0
 """From the first failure on. A supervisor brings a driver back within seconds and Dagster within a minute; a store that
 is away for longer should be told of, and the run has a slot that other jobs wait for."""
 _PAUSE_FIRST_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavepointWish:
+    """What a person asks for; the fields are those of `Savepointer.make`."""
+
+    name: str | None = None
+    then: SavepointThen = "continue"
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    format: SavepointFormat = "native"
+    independent: bool = False
+    drain_inflight: bool = False
+
+
+def requested_savepoint(
+    maker: Savepointer,
+    wish: SavepointWish,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    poll: Callable[[float], object] | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> SavepointRecord:
+    """Make the savepoint that a person asks for, also where nothing is new. What passes by itself is waited for, for
+    `PATIENCE_S`.
+
+    Returns:
+        The record, COMPLETED.
+
+    Raises:
+        SavepointExists: the job has one of that name. Unavailable: it could not be made, or not in that time. And what
+            `Savepointer.make` raises.
+    """
+    name = maker.new_name() if wish.name is None else wish.name
+    asked: dict[str, Any] = {**vars(wish), "name": name, "trigger": "user"}
+    ways: Iterator[Callable[..., SavepointRecord | ControlRequest]] = chain(
+        [maker.make],
+        repeat(maker.make_or_join),  # by then the name may be taken by what the first call has asked for
+    )
+    return _repeated(lambda: _completed(next(ways)(**asked), ("FAILED", "ABANDONED")), clock, poll, say)
 
 
 def periodic_savepoint(
@@ -56,13 +108,20 @@ def periodic_savepoint(
     Raises:
         Unavailable: it could not be made, or not in that time. And what `Savepointer.make` raises.
     """
-    wait: Callable[[float], object] = threading.Event().wait if poll is None else poll
     names = [maker.new_name()]
+    return _repeated(lambda: _ask(catalog, maker, names, tags), clock, poll, say)
+
+
+def _repeated(
+    ask: Callable[[], T], clock: Clock, poll: Callable[[float], object] | None, say: Callable[[str], object]
+) -> T:
+    """Ask until it is done, or until `PATIENCE_S` are over since the first failure that may pass."""
+    wait: Callable[[float], object] = threading.Event().wait if poll is None else poll
     began_s: float | None = None
     tries = 0
     while True:
         try:
-            return _ask(catalog, maker, names, tags)
+            return ask()
         except StillstateError as error:
             now_s = clock.monotonic_s()
             began_s = now_s if began_s is None else began_s
@@ -95,11 +154,21 @@ def _ask(catalog: Catalog, maker: Savepointer, names: list[str], tags: tuple[str
         return skipped
     if _is_void(catalog, maker, names[-1]):
         names.append(maker.new_name())
-    made = maker.make_or_join(names[-1], trigger="schedule", tags=tags, note="made by Dagster")
+    return _completed(maker.make_or_join(names[-1], trigger="schedule", tags=tags, note="made by Dagster"), ("FAILED",))
+
+
+def _completed(made: SavepointRecord | ControlRequest, final: Sequence[SavepointState]) -> SavepointRecord:
+    """What was made, if it is COMPLETED.
+
+    Raises:
+        _NotMade: it is in one of the states `final`. Other `Unavailable`: repeat it.
+    """
+    check(isinstance(made, SavepointRecord), "a savepoint that is waited for is made")
+    assert isinstance(made, SavepointRecord)
     problem = failed(made)
     if problem is None:
         return made
-    raise _NotMade(str(problem)) if made.state == "FAILED" else problem
+    raise _NotMade(str(problem)) if made.state in final else problem
 
 
 def _nothing_to_save(catalog: Catalog, ours: list[str]) -> str | None:

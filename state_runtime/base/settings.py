@@ -97,6 +97,7 @@ JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
         "upload_bytes_per_s": Bounds(64 * KIB, 64 * GIB),
         "materialize_interval_s": Bounds(0.1, 31 * 86_400),
         "materialize_replay_s": Bounds(0.1, 86_400),
+        "materialize_takeover_s": Bounds(0, 31 * 86_400),
         "materialize_cells_max": Bounds(1, 4096),
         "materialize_cell_bytes_max": Bounds(32 * MIB, GIB),
         "local_bytes_max": Bounds(0, 1 << 60),
@@ -226,6 +227,8 @@ class JobSettings:
         upload_bytes_per_s: what one upload reaches at least while the store is well.
         materialize_interval_s: fold the log at least so often, if there is anything to fold.
         materialize_replay_s: fold the log when a restart would need about so long to replay it.
+        materialize_takeover_s: where the driver does not materialize, it does so all the same once a materialization
+            has been due for so long and no other process has made it; 0: never.
         materialize_cells_max: into so many tables a state is cut at most, of 32 MiB or more each; manifests name them
             all. A state that is larger than `materialize_cell_bytes_max` times this has more, up to 8,192.
         materialize_cell_bytes_max: a table's bytes, about (it is split at twice as many): a fold reads it whole, and
@@ -272,6 +275,7 @@ class JobSettings:
     upload_bytes_per_s: int = 4 * MIB
     materialize_interval_s: float = 600.0
     materialize_replay_s: float = 10.0
+    materialize_takeover_s: float = 1800.0
     materialize_cells_max: int = 256
     materialize_cell_bytes_max: int = 256 * MIB
     local_recovery: bool = True

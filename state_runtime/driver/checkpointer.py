@@ -395,7 +395,8 @@ def _fold_process(context: DriverContext, committer: Committer) -> FoldProcess |
     folded here."""
     settings = context.settings
     here_only = context.store_url.startswith("memory:") or context.clock is not SYSTEM_CLOCK
-    if here_only or not settings.materialize or settings.changelog == "off":
+    folds = settings.materialize or settings.materialize_takeover_s
+    if here_only or not folds or settings.changelog == "off":
         return None
     url = f"{context.store_url.rstrip('/')}/{context.job_name}"
     return FoldProcess(context.root, url, context.storage_options, settings, committer.ownership)

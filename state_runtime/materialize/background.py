@@ -83,6 +83,8 @@ class BackgroundMaterializer:
         self._polled_s: float | None = None
         self._retry_s = 0.0
         self._folded_s = clock.monotonic_s()
+        self._due_since_s: float | None = None
+        self._took_over = False
         self.failures_in_a_row = 0
         self.completed = 0
 
@@ -168,17 +170,47 @@ class BackgroundMaterializer:
             thread.join(timeout_s)
 
     def _why(self, manifest: Manifest, now_s: float) -> str | None:
-        if self._settings.materialize:
-            rate = _replay_rate(manifest)
-            return due(manifest, self._settings, since_s=now_s - self._folded_s, replay_bytes_per_s=rate)
-        # Somebody else is to fold. If nobody does, the manifest would outgrow its bound and the job would end.
+        why = due(
+            manifest,
+            self._settings,
+            since_s=now_s - self._folded_s,
+            replay_bytes_per_s=_replay_rate(manifest),
+        )
+        if self._settings.materialize or (why is not None and self._others_are_away(why, now_s)):
+            return why
+        if why is None:
+            self._due_since_s = None
+        # Another process is to materialize. If none does, the manifest would outgrow its bound and the job would end.
         return "manifest" if len(manifest.segments) * _SEGMENT_BYTES >= _EMERGENCY_BYTES else None
+
+    def _others_are_away(self, why: str, now_s: float) -> bool:
+        """Whether the process that is to materialize has not done so for `materialize_takeover_s` since it was due.
+
+        From then on the driver does it as soon as it is due, until a record of another process is there to be adopted.
+        """
+        takeover_s = self._settings.materialize_takeover_s
+        if not takeover_s:
+            return False
+        if self._due_since_s is None:
+            self._due_since_s = now_s
+        if not self._took_over and now_s - self._due_since_s >= takeover_s:
+            self._took_over = True
+            _LOG.warning(
+                "a materialization has been due for %.0f s (%s), and the process that should make it has not: this "
+                "driver materializes until the other one does again. With `by: dagster`, look at Dagster's daemon, the "
+                "materialization sensor and the queue",
+                now_s - self._due_since_s,
+                why,
+            )
+        return self._took_over
 
     def _run(self, manifest: Manifest, why: str | None) -> None:
         give_way()
         try:
             self._polled_s = self._clock.monotonic_s()
             record = adoptable(self._root, manifest, self._clock, refused=self._refused)
+            if record is not None:
+                self._took_over = False
             if record is None and why is not None and other_at_work(self._root, self._clock) is None:
                 # Where no process can be started, or none lives long enough, the log must not grow for ever.
                 fold = self._fold if self.failures_in_a_row < _FAILURES_ELSEWHERE_MAX else self._fold_here
@@ -196,6 +228,7 @@ class BackgroundMaterializer:
                 self.failures_in_a_row = 0
                 self._retry_s = 0.0
                 self._folded_s = self._clock.monotonic_s()
+                self._due_since_s = None
             self._result, self._thread = record, None
 
     def _fold_here(self, manifest: Manifest) -> Record:

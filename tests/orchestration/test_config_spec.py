@@ -379,6 +379,7 @@ def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) ->
         materialize_ratio=13,
         materialize_max_segments=14,
         materialize_replay_s=15,
+        materialize_takeover_s=0,  # `by: nobody`
         retained_checkpoints=16,
         retention=RetentionPolicy(keep_last=17),
         stall_timeout_s=18,

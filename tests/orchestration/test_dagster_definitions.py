@@ -17,7 +17,7 @@ from orchestration.config.spec import load_spec
 from orchestration.config.start_options import StartOptions
 from orchestration.definitions import build_definitions
 from orchestration.launchers import Launched, Stopped
-from orchestration.resources import StillstateResource
+from orchestration.resources import SparkSessionResource, StillstateResource
 from state_runtime.base.errors import JobAlreadyRunning
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -76,6 +76,18 @@ def test_definitions_hold_assets_jobs_and_running_sensors(write_config: Callable
         job = defs.resolve_job_def(f"{action}_plane_delays")
         assert job.tags["stillstate/job"] == "plane-delays"
         assert job.tags["stillstate/action"] == action
+
+
+def test_the_session_of_a_materialization_is_a_resource_with_fields(write_config: Callable[..., Path]) -> None:
+    """What a person sets there wins over the file's settings of the session; dagster-pyspark makes it."""
+    job = "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.executor.memory: 1g}}"
+    file = write_config(extra=job)
+    shown = build_definitions(load_spec(file)).get_repository_def().get_top_level_resources()
+    assert set(shown["stillstate_spark"].config_schema.config_type.fields) == {"spark_config"}
+    made = SparkSessionResource(spark_config={"spark.executor.memory": "3g"}).of_job(load_spec(file).job("flights"))
+    assert type(made).__name__ == "LazyPySparkResource"
+    assert made.spark_config["spark.executor.memory"] == "3g"
+    assert str(made.spark_config["spark.sql.shuffle.partitions"]) == "4"
 
 
 def test_no_secret_reaches_the_definitions(write_config: Callable[..., Path]) -> None:

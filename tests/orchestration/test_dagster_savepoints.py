@@ -18,10 +18,11 @@ from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
 from orchestration.config.spec import JobSpec, Spec, load_spec, to_policy
 from orchestration.definitions import build_definitions
+from orchestration.jobs.savepoints import SavepointConfig
 from orchestration.launchers import Launcher, LocalLauncher
 from orchestration.resources import StillstateResource
 from orchestration.running.savepoints import savepoint_rows
-from orchestration.upkeep.savepoints import PATIENCE_S
+from orchestration.upkeep.savepoints import PATIENCE_S, SavepointWish
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.retention.apply import make_retention_plan
@@ -35,9 +36,10 @@ FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 KEY = dg.AssetKey(["flights", "savepoints"])
 
 
-def run(world: World) -> Any:
+def run(world: World, **config: Any) -> Any:
     job = world.defs.resolve_job_def("savepoint_flights")
-    return job.execute_in_process(instance=world.instance, raise_on_error=False)
+    run_config = {"ops": {"flights__savepoints": {"config": config}}} if config else {}
+    return job.execute_in_process(run_config=run_config, instance=world.instance, raise_on_error=False)
 
 
 def failure_of(done: Any) -> Any:
@@ -124,6 +126,44 @@ def test_a_savepoint_is_made_tagged_and_shown_with_the_way_back(world: Callable[
     assert "state" not in row, "all are complete: a column for the others"
     assert event.metadata["place"].value.endswith("flights/savepoints/NAME")
     assert event.tags["dagster/data_version"] == record.name
+
+
+def test_what_the_command_takes_dagster_takes(world: Callable[..., World], flights: JobRoot) -> None:
+    """A person who launches the job from its page names a savepoint, as on the command line."""
+    house = world(extra="savepoints: {tags: [nightly]}")
+    drivers = Drivers(flights, house)
+    asked = {"name": "before-upgrade", "tags": ["release"], "note": "version 2", "independent": True}
+    assert run(house, **asked, drain_inflight=True).success
+    (made,) = list_savepoints(flights.catalog.root)
+    assert (made.name, made.tags, made.note, made.independent) == ("before-upgrade", ("release",), "version 2", True)
+    assert (made.state, made.trigger, made.drain_inflight) == ("COMPLETED", "user", True)
+    assert "has a savepoint" in failure_of(run(house, name="before-upgrade")).description, (
+        "a name belongs to one savepoint"
+    )
+    assert [SavepointConfig(**{end: True}).wish() for end in ("stop", "drain")] == [
+        SavepointWish(then="stop"),
+        SavepointWish(then="drain"),
+    ]
+    assert "give one of stop and drain" in failure_of(run(house, stop=True, drain=True)).description
+    drivers.die()
+    assert run(house, name="again").success, "what a person asks for is made where nothing is new too"
+    with pytest.raises(dg.DagsterInvalidConfigError, match="not in enum type Format"):
+        run(house, format="parquet")
+
+
+@pytest.mark.parametrize("reached", ["asked", "heard"])
+def test_a_named_savepoint_whose_driver_dies_is_asked_for_again_or_fails_with_the_reason(
+    reached: str, world: Callable[..., World], flights: JobRoot
+) -> None:
+    """Asked again by its name where that is free; a name that the dead run's request has spoiled is said at once."""
+    house = world()
+    drivers = Drivers(flights, house)
+    drivers.on_poll = [*([drivers.hear] if reached == "heard" else []), drivers.die, drivers.start]
+    done = run(house, name="mine")
+    assert done.success is (reached == "asked")
+    if not done.success:
+        assert "savepoint 'mine' is ABANDONED" in failure_of(done).description
+    assert drivers.asked_again() == 1
 
 
 def test_a_savepoint_whose_bytes_are_the_jobs_too_is_told_from_one_that_has_its_own(

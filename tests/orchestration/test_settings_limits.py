@@ -50,6 +50,7 @@ PLACES = {
     "materialize_ratio": ("materialization", "ratio"),
     "materialize_max_segments": ("materialization", "max_segments"),
     "materialize_replay_s": ("materialization", "replay_s"),
+    "materialize_takeover_s": ("materialization", "takeover_s"),
     "materialize_cells_max": ("materialization", "cells_max"),
     "materialize_cell_bytes_max": ("materialization", "cell_bytes_max"),
     "stall_timeout_s": ("recovery", "stall_timeout_s"),

@@ -12,7 +12,7 @@ from orchestration.config.spec import JobSpec
 from orchestration.jobs.deletions import ACTIONS, apply_plan, check_plan, plan_stream, safe_spec
 from orchestration.jobs.driver import typed_failures
 from orchestration.jobs.materialize import FoldConfig, fold_stream
-from orchestration.jobs.savepoints import savepoint_stream
+from orchestration.jobs.savepoints import SavepointConfig, savepoint_stream
 from orchestration.jobs.shared.stream import chosen, tag_run
 from orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 from state_runtime.maintenance.plans import Kind
@@ -32,8 +32,8 @@ class FoldStreamConfig(FoldConfig):
     stream: str = ""
 
 
-class SavepointStreamConfig(dg.Config):
-    """Which stream.
+class SavepointStreamConfig(SavepointConfig):
+    """Which stream, and what to make.
 
     Attributes:
         stream: its name; empty: the one whose asset was selected.
@@ -87,7 +87,7 @@ def build_savepoints(mount: Mount, jobs: Sequence[JobSpec]) -> dg.AssetsDefiniti
     def savepoints(context: dg.AssetExecutionContext, config: SavepointStreamConfig) -> Made:
         name = _stream(context, config.stream, names)
         tag_run(context, SAVEPOINT_TAG, mount.tag(name))
-        yield from savepoint_stream(context, mount, name)
+        yield from savepoint_stream(context, mount, name, config)
 
     return savepoints
 

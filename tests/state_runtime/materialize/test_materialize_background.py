@@ -372,6 +372,51 @@ def test_a_manifest_near_its_bound_is_folded_even_if_that_is_nobodys_task() -> N
     assert bench.materializer._why(manifest, bench.clock.monotonic_s()) is None
 
 
+def test_the_driver_materializes_while_the_process_that_should_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Dagster was stopped for a night: the log must not grow all that time; and once it is back, it does its work again."""
+    bench = Bench(replace(EAGER, materialize=False, materialize_takeover_s=600))
+    bench.commit({ALL_KEYS[0]: (1, "a")})
+    bench.work()
+    bench.clock.advance_s(599)
+    bench.work()
+    assert bench.materializer.take(bench.writer.manifest) is bench.writer.manifest, "it may still come"
+    assert not caplog.records
+    bench.clock.advance_s(1)
+    bench.work()
+    assert "materialization has been due for 600 s (bytes)" in caplog.text
+    assert bench.commit({ALL_KEYS[1]: (1, "b")}).layers
+    bench.work()
+    assert len(bench.commit({ALL_KEYS[2]: (1, "c")}).segments) == 1, "at once, as long as the other one is away"
+    assert len(caplog.records) == 1
+    background.materialize(
+        bench.root, bench.writer.manifest, settings=EAGER, clock=bench.clock, ids=bench.writer.ids
+    )  # the other one is back
+    bench.clock.advance_s(60)
+    bench.work()
+    bench.commit({ALL_KEYS[3]: (1, "d")})
+    bench.clock.advance_s(60)
+    bench.work()
+    assert len(bench.commit({ALL_KEYS[0]: (2, "a")}).segments) == 2, "its task again"
+
+
+def test_what_is_not_due_all_along_is_not_taken_over() -> None:
+    """The time counts from when it was due, and not from the run's start."""
+    bench = Bench(
+        replace(
+            EAGER,
+            materialize=False,
+            materialize_takeover_s=600,
+            materialize_min_bytes=1 << 30,
+            materialize_interval_s=10_000,
+        )
+    )
+    bench.commit({ALL_KEYS[0]: (1, "a")})
+    for _ in range(3):
+        bench.clock.advance_s(3000)
+        bench.work()
+    assert bench.materializer.take(bench.writer.manifest) is bench.writer.manifest
+
+
 def test_where_no_process_can_fold_the_thread_does() -> None:
     """Otherwise the log would grow until no manifest can hold it. Twice the process is asked again each time."""
     bench, asked = Bench(), []
