@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
+from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.columns_read import SourceReads, columns_read, deciding_columns
 from state_runtime.pipeline.conditions import conditioned
 from state_runtime.pipeline.inflight_fit import OperatorReads, functions_of
@@ -224,6 +225,7 @@ def compile_pipeline(
             names = columns_read(operator)
             reads = chosen.select(names)
             read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
+            refuse_collations(chosen.told(read), f"operator {step.uid!r}")
             asked.by(reads)
             partial = partial_rows(operator, chosen.schema)
             parts.append(
@@ -349,6 +351,7 @@ def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:
             "the operator's key columns are its keys"
         )
     _check_names(initial.schema, where)
+    refuse_collations(initial.schema, where)
     for name, field_ in zip(step.keys, operator.key_schema, strict=True):
         if name not in initial.columns:
             raise InvalidPipeline(f"{where} has no key column {name!r}; it has {', '.join(initial.columns)}")

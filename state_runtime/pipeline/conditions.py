@@ -44,6 +44,10 @@ class Conditioned:
         """SQL for some columns of `schema` over the step's input."""
         return tuple(f"{self.columns[n]} AS {quoted(n)}" if n in self.columns else quoted(n) for n in names)
 
+    def told(self, read: T.StructType) -> T.StructType:
+        """Some columns of `schema` under names for people: a made one is called by its SQL."""
+        return T.StructType([T.StructField(self.columns.get(f.name, f.name), f.dataType) for f in read.fields])
+
 
 def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -> Conditioned:
     """Make conditions columns, and a key for a step that has none; any other step is left as it is.

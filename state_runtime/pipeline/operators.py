@@ -17,6 +17,7 @@ from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
+from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, way_to_key
 from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import DELAY_METADATA, LATENESS_METADATA, event_time_column
@@ -340,7 +341,7 @@ def _vectorized(
     if isinstance(step, VectorizedStep):
         kind, processor = "vectorized", step.processor
         states, times, ttl_ms = _states_of(step)
-        output = parse_schema(step.output_schema, f"the output of operator {step.uid!r}")
+        output = _declared_output(step)
         if time_mode_of(processor, step.uid) != "event":
             event_time = ""
         else:
@@ -424,16 +425,15 @@ def _processor(
         if session.is_avro:
             _check_nullable(name, values[name], step.uid)
         if declared.kind == "map":
-            entries[name] = parse_schema(
-                declared.entry_schema, f"the map key of state {name!r} of operator {step.uid!r}"
-            )
+            what = f"the map key of state {name!r} of operator {step.uid!r}"
+            entries[name] = parse_schema(declared.entry_schema, what)
+            refuse_collations(entries[name], what)
     operator = StatefulProcessorOperator(
         uid=step.uid,
         key_columns=step.keys,
         key_ddl=ddl(keys),
         key_schema=key_schema,
-        # Spark parses DDL, so this cannot happen before there is a session.
-        output_schema=arrow_schema(parse_schema(step.output_schema, f"the output of operator {step.uid!r}")),
+        output_schema=arrow_schema(_declared_output(step)),
         state_schemas={
             name: layout_of(
                 declared,
@@ -511,6 +511,14 @@ def parse_schema(schema: T.StructType | str, what: str) -> T.StructType:
     if not isinstance(parsed, T.StructType) or not parsed.fields:
         raise InvalidPipeline(f'the schema of {what} must name columns, as in "n int, s string"')
     return parsed
+
+
+def _declared_output(step: ProcessorStep | VectorizedStep) -> T.StructType:
+    # Spark parses DDL, so this cannot happen before there is a session.
+    what = f"the output of operator {step.uid!r}"
+    schema = parse_schema(step.output_schema, what)
+    refuse_collations(schema, what)
+    return schema
 
 
 def arrow_schema(schema: T.StructType) -> pa.Schema:

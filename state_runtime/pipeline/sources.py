@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
@@ -92,6 +93,7 @@ def open_source(spark: SparkSession, job: str, source: Source | None, joined: Jo
                     f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join has no key column "
                     f"{key!r}; it has {', '.join(side.columns)}{way_to_key(key, side.schema)}"
                 )
+        refuse_collations(side.schema, f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join")
     united = _united(frame, right, joined)
     watermarks = _watermarks(spark, job, united, [frame, right], _columns_of_sides(frame, right, joined))
     return OpenedSource(united, watermarks, frame.schema, right.schema)
