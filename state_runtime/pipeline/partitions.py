@@ -1,7 +1,8 @@
 """Rows in folders by the values of columns, as Hive and Spark lay them out (`day=2024-05-17/…`); pure.
 
-A folder's name holds the value as text. What is not a letter, a digit, `_`, `.` or `-` stands there as `%` and two
-hexadecimal digits: Spark's and Arrow's readers both undo that. Null and empty text are `__HIVE_DEFAULT_PARTITION__`,
+A folder's name holds the value as text. A character of ASCII that is no letter, digit, `_`, `.` or `-` stands there as
+`%` and two hexadecimal digits, which Spark's and Arrow's readers both undo. All other characters stand as they are, as
+in Hive and Spark: readers disagree about what `%C3` means. Null and empty text are `__HIVE_DEFAULT_PARTITION__`,
 which readers take for null.
 """
 
@@ -24,7 +25,7 @@ _FOLDER_BYTES_MAX = 600
 """Of the names of all levels: S3 takes 1,024 with the URL of the output and the file's name."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,80}\Z")
-_UNSAFE = re.compile(r"[^\w.-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-\u0080-\U0010ffff]")
 
 
 def check_partition_columns(partition_by: Sequence[str], schema: pa.Schema, where: str) -> None:
@@ -68,7 +69,7 @@ def in_folders(batch: pa.RecordBatch, partition_by: Sequence[str], where: str) -
         where: whose rows they are, for the message.
 
     Raises:
-        InvalidData: a text cannot be part of a path.
+        InvalidData: a text is too long for a folder's name.
     """
     if not partition_by:
         yield "", batch
@@ -108,7 +109,7 @@ def _text(value: object) -> str:
 
 
 def _name(column: str, text: str, where: str) -> str:
-    name = f"{column}={_escaped(text, where)}"
+    name = f"{column}={_escaped(text)}"
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidData(
             f"{where}: a value of {column!r} has {len(text):,} characters, and a folder's name takes {NAME_BYTES_MAX} "
@@ -117,14 +118,5 @@ def _name(column: str, text: str, where: str) -> str:
     return name
 
 
-def _escaped(text: str, where: str) -> str:
-    def code(found: re.Match[str]) -> str:
-        number = ord(found[0])
-        if number > 0x7F:
-            raise InvalidData(
-                f"{where}: {text[:80]!r} cannot be part of a folder's name: readers disagree about the character "
-                f"{found[0]!r}. Replace it in a transform, or partition by another column"
-            )
-        return f"%{number:02X}"
-
-    return _UNSAFE.sub(code, text)
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -9,9 +9,9 @@ from state_runtime.base.limits import PATH_CHARS_MAX
 
 __all__ = ["check_relative_path"]
 
-_VALUE = r"(?:[\w.-]|%[0-9A-F]{2})+"
+_VALUE = r"(?:[A-Za-z0-9_.\-\u0080-\U0010ffff]|%[0-9A-F]{2})+"
 _SEGMENT = re.compile(rf"(?:[A-Za-z0-9._=-]+|{_VALUE}={_VALUE})\Z")
-"""Letters of any script and `%` codes only in folders named by a value: `town=Köln` (pipeline/partitions.py)."""
+"""Characters beyond ASCII and `%` codes only in folders named by a value: `town=Köln` (pipeline/partitions.py)."""
 
 
 def check_relative_path(path: str) -> str:

@@ -17,7 +17,7 @@ from state_runtime.base.errors import InvalidPipeline
 pytestmark = pytest.mark.spark
 
 SCHEMA = "town string, bidder bigint, price bigint"
-TOWNS = ["Köln", "a/b c", "x=1%", None, "007"]
+TOWNS = ["Köln", "a/b c", "x=1%", None, "007", "मुंबई", "กรุงเทพ", "e\u0301", "São 🙂", "a\u00a0b\u2028c", "[x]{y}?*'\"\\"]
 
 
 def write_files(folder: Path, first: int, count: int) -> None:
