@@ -20,9 +20,11 @@ __all__ = ["cut_by_epochs", "unrepeatable_columns", "warn_if_cut_by_epochs", "wa
 _LOG = logging.getLogger(__name__)
 # Spark fixes these for one query, and counts them as deterministic; an epoch that is run again gets other ones.
 _CLOCKS = re.compile(r"\b(current_timestamp|now|localtimestamp|current_date|current_time)\(")
-# What sees an epoch's rows only, and is taken for more. `groupBy` is not among them: sums of an epoch may be summed up
-# further down.
+# What sees an epoch's rows only, and is taken for more.
 _CUT = {
+    "Aggregate": "groupBy",
+    "FlatMapGroupsInPandas": "groupBy",
+    "FlatMapGroupsInArrow": "groupBy",
     "GlobalLimit": "limit",
     "Sort": "orderBy",
     "Window": "window functions",
@@ -55,7 +57,8 @@ def warn_if_cut_by_epochs(given: DataFrame, made: DataFrame, where: str) -> None
     if found := cut_by_epochs(given, made):
         _LOG.warning(
             "%s uses %s, which sees the rows of one epoch at a time: the result depends on how the stream is cut into "
-            "epochs. What must hold over the whole stream is state: deduplicate, latest_by, a window, a processor",
+            "epochs, unless an operator behind it puts the parts together. What must hold over the whole stream is "
+            "state: aggregate, deduplicate, latest_by, a window, a processor",
             where,
             ", ".join(found),
         )

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.pipeline.collations import refuse_collations
+from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
@@ -177,6 +178,7 @@ def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
             raise _of_read(job, error) from error
     if not isinstance(frame, DataFrame) or not frame.isStreaming:
         raise InvalidPipeline(f"job {job!r}: read() needs a streaming DataFrame (spark.readStream…)")
+    refuse_stateful(frame, job)
     return frame
 
 

@@ -53,7 +53,7 @@ def test_a_transform_that_is_not_repeatable_is_warned_of_once(
 def test_what_needs_all_rows_of_the_stream_is_found_and_what_is_done_to_static_tables_is_not(
     spark: SparkSession,
 ) -> None:
-    """Only in the step that does it; a `groupBy` is fine before an operator that goes on summing."""
+    """Only in the step that does it. A `groupBy` counts each epoch anew, as a `distinct` does."""
     given = spark.createDataFrame([], "k string, n int").where("n > 0")
     newest = F.row_number().over(Window.partitionBy("k").orderBy("n"))
     table = spark.createDataFrame([("a", 1)], "k string, w int").orderBy("w").limit(1).distinct()
@@ -62,7 +62,8 @@ def test_what_needs_all_rows_of_the_stream_is_found_and_what_is_done_to_static_t
         "limit, orderBy": given.orderBy("n").limit(3),
         "window functions": given.withColumn("r", newest),
         "distinct": given.select("k").distinct().dropDuplicates(["k"]),
-        "": given.join(table, "k").groupBy("k").count().where("count > 1"),
+        "groupBy": given.join(table, "k").groupBy("k").count().where("count > 1"),
+        "": given.join(table.groupBy("k").agg(F.max("w").alias("w")), "k").where("w > 1"),
     }
     for expected, frame in made.items():
         assert ", ".join(cut_by_epochs(given, frame)) == expected

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.functions import rand
+from pyspark.sql.functions import rand, session_window, window
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, windows
 from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSource
@@ -27,7 +27,7 @@ from state_runtime.spark.frames import PublicFrames
 from state_runtime.spark.jvm import analyzed, kinds_in
 from state_runtime.store import open_store
 
-from .jobs import settings, two_step_job, write_input
+from .jobs import Steps, settings, two_step_job, write_input
 from .timed import SCHEMA, START, put
 
 pytestmark = pytest.mark.spark
@@ -253,3 +253,49 @@ def test_nothing_observes_event_times_for_a_watermark_that_nobody_waits_for(
         assert plain.dtypes == frame.dtypes
         assert "EventTimeWatermark" in kinds_in(analyzed(frame))
         assert kinds_in(analyzed(plain)) == kinds_in(analyzed(frame)) - {"EventTimeWatermark"}
+
+
+def stateful_streams(spark: SparkSession, tmp_path: Path) -> list[tuple[str, DataFrame, str]]:
+    """What Spark calls it, a stream that it keeps state for, and the operator of ours that stands for it."""
+    ticks = inbox(tmp_path, "a", [1])(spark).withWatermark("at", "1 second")
+    others = inbox(tmp_path, "b", [1])(spark).withWatermark("at", "1 second").selectExpr("k AS key", "at AS on")
+    wanted = (ticks.k == others.key) & (ticks["at"] == others["on"])
+
+    def count(key: Any, frames: Any, state: Any) -> Any:
+        return frames
+
+    by_state = ticks.groupBy("k").applyInPandasWithState(count, "n long", "n long", "update", "NoTimeout")
+    by_processor = ticks.groupBy("k").transformWithState(Steps(), "k string, n long", "Update", "None")
+    return [
+        ("groupBy", ticks.groupBy("k").count(), "aggregate"),
+        ("groupBy", ticks.groupBy(window("at", "1 minute")).count().where("count > 1"), "window"),
+        ("groupBy", ticks.groupBy(session_window("at", "1 minute")).count(), "window"),
+        ("dropDuplicates", ticks.distinct(), "deduplicate"),
+        ("dropDuplicates", ticks.dropDuplicates(["k"]), "deduplicate"),
+        ("dropDuplicatesWithinWatermark", ticks.dropDuplicatesWithinWatermark(["k"]), "within_watermark=True"),
+        ("applyInPandasWithState", by_state, "transform_with_state_in_pandas"),
+        ("transformWithState", by_processor, "transform_with_state"),
+        ("limit", ticks.limit(3), "processor"),
+        ("a join of two streams", ticks.join(others, wanted), "interval_join"),
+        ("intersect", ticks.select("k").intersect(others.select("key")), "interval_join"),
+        ("groupBy", ticks.select("k").union(ticks.groupBy("k").count().select("k")), "aggregate"),
+    ]
+
+
+def test_a_stream_that_spark_keeps_state_for_is_refused_with_the_operator_to_use(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The state would lie in Spark's scratch: the first run went well, and no restart came up."""
+    for what, frame, instead in stateful_streams(spark, tmp_path):
+        with pytest.raises(InvalidPipeline, match=f"keeps state, {what}") as told:
+            open_source(spark, "job", frame, None)
+        assert instead in str(told.value).partition("behind read()")[2], what
+
+
+def test_tables_that_a_stream_is_joined_with_may_be_made_in_any_way(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark keeps no state for what does not stream."""
+    ticks = inbox(tmp_path, "a", [1])(spark)
+    table = spark.createDataFrame([("a", 1)], "k string, w int").groupBy("k").agg({"w": "max"}).distinct().limit(3)
+    table.createOrReplaceTempView("table_of_keys")
+    for frame in (ticks.join(table, "k"), ticks.where("k IN (SELECT k FROM table_of_keys)")):
+        assert open_source(spark, "job", frame, None).frame is frame
