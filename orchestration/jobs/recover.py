@@ -22,6 +22,9 @@ from orchestration.text import redacted_location, time_text
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import savepoint_path
+from state_runtime.snapshot.savepoint import read_savepoint
 
 __all__ = ["GaveUp", "RecoverConfig", "Recovered", "note_exit", "recover_driver", "recovered_value"]
 
@@ -36,6 +39,7 @@ class RecoverConfig(dg.Config):
         term: the term that was lost; 0 takes the newest. A newer term means that somebody was faster.
         from_snapshot: go back to this snapshot of the job's, whatever `recovery.fallback` says; 0: the newest. Also of
             a job that was given up on. What the job has made since is read again; output that was published stays.
+        from_savepoint: the same to a savepoint, by its name.
         gave_up: set by the sensor when no attempt is left: the run starts nothing and fails with it, so that whoever
             is told of failed runs is told.
         kind: of the error that ended the driver, as the sensor knows it; one that ended before it had a term has no
@@ -44,6 +48,7 @@ class RecoverConfig(dg.Config):
 
     term: int = 0
     from_snapshot: int = 0
+    from_savepoint: str = ""
     gave_up: str = ""
     kind: str = ""
 
@@ -95,7 +100,7 @@ def recover_driver(
     if config.gave_up:
         raise GaveUp(f"{name}: {config.gave_up}{_last_words(launcher, seen)}")
     # Asked again here: between the sensor's tick and this run somebody may have started it.
-    if seen.status is None or not (seen.health.needs_recovery or (config.from_snapshot and _is_over(seen))):
+    if seen.status is None or not (seen.health.needs_recovery or (_asked_for(config) is not None and _is_over(seen))):
         return Recovered(seen.health.reason)
     if config.term and seen.status.term != config.term:
         return Recovered(f"term {config.term} was followed by {seen.health.reason}: another failure")
@@ -125,11 +130,31 @@ def recover_driver(
 
 def _restored_from(catalog: Catalog, begin: BeginAt, job: JobSpec) -> str:
     """The snapshot that the next run goes on from, and where it is."""
-    found = catalog.latest() if begin.from_snapshot is None else catalog.manifest(int(begin.from_snapshot))
+    place = f"{redacted_location(job.store).rstrip('/')}/{job.name}"
+    wanted = begin.from_snapshot
+    if isinstance(wanted, str):
+        folder = savepoint_path(wanted)
+        held = read_savepoint(catalog.root, wanted).snapshot_id
+        found: Manifest | None = Catalog.of_root(catalog.root.child(folder), catalog.clock).manifest(held)
+        place = f"{place}/{folder}"
+    else:
+        found = catalog.latest() if wanted is None else catalog.manifest(wanted)
     if found is None:
         return "nothing: the job has no snapshot yet"
-    place = f"{redacted_location(job.store).rstrip('/')}/{job.name}"
     return f"snapshot {found.snapshot_id} of {time_text(found.created_at_ms)} in {place}"
+
+
+def _asked_for(config: RecoverConfig) -> int | str | None:
+    """The snapshot, or the savepoint, that a person asked for; None if nobody did.
+
+    Raises:
+        InvalidConfiguration: it cannot be one.
+    """
+    if config.from_snapshot < 0:
+        raise InvalidConfiguration(f"from_snapshot {config.from_snapshot} is no snapshot; give the id of one")
+    if config.from_snapshot and config.from_savepoint:
+        raise InvalidConfiguration("give from_snapshot or from_savepoint, one of the two")
+    return config.from_snapshot or config.from_savepoint or None
 
 
 def note_exit(context: dg.OpExecutionContext, error: StillstateError) -> None:
@@ -150,12 +175,10 @@ def _where(
     seen: Observation,
     launch: str,
 ) -> tuple[BeginAt, str]:
-    if config.from_snapshot < 0:
-        raise InvalidConfiguration(f"from_snapshot {config.from_snapshot} is no snapshot; give the id of one")
-    if config.from_snapshot:
-        return BeginAt(
-            from_snapshot=config.from_snapshot
-        ), f"back to snapshot {config.from_snapshot}, as a person asked"
+    asked_for = _asked_for(config)
+    if asked_for is not None:
+        what = "savepoint" if isinstance(asked_for, str) else "snapshot"
+        return BeginAt(from_snapshot=asked_for), f"back to {what} {asked_for}, as a person asked"
     catalog = stillstate.catalog(job)
     is_suspect = CorruptData.kind in (config.kind, "" if seen.status is None else seen.status.error_kind)
     try:
@@ -164,9 +187,7 @@ def _where(
         is_suspect = True
     if not is_suspect:
         return NEWEST, ""
-    damage = look_for_damage(
-        catalog, stillstate.clock(), SYSTEM_IDS, on_look=lambda number: context.log.info(f"reading snapshot {number}")
-    )
+    damage = look_for_damage(catalog, stillstate.clock(), SYSTEM_IDS, on_look=context.log.info)
     chosen = decide_fallback(damage, job.recovery.fallback, launch)
     context.log.warning(chosen.explained)
     if chosen.is_refused:
@@ -174,7 +195,7 @@ def _where(
         said = chosen.explained[:DAMAGE_CHARS_MAX]
         context.instance.add_run_tags(context.run_id, {DAMAGE_TAG: said})
         raise CorruptData(f"{job.name}: {chosen.explained}")
-    return (NEWEST if chosen.snapshot_id is None else BeginAt(from_snapshot=chosen.snapshot_id)), chosen.explained
+    return (NEWEST if chosen.back_to is None else BeginAt(from_snapshot=chosen.back_to)), chosen.explained
 
 
 def _last_words(launcher: Launcher, seen: Observation) -> str:

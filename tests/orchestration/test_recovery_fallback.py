@@ -19,7 +19,9 @@ from orchestration.launchers import FirstCheckpoint, Launched, LaunchFailed
 from orchestration.recovery.fallback import Damage, FallbackPolicy, decide_fallback, look_for_damage
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import write_status
@@ -43,7 +45,7 @@ def test_a_job_goes_back_only_as_far_as_its_policy_allows(
     policy: FallbackPolicy, published: bool | None, goes_back: bool
 ) -> None:
     chosen = decide_fallback(replace(FOUND, published=published), policy, "recover_flights")
-    assert (chosen.snapshot_id == 1238, chosen.is_refused) == (goes_back, not goes_back)
+    assert (chosen.back_to == 1238, chosen.is_refused) == (goes_back, not goes_back)
 
 
 def test_the_choice_is_explained() -> None:
@@ -55,7 +57,7 @@ def test_the_choice_is_explained() -> None:
 
 def test_without_a_sound_snapshot_no_policy_goes_back() -> None:
     chosen = decide_fallback(replace(FOUND, restorable=None), "older", "recover_flights")
-    assert (chosen.snapshot_id, chosen.is_refused) == (None, True)
+    assert (chosen.back_to, chosen.is_refused) == (None, True)
     assert "none of the 4 newest" in chosen.explained
 
 
@@ -114,6 +116,75 @@ def test_output_of_lost_epochs_counts_as_published(job: Job) -> None:
     assert found(job).published is False, "snapshot 6 is sound, and its output stays"
     spoil(job, newest_segment(job.catalog.manifest(6)))
     assert (found(job).restorable, found(job).published) == (4, True)
+
+
+def saved(job: Job, name: str, *, independent: bool) -> str:
+    """A savepoint of the newest snapshot; its folder below the root."""
+    job.clock.advance_s(1)
+    job.beat("stopped")
+    work = SavepointWork(job.root, "h:1", job.clock, job.ids, wait=lambda seconds: False)
+    record = savepoint_of_stopped(work, name, independent=independent)
+    assert record.state == "COMPLETED", record.message
+    return f"savepoints/{name}/"
+
+
+def overwrite(job: Job, path: str) -> None:
+    """One byte of a file, also in what has the same file by a link."""
+    with (Path(job.root.url) / path).open("r+b") as file:
+        file.seek(20)
+        byte = file.read(1)
+        file.seek(20)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_every_snapshot_is_a_candidate_the_newest_epoch_first(job: Job) -> None:
+    """Savepoints too: with bytes of its own it serves where the root is damaged, and nothing is published twice. What
+    is newer and was not taken is told with the reason."""
+    saved(job, "older", independent=True)
+    job.checkpoint()
+    saved(job, "own", independent=True)
+    saved(job, "linked", independent=False)
+    saved(job, "1234", independent=True)
+    overwrite(job, newest_segment(job.catalog.manifest(6)))
+    damage = found(job)
+    assert (damage.restorable, damage.savepoint, damage.epochs, damage.published) == (6, "own", 0, False)
+    passed = [text.partition(":")[0] for text in damage.passed_over]
+    assert sorted(passed) == ["savepoint 1234 (6)", "savepoint linked (6)"]
+    said = decide_fallback(damage, "same_output", "recover_job")
+    assert said.back_to == "own"
+    assert "6 (savepoint own) restorable; loses no epoch; not taken: savepoint" in said.explained
+    assert "from_savepoint: own" in decide_fallback(damage, "never", "recover_job").explained
+    overwrite(job, f"savepoints/own/{newest_segment(job.catalog.manifest(6))}")
+    damage = found(job)
+    assert (damage.restorable, damage.savepoint) == (5, ""), "the root's own before a savepoint of the same snapshot"
+    overwrite(job, newest_segment(job.catalog.manifest(5)))
+    damage = found(job)
+    assert (damage.restorable, damage.savepoint, damage.epochs) == (5, "older", 1)
+
+
+def test_a_savepoint_of_a_manifest_that_cannot_be_read_may_lack_output(job: Job) -> None:
+    """The snapshot is whole there, but a savepoint does not say what its job had still to publish."""
+    saved(job, "own", independent=True)
+    spoil(job, manifest_path(5))
+    damage = found(job)
+    assert (damage.restorable, damage.savepoint, damage.epochs, damage.published) == (5, "own", 0, None)
+    assert decide_fallback(damage, "same_output", "recover_job").is_refused
+    assert "whether its output was published cannot be known" in decide_fallback(damage, "older", "").explained
+
+
+def test_what_the_job_was_taken_back_from_is_no_candidate(job: Job) -> None:
+    """Somebody decided against those snapshots; they are no past of the newest one."""
+    info = job.catalog.job_info()
+    job.committer = open_run(
+        job.catalog, info, job.committer.last, clock=job.clock, ids=job.ids, host="h", pid=1, back_to=3
+    )
+    job.rows[6] = job.rows[3]
+    job.checkpoint()
+    spoil(job, newest_segment(job.catalog.manifest(7)))
+    spoil(job, manifest_path(6))
+    damage = found(job)
+    assert damage.restorable == 3
+    assert [text[:4] for text in damage.passed_over] == ["6: d", "5: 7", "4: 7"]
 
 
 def test_of_a_manifest_that_cannot_be_read_nobody_knows_what_was_published(job: Job) -> None:
@@ -181,10 +252,27 @@ def test_a_run_goes_back_as_the_policy_says_and_the_new_run_says_why(world: Call
     assert "newest 5 damaged" in launcher.causes[0]
 
 
+def test_a_run_goes_back_to_a_savepoint_and_says_so(world: Callable[..., World], job: Job) -> None:
+    saved(job, "own", independent=True)
+    job.beat()
+    spoil(job, manifest_path(5))
+    done, launcher = recovered(world("job", extra="recovery: {fallback: older}"), job)
+    assert done.success
+    assert launcher.begins == ["own"]
+    assert "5 (savepoint own) restorable" in launcher.causes[0]
+    shown = done.output_for_node("recover_job_driver")
+    assert "savepoint own" in shown["explained"]
+    assert shown["restored_from"].endswith("/job/savepoints/own")
+
+
 def test_a_person_goes_back_with_one_click(world: Callable[..., World], job: Job) -> None:
     done, launcher = recovered(world("job"), job, from_snapshot=3)
     assert done.success
     assert launcher.begins == [3]
+    saved(job, "own", independent=True)
+    done, launcher = recovered(world("job"), job, from_savepoint="own")
+    assert done.success
+    assert launcher.begins == ["own"]
 
 
 def test_a_click_does_not_take_a_job_back_that_runs(world: Callable[..., World], job: Job) -> None:
