@@ -346,6 +346,24 @@ class ForeachEpoch(Sink):
                 "same epoch id"
             ) from error
 
+    def publish_again(self, spec: SinkSpec, output: StagedOutput, spark: SparkSession | None) -> None:
+        """Call the function, again if an earlier run has done so.
+
+        Raises:
+            MissingFile: a staged file is gone, and no later checkpoint has removed it.
+            UserCodeError: see `publish`.
+        """
+        store = spec.store()
+        gone = next((file.staged for file in output.files if not store.exists(file.staged)), None)
+        if gone is not None:
+            raise MissingFile(
+                f"sink {spec.name!r}: the newest snapshot names {gone} in {store.url} for epoch {output.epoch}, which "
+                "may not have been delivered yet, and the file is not there. Restore it from a copy of the job root, "
+                "with its folder. If it is lost, go back to the snapshot before the epoch (--from-snapshot): its input "
+                "is read again, and its output made anew under a higher epoch number"
+            )
+        self.publish(spec, output, spark)
+
     def settle(self, spec: SinkSpec, output: StagedOutput) -> None:
         """Delete staged files that no restart will deliver again."""
         store = spec.store()

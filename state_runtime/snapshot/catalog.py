@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import (
     CorruptManifest,
@@ -16,9 +18,10 @@ from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import standing_in
-from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.manifest import Manifest, StagedOutput
 from state_runtime.snapshot.paths import (
     JOB_FILE,
+    OUTPUTS_DIR,
     SNAPSHOTS_DIR,
     check_job_name,
     manifest_path,
@@ -131,7 +134,8 @@ class Catalog:
 
         For somebody who has named an older snapshot to go back to, and for nobody else. The newest id is that of the
         listing. If its manifest is damaged or of a newer format, the newest readable one below it stands in for it
-        (`standing_in`).
+        (`standing_in`), with the output that may not be published yet: staged files below the root are deleted once a
+        later checkpoint has settled their output, and by nothing else.
 
         Raises:
             CorruptManifest, UnsupportedFormat: no manifest can be read.
@@ -145,10 +149,18 @@ class Catalog:
             except (CorruptManifest, UnsupportedFormat) as error:
                 newest_id, unreadable = max(newest_id, snapshot_id), unreadable or error
                 continue
-            return found if unreadable is None else standing_in(found, newest_id)
+            if unreadable is None:
+                return found
+            pending = tuple(output for output in found.outputs if not self._is_settled(output))
+            return standing_in(replace(found, outputs=pending), newest_id)
         if unreadable is not None:
             raise unreadable
         return None
+
+    def _is_settled(self, output: StagedOutput) -> bool:
+        # Any of its files: whoever deleted them may have been killed in between.
+        staged = (file.staged for file in output.files if file.staged.startswith(f"{OUTPUTS_DIR}/"))
+        return any(not self.root.exists(path) for path in staged)
 
     def progress(self, manifest: Manifest) -> Progress | None:
         """The complete numbers of a checkpoint's epoch, where they are known by now; else those of its manifest.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,21 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from maintenance_root import Job
 from model import SECRET
 
+from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration, MissingFile, StoreUnavailable, UserCodeError
+from state_runtime.driver.beginning import Beginning
+from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.pipeline import sinks, staging
 from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
 from state_runtime.pipeline.staged import StagedFiles, staged_outputs
 from state_runtime.pipeline.staging import SinkSpec
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
-from state_runtime.store import LocalStore
+from state_runtime.snapshot.paths import manifest_path
+from state_runtime.store import LocalStore, open_store
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -263,6 +270,52 @@ def test_an_epoch_without_rows_is_staged_for_whoever_wants_to_be_told(tmp_path: 
     assert file.rows == 0
     assert pq.read_table(tmp_path / "job" / file.staged).schema.equals(schema)
     assert not foreach_epoch(print).spec("job", "0" * 32, "calls", (url, {})).empty_epochs
+
+
+@pytest.mark.parametrize("newest", ["a checkpoint", "a checkpoint that was settled in part", "a fencing snapshot"])
+@pytest.mark.parametrize("way", ["rollback", "start"])
+def test_going_back_names_no_output_for_publishing_that_was_published_and_removed(
+    tmp_path: Path, newest: str, way: str
+) -> None:
+    """The newest manifest cannot be read, so whether the output of the one before was published is told by its staged
+    files: a later checkpoint removes them. Named all the same, no start could deliver them, and the job was lost. Below
+    a fencing snapshot they are there, and are delivered."""
+    job = Job(open_store(str(tmp_path)))
+    sink = foreach_epoch(print)
+    spec = sink.spec(job.name, job.committer.info.uid, "calls", (str(tmp_path / job.name), {}))
+
+    output = stage(spec, 2, [("a", 1)], [("b", 1)])
+    target = job.committer.commit(replace(job.committer.last, kind="checkpoint", epoch=2, outputs=(output,)))
+    if newest == "a fencing snapshot":
+        job.start()
+        assert job.committer.last.outputs == target.outputs
+    else:
+        job.committer.commit(replace(target, epoch=3, outputs=(stage(spec, 3, [("a", 2)]),)))
+        sink.settle(spec, output if newest == "a checkpoint" else replace(output, files=output.files[1:]))
+    job.root.put(manifest_path(job.committer.last.snapshot_id), b"")
+    catalog = Catalog.of_root(job.root, job.clock)
+    if way == "rollback":
+        plan = plan_rollback(catalog, f"@{target.snapshot_id}", takeover=True)
+        execute_rollback(catalog, plan, Actor(job.clock, job.ids, "h", 1))
+    else:
+        beginning = Beginning(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
+        beginning.look()
+        beginning.open(lambda info: target, host="h", pid=1)
+    found = catalog.latest()
+    assert found is not None
+    assert found.outputs == (target.outputs if newest == "a fencing snapshot" else ())
+    assert all(job.root.exists(file.staged) for output in found.outputs for file in output.files)
+    for output in found.outputs:
+        sink.publish_again(spec, output, spark=None)
+
+
+def test_a_staged_file_that_is_lost_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    """Of output that may not have been delivered: to go on without it would lose it."""
+    sink = foreach_epoch(print)
+    spec = sink.spec("job", "0" * 32, "calls", (str(tmp_path), {}))
+    output = StagedOutput("calls", 3, (StagedFile("outputs/calls/1/gone.parquet", "", 10, 1),))
+    with pytest.raises(MissingFile, match=r"gone\.parquet.*epoch 3.*--from-snapshot"):
+        sink.publish_again(spec, output, spark=None)
 
 
 def test_an_error_of_the_users_function_is_theirs_and_says_what_stands(
