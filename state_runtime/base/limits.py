@@ -75,3 +75,9 @@ MIGRATION_REASON_CHARS_MAX = 2_000
 # A plan of a deletion, as a document: about 200 bytes a line. What garbage collection finds beyond is in the next plan.
 PLAN_BYTES_MAX = 512 * MIB
 PLAN_OBJECTS_MAX = 500_000
+
+# A step of the wall clock beyond this is not believed at once (base/trusted_clock.py). S3 refuses requests whose clock
+# is as far off; corrections by NTP and pauses of a virtual machine are far below.
+CLOCK_JUMP_MS = 900_000
+# So long a step must last where nothing but the clock itself tells of it: wrong clocks are mostly set right in minutes.
+CLOCK_LASTS_S = 1_800.0

@@ -365,11 +365,14 @@ class Beginning:
 
     # --- opening -------------------------------------------------------------------------------------------------
 
-    def open(self, empty: Callable[[JobInfo], Manifest], *, host: str, pid: int) -> Committer:
+    def open(
+        self, empty: Callable[[JobInfo], Manifest], *, host: str, pid: int, clock: Clock | None = None
+    ) -> Committer:
         """Begin; the job has a fencing snapshot when it returns. Repeat it after an error or a crash at any point.
 
         Args:
             empty: the content of a job that begins with nothing.
+            clock: what processing time and the dates of the run's snapshots go by, if it is another one.
 
         Raises:
             what `decide` of `look` raises: the run may not go on from what others have committed since. No older run of
@@ -379,7 +382,7 @@ class Beginning:
                 snapshot.
             Fenced, StoreUnavailable, OutcomeUnknown: see `open_run` and `copy_snapshot`.
         """
-        actor = Actor(self._clock, self._ids, host, pid)
+        actor = Actor(clock or self._clock, self._ids, host, pid)
         source = self._source
         if source is None:
             info = open_job_root(self._root, self._catalog.job, clock=self._clock, ids=self._ids)

@@ -58,6 +58,7 @@ from state_runtime.driver.head import (
 )
 from state_runtime.driver.narrow import Narrow, may_be_narrow
 from state_runtime.driver.numbers import of_epoch, of_rows_in_flight, with_times
+from state_runtime.driver.processing_time import ProcessingTime
 from state_runtime.driver.published import newest_published
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.stage_tasks import StageTasks
@@ -124,6 +125,7 @@ class EpochDriver:
         self._on_progress = on_progress
         self._acknowledgements = Acknowledgements(spark.sparkContext)
         self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
+        self._time = ProcessingTime(committer.clock, committer.last)
         self._stopping = threading.Event()
         self._books = Books.open(context, committer.last, newest_published(context, committer.last))
         self._governor = Governor(context.settings, context.pipeline.operators, context.parallelism)
@@ -202,7 +204,8 @@ class EpochDriver:
             # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
             head = self._books.interval.head
             if is_wanted and not holds_batch(head, batch_id, lambda: self._checkpoint.position(batch_id)):
-                self._run_epoch(frame, batch_id, self._checkpoint.clock(batch_id).batch_time_ms)
+                planned_ms = self._checkpoint.clock(batch_id).batch_time_ms
+                self._run_epoch(frame, batch_id, self._now_ms(planned_ms))
         self._finish_batch(frame)
 
     def _finish_batch(self, frame: DataFrame) -> None:
@@ -216,7 +219,7 @@ class EpochDriver:
             with self._turn() as is_wanted:
                 is_open = is_wanted and self._books.batch is not None
                 if is_open:
-                    self._run_epoch(self._without_rows(frame), None, self._context.clock.now_ms())
+                    self._run_epoch(self._without_rows(frame), None, self._now_ms())
 
     def _without_rows(self, frame: DataFrame) -> DataFrame:
         if self._empty is None:
@@ -237,7 +240,7 @@ class EpochDriver:
         """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
         moved."""
         with self.lock:
-            is_due = self._is_due(self._context.clock.now_ms())
+            is_due = self._is_due(self._now_ms())
             self._epochs_when_nothing_was_due = -1 if is_due else self.epochs
             return is_due
 
@@ -260,7 +263,7 @@ class EpochDriver:
             StillstateError: see `run_batch`.
         """
         with self.lock:
-            now_ms = self._context.clock.now_ms()
+            now_ms = self._now_ms()
             if self._stopping.is_set() or self.failure is not None or not self._is_due(now_ms):
                 return
             with self._failing():
@@ -306,12 +309,12 @@ class EpochDriver:
                 return
             with self._failing():
                 while self._books.batch is not None:
-                    self._run_epoch(empty, None, self._context.clock.now_ms(), unlimited=True)
+                    self._run_epoch(empty, None, self._now_ms(), unlimited=True)
                 # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
                 # ends.
                 epochs_max = self._context.settings.drain_epochs_max
                 for _ in range(epochs_max):
-                    self._run_epoch(empty, None, self._context.clock.now_ms(), drains=True)
+                    self._run_epoch(empty, None, self._now_ms(), drains=True)
                     faults.reach("drain-epoch")
                     if not fires_at(self._context.pipeline.operators, self._books.shards, END_OF_TIME_MS):
                         break
@@ -361,6 +364,9 @@ class EpochDriver:
             self._is_at_work = False
 
     # --- an epoch ------------------------------------------------------------------------------------------------
+
+    def _now_ms(self, planned_ms: int | None = None) -> int:
+        return self._time.now_ms(self._books.interval.head, planned_ms)
 
     def _is_due(self, now_ms: int) -> bool:
         head = self._books.interval.head

@@ -19,6 +19,7 @@ from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipel
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.base.process_space import process_space
 from state_runtime.base.progress import Progress
+from state_runtime.base.trusted_clock import TrustedClock
 from state_runtime.changelog.reader import stream_source_log
 from state_runtime.driver.advance import Advance
 from state_runtime.driver.beginning import Beginning
@@ -148,7 +149,7 @@ class JobRun:
         scratch = Scratch.of(plan.settings, local_dir)
         self._root.probe()
         host, pid = socket.gethostname(), os.getpid()
-        committer = beginning.open(self._empty, host=host, pid=pid)
+        committer = beginning.open(self._empty, host=host, pid=pid, clock=TrustedClock(self._clock, self._root.now_ms))
         info = committer.info
         # Another start may have been first: then there is something to go on from that was not there before.
         began_empty = before is None and committer.last.snapshot_id == 1

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from state_runtime.base.actor import Actor
+from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced
 from state_runtime.snapshot.boundary import Boundary, boundary_for_run, read_boundary
 from state_runtime.snapshot.job_info import JobInfo
@@ -61,6 +62,11 @@ class Committer:
         self.info = info
         self.term = term
         self.last = last
+
+    @property
+    def clock(self) -> Clock:
+        """What snapshots are dated by, and processing time goes by."""
+        return self._actor.clock
 
     def commit(self, draft: Manifest, record: str = "") -> Manifest:
         """Make `draft` the next snapshot: `prepare` and `create`. Durable when it returns.

@@ -174,6 +174,17 @@ class FsspecStore(Store):
         except FileNotFoundError:
             return None
 
+    def now_ms(self) -> int | None:
+        if _is_in_this_process(self._fs):
+            return None
+        name = probe_name()
+        try:
+            self.put(name, b"what time is it")
+            listed = self._listed(name)
+        finally:
+            self.delete(name)
+        return listed.modified_ms if listed is not None else None
+
     def probe(self) -> None:
         if self._options.single_writer and not self._refuses_a_second():
             warn_single_writer(self.url)
@@ -391,6 +402,13 @@ def _attempts_before(error: Exception) -> int:
     """How often the library itself had tried before it got this answer; what came of those attempts is not known."""
     answer = getattr(error.__cause__, "response", None) or {}
     return int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+
+
+def _is_in_this_process(fs: Any) -> bool:
+    """Whether a file system has no machine of its own."""
+    protocol = getattr(fs, "protocol", "")
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    return bool(names & {"memory", "file", "local"})
 
 
 def _modified_ms(entry: Mapping[str, Any]) -> int:

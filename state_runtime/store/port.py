@@ -200,6 +200,15 @@ class Store(ABC):
             return False
         return True
 
+    def now_ms(self) -> int | None:
+        """What time it is by a clock of the store's own; a few small requests. None where this machine's is the only
+        one: it is no witness against itself.
+
+        Raises:
+            StoreUnavailable: it cannot be asked.
+        """
+        return None
+
     def probe(self) -> None:
         """Check that the store keeps its promises here and now; called once at a run's start. Leaves nothing.
 

@@ -264,7 +264,8 @@ class SharedTime:
         return self._times[min(self._epoch, len(self._times) - 1)]
 
     def monotonic_s(self) -> float:
-        return SYSTEM_CLOCK.monotonic_s()
+        """Also moved by the schedule: its times are reached by waiting, and not by a jump of the clock."""
+        return SYSTEM_CLOCK.monotonic_s() + (self.now_ms() - self._times[0]) / 1000
 
     def passed(self) -> None:
         """An epoch is over."""

@@ -294,7 +294,11 @@ def forever(
 def test_an_idle_source_does_not_keep_output_waiting_longer_than_the_interval(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Time passes, and no row comes: the checkpoint is made between two epochs."""
+    """Time passes, and no row comes: the checkpoint is made between two epochs.
+
+    The wall clock does not move with it, as if it had been set back: that is not believed, so the checkpoint has the date of the
+    time that went by.
+    """
     write_input(tmp_path / "in", 0, 2)
     clock = Ahead()
 
@@ -306,6 +310,9 @@ def test_an_idle_source_does_not_keep_output_waiting_longer_than_the_interval(
     seen, end = forever(spark, tmp_path, until, clock, checkpoint_interval_s=86_400.0)
     assert published(tmp_path), "nobody asked the run to end"
     end()
+    newest = Catalog(open_store(str(tmp_path / "store")), "steps").latest()
+    assert newest is not None
+    assert newest.created_at_ms - SYSTEM_CLOCK.now_ms() > 900_000_000
     assert [(p.input_rows > 0, p.checkpoint_ms > 0, p.epochs) for p in seen] == [
         (True, False, 1),
         (True, False, 2),

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime import StreamingJob, aggregates, windows
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline
 
 from .timed import SCHEMA, START, Batch, TimedJob, put
@@ -61,14 +62,31 @@ def test_rows_behind_the_watermark_are_dropped_and_counted(spark: SparkSession, 
     assert sum(p.late_rows for p in bench.progress) == 1
 
 
+class Jumping:
+    """A clock that is a month ahead once a job has done an epoch."""
+
+    def __init__(self, bench: TimedJob) -> None:
+        self.bench = bench
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms() + (30 * 86_400_000 if self.bench.progress else 0)
+
+    def monotonic_s(self) -> float:
+        return SYSTEM_CLOCK.monotonic_s()
+
+
 def test_an_epoch_in_which_nothing_is_due_runs_no_spark_job(spark: SparkSession, tmp_path: Path) -> None:
+    """Nor does a clock that has jumped meanwhile change what time it is, for its state and for its snapshot."""
     bench = TimedJob(spark, tmp_path, counts("append"))
+    bench.clock = Jumping(bench)
     bench.run([("a", 12, 1)])
     without_batch = bench.progress[-1]
     assert len(bench.progress) == 2
     assert without_batch.watermark_ms == (S0 + 2) * 1000
     assert without_batch.phases_ms["process"] < bench.progress[0].phases_ms["process"]
-    assert bench.manifest().time.watermark_ms == (S0 + 2) * 1000
+    last = bench.manifest()
+    assert last.time.watermark_ms == (S0 + 2) * 1000
+    assert max(last.time.batch_time_ms, last.created_at_ms) <= SYSTEM_CLOCK.now_ms()
 
 
 def test_windows_need_event_time(spark: SparkSession, tmp_path: Path) -> None:

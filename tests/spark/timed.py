@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime import JobSettings, StreamingJob, foreach_epoch
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 
@@ -57,6 +58,8 @@ class TimedJob:
         self.build = build
         self.settings = settings
         self.allow_dropped_state = False
+        self.clock: Clock = SYSTEM_CLOCK
+        self.progress: list[Any] = []
         self.forever = False
         self.until: Callable[[list[tuple[Any, ...]]], bool] | None = None
         self.epochs: dict[int, list[tuple[Any, ...]]] = {}
@@ -89,8 +92,9 @@ class TimedJob:
             if self.until is not None and self.until(self.epochs[epoch]):
                 self.stop.set()
 
+        job._clock = self.clock
         self.build(job.read(self.source(name))).write(foreach_epoch(collect))
-        self.progress: list[Any] = []
+        self.progress = []
         self.stop = threading.Event()
         job.run(
             self.spark,

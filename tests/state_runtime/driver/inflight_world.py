@@ -25,6 +25,7 @@ from pyspark.sql import types as T
 
 from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base.errors import TooMuchForOneTask
+from state_runtime.base.trusted_clock import TrustedClock
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.governor import EpochBudget, Governor
@@ -88,7 +89,7 @@ class WorldClock(FakeClock):
     def now_ms(self) -> int:
         world = self.world
         later = world.draw.randrange(LATER_MS_MAX) if world.chain.tick_ms > LATER_MS_MAX else 0
-        return FIRST_BATCH_MS + world.ticks * world.chain.tick_ms + later
+        return FIRST_BATCH_MS + world.ticks * world.chain.tick_ms + later + world.off_ms
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Checkpoint:
 
     def clock(self, batch_id: int) -> BatchClock:
         self.world.ticks = batch_id
-        return BatchClock(FIRST_BATCH_MS + batch_id * self.world.chain.tick_ms, 0)
+        return BatchClock(FIRST_BATCH_MS + batch_id * self.world.chain.tick_ms + self.world.off_ms, 0)
 
     def position(self, batch_id: int) -> SourcePosition:
         return SourcePosition(batch_id, "m", f"v1\n{{}}\n{batch_id}", "", "c", ())
@@ -117,6 +118,7 @@ class World:
     batches: list[list[Input]]
     chain: Chain = STEPS
     ticks: int = 0  # of the clock, one for each batch
+    off_ms: int = 0  # that the clock is wrong by
     ids: CountingIds = field(default_factory=CountingIds)
     dies_at: int = 0  # passage of any kill point; 0 is never
     passed: int = 0
@@ -261,8 +263,9 @@ def start(
     catalog = Catalog(open_store(str(world.root / "store")), "job")
     clock = WorldClock(world=world)
     info = open_job_root(catalog.root, "job", clock=clock, ids=world.ids)
+    trusted = TrustedClock(clock, lambda: None)
     committer = open_run(
-        catalog, info, empty_manifest(info.uid, settings.parallelism), clock=clock, ids=world.ids, host="h", pid=1
+        catalog, info, empty_manifest(info.uid, settings.parallelism), clock=trusted, ids=world.ids, host="h", pid=1
     )
     last = committer.last
     world.ticks = last.source.batch_id if last.source is not None else 0

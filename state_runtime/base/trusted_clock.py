@@ -1,0 +1,128 @@
+"""A wall clock whose jumps are not believed at once.
+
+A wrong clock (a bad time server, a guest that was restored, a typing error) may jump by a month and back. What follows
+from a time that was never reached cannot be taken back: state expires, timers fire, history ages. The monotonic clock
+does not jump, so it tells a step of the wall clock from time that went by.
+
+    believed ──a step of more than CLOCK_JUMP_MS──▶ in doubt: time goes on from before the step, at its usual speed
+    in doubt ──the clock is back where time is by now──▶ believed
+    in doubt ──the witness tells the time of the clock──▶ believed
+    in doubt ──no witness, and the step has lasted CLOCK_LASTS_S──▶ believed
+
+The witness is a clock of another machine: the store's. As long as it contradicts a step, the step is not believed. A
+host that was suspended is a step too: with a witness it is believed at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.errors import StillstateError
+from state_runtime.base.limits import CLOCK_JUMP_MS, CLOCK_LASTS_S
+
+__all__ = ["TrustedClock"]
+
+_LOG = logging.getLogger(__name__)
+
+_ASK_EVERY_S = 60.0
+
+
+@dataclass
+class _Doubt:
+    """Of a step that is not believed: how far it is, since when (monotonic), and when the witness was last asked."""
+
+    step_ms: float
+    since_s: float
+    asked_s: float | None = None
+    is_contradicted: bool = False
+
+
+class TrustedClock:
+    """See above. For any thread.
+
+    Args:
+        witness_ms: what another machine's clock says now; None if there is none. What it raises is logged.
+    """
+
+    def __init__(self, clock: Clock, witness_ms: Callable[[], int | None]) -> None:
+        self._clock = clock
+        self._witness_ms = witness_ms
+        self._lock = threading.Lock()
+        self._at_s, self._at_ms = clock.monotonic_s(), float(clock.now_ms())
+        self._doubt: _Doubt | None = None
+        told_ms = self._told_ms()
+        if told_ms is not None and abs(told_ms - self._at_ms) > CLOCK_JUMP_MS:
+            _LOG.error(
+                "this machine's clock is %.0f s ahead of the store's (negative: behind); the earlier of the two counts "
+                "for processing time and for what snapshots are dated. Set the clock right",
+                (self._at_ms - told_ms) / 1000,
+            )
+            self._at_ms = min(self._at_ms, told_ms)
+
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    def now_ms(self) -> int:
+        """The time that is believed. While a step is in doubt it may ask the witness, at most once a minute."""
+        with self._lock:
+            now_s, wall_ms = self._clock.monotonic_s(), self._clock.now_ms()
+            went_on_ms = self._at_ms + (now_s - self._at_s) * 1000
+            is_believed = self._is_believed(wall_ms - went_on_ms, now_s)
+            self._at_s, self._at_ms = now_s, float(wall_ms) if is_believed else went_on_ms
+            return int(self._at_ms)
+
+    def _is_believed(self, step_ms: float, now_s: float) -> bool:
+        doubt = self._doubt
+        if abs(step_ms) <= CLOCK_JUMP_MS:
+            if doubt is not None:
+                _LOG.warning("this machine's clock is right again, %.0f s after it jumped", now_s - doubt.since_s)
+                self._doubt = None
+            return True
+        if doubt is None or abs(step_ms - doubt.step_ms) > CLOCK_JUMP_MS:
+            self._doubt = doubt = _Doubt(step_ms, now_s)
+            _LOG.error(
+                "this machine's clock jumped by %.0f s. It is not believed: processing time goes on from before the "
+                "jump, and no timer fires and no state expires for it. It counts once the store's clock says the same, "
+                "or (where the store has no clock of its own) after %.0f s. If the clock is wrong, set it right before",
+                step_ms / 1000,
+                CLOCK_LASTS_S,
+            )
+        self._ask(doubt, now_s)
+        if self._doubt is None:
+            _LOG.warning(
+                "the store's clock says the same: processing time follows the clock, by %.0f s", step_ms / 1000
+            )
+            return True
+        if doubt.is_contradicted or now_s - doubt.since_s < CLOCK_LASTS_S:
+            return False
+        _LOG.error(
+            "this machine's clock has been %.0f s off what it was for %.0f s: it is believed from now on. Timers fire "
+            "and state expires by it",
+            step_ms / 1000,
+            now_s - doubt.since_s,
+        )
+        self._doubt = None
+        return True
+
+    def _ask(self, doubt: _Doubt, now_s: float) -> None:
+        """Let the witness end the doubt, or contradict the step; it is asked now and then."""
+        if doubt.asked_s is not None and now_s - doubt.asked_s < _ASK_EVERY_S:
+            return
+        doubt.asked_s = now_s
+        told_ms = self._told_ms()
+        if told_ms is None:
+            return
+        doubt.is_contradicted = abs(told_ms - self._clock.now_ms()) > CLOCK_JUMP_MS
+        if not doubt.is_contradicted:
+            self._doubt = None
+
+    def _told_ms(self) -> int | None:
+        try:
+            return self._witness_ms()
+        except (StillstateError, FileNotFoundError):
+            _LOG.warning("the store could not be asked for the time", exc_info=True)
+            return None

@@ -1,0 +1,69 @@
+"""The processing time of a run's epochs: what timers and TTL go by. It never falls, and it never stands still.
+
+It is the clock's, as far as that is believed (base/trusted_clock.py). Where it is ahead of the clock nevertheless (a
+wrong time had lasted until it was believed, or an earlier run has begun with it) the clock has to catch up. To fall
+would bring state back that has expired in some places and not in others; to wait would stop all timers for as long as
+the clock was ahead. So it goes on at half speed until the clock has caught up: nothing is lost, and what is to happen
+in a minute happens in two.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from state_runtime.base.clock import Clock
+from state_runtime.base.limits import CLOCK_JUMP_MS
+from state_runtime.snapshot.manifest import Manifest
+
+__all__ = ["ProcessingTime"]
+
+_LOG = logging.getLogger(__name__)
+
+_CATCHING_UP_SPEED = 0.5
+
+
+class ProcessingTime:
+    """Of one run; see above. The driver asks it from one thread at a time.
+
+    Args:
+        clock: whose jumps are not believed at once.
+        last: what the run goes on from.
+    """
+
+    def __init__(self, clock: Clock, last: Manifest) -> None:
+        self._clock = clock
+        # When (monotonic) it was last asked, and while it is ahead of the clock what it was then.
+        self._asked_s, self._ahead_ms = clock.monotonic_s(), 0.0
+        now_ms = clock.now_ms()
+        ahead_ms = last.time.batch_time_ms - now_ms if last.time is not None else 0
+        if ahead_ms > 0:
+            # What went by between two runs counts too, or a job of short runs would stand still.
+            went_by_ms = max(0, now_ms - last.created_at_ms)
+            self._ahead_ms = now_ms + ahead_ms + went_by_ms * _CATCHING_UP_SPEED
+        if ahead_ms > CLOCK_JUMP_MS:
+            _LOG.error(
+                "the job's processing time is %.0f s ahead of the clock: an earlier run had a clock that was wrong. It "
+                "goes on at half speed until the clock has caught up; no row is lost, and timers and TTL take twice "
+                "as long until then",
+                ahead_ms / 1000,
+            )
+
+    def now_ms(self, head: Manifest, planned_ms: int | None = None) -> int:
+        """The time of the epoch that follows a head.
+
+        Args:
+            planned_ms: by the clock of this machine, when Spark has planned the epoch's batch; not believed beyond what
+                a clock may be off.
+        """
+        now_ms = self._clock.now_ms()
+        wanted_ms = now_ms
+        if planned_ms is not None and now_ms - planned_ms <= CLOCK_JUMP_MS:
+            wanted_ms = min(planned_ms, now_ms)
+        reached_ms = head.time.batch_time_ms if head.time is not None else 0
+        now_s = self._clock.monotonic_s()
+        went_by_ms, self._asked_s = (now_s - self._asked_s) * 1000, now_s
+        if not self._ahead_ms and wanted_ms >= reached_ms:
+            return wanted_ms
+        slow_ms = max(reached_ms, (self._ahead_ms or reached_ms) + went_by_ms * _CATCHING_UP_SPEED)
+        self._ahead_ms = slow_ms if slow_ms > wanted_ms else 0.0
+        return max(wanted_ms, int(slow_ms))
