@@ -166,6 +166,20 @@ class RetentionPolicy:
         return all(not getattr(self, f.name) for f in fields(self) if f.name != "failed_ttl_s")
 
     @property
+    def goes_by_age(self) -> bool:
+        """Whether the times of snapshots decide anything; their number and their tags cannot be wrong."""
+        by_age = (
+            "keep_within_s",
+            "keep_hourly",
+            "keep_daily",
+            "keep_weekly",
+            "keep_monthly",
+            "keep_yearly",
+            "max_age_s",
+        )
+        return any(getattr(self, name) is not None for name in by_age)
+
+    @property
     def evicts(self) -> bool:
         """Whether `max_age_s` or `max_count` say what goes."""
         return self.max_age_s is not None or self.max_count is not None

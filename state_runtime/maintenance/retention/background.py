@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from state_runtime.base import faults
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot
+from state_runtime.base.errors import CorruptData, Fenced, InvalidConfiguration, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings, RetentionPolicy
 from state_runtime.maintenance.delete.snapshots import delete_objects, give_up, remove_given_up, settle
 from state_runtime.maintenance.marks import CLOCK_SKEW_MS, Existing, Marker, read_existing, read_holders
-from state_runtime.maintenance.retention.policy import Item, plan_retention
+from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Item, check_share, plan_retention
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.ownership import Proof
 from state_runtime.snapshot.paths import BOUNDARY_DIR, boundary_path, sequence_of
@@ -193,8 +193,22 @@ class BackgroundRetention:
             for i in existing.snapshot_ids
             if i in self._created
         ]
-        decisions = plan_retention(items, policy_of_driver(self._settings), now_ms=self._clock.now_ms() - CLOCK_SKEW_MS)
-        return [int(d.item.name) for d in decisions if not d.kept]
+        policy = policy_of_driver(self._settings)
+        decisions = plan_retention(items, policy, now_ms=self._clock.now_ms() - CLOCK_SKEW_MS)
+        doomed = [int(d.item.name) for d in decisions if not d.kept]
+        if policy.goes_by_age and len(doomed) > checkpoints_in_a_round(self._settings):
+            try:
+                check_share(decisions, DELETED_SHARE_MAX)
+            except InvalidConfiguration as error:
+                _LOG.error(
+                    "old checkpoints in %s stay: %s. Either the clock is wrong, or the job stood still, or the rules "
+                    "were changed: `stillstate retain` shows what they delete, and deletes it with --max-share 1. By "
+                    "itself the driver does it once newer checkpoints are half of all",
+                    self._root.url,
+                    error,
+                )
+                return []
+        return doomed
 
     def _tidy(self) -> None:
         """Remove old boundaries; the newest counts."""

@@ -2,7 +2,8 @@
 
 Keep rules are OR-ed, as restic's: what one of them holds is kept. Snapshots and savepoints are counted apart, because a
 job makes thousands of the one for each of the other. Only completed ones count, windows are measured from the newest of
-them, not from now (a job that stands still loses nothing), and periods are those of UTC.
+them, not from now (a job that stands still loses nothing), and periods are those of UTC. A snapshot that is dated later
+than now was made with a wrong clock: it counts as made now, or one of them would make all others old.
 
 `max_age` and `max_count` only evict what no keep rule holds. Where one of them is given, what neither a rule holds nor
 they evict stays; where none is, what no rule holds goes.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -33,6 +34,9 @@ DELETED_SHARE_MAX = 0.5
 """A plan that deletes a larger share of what there is must be asked for: it is more often a mistake in the policy than
 meant."""
 
+_AHEAD_MS_MAX = 7_200_000
+"""So much may a snapshot be ahead of the time that the planner is told: clocks differ by up to an hour, and callers have
+taken an hour off theirs already, so that nothing ends too early."""
 _CALENDAR_MS_MAX = 253_402_300_799_000  # the year 9999: a clock may be wrong, and the calendar ends there
 
 
@@ -81,7 +85,7 @@ def plan_retention(items: Sequence[Item], policy: RetentionPolicy, *, now_ms: in
     `failed_ttl_s`, and else it is kept: what is not understood, or not ready, is nobody's to delete.
 
     Args:
-        now_ms: for what failed.
+        now_ms: for what failed, and what dates of snapshots are compared with: at most the time of the caller's clock.
 
     Raises:
         InvalidConfiguration: the policy is empty.
@@ -93,7 +97,7 @@ def plan_retention(items: Sequence[Item], policy: RetentionPolicy, *, now_ms: in
     decisions: list[Decision] = []
     for kind in ("checkpoint", "savepoint"):
         group = sorted((i for i in items if i.kind == kind), key=lambda i: (i.order, i.name), reverse=True)
-        reasons = _reasons([i for i in group if i.restorable], policy)
+        reasons = _reasons([i for i in group if i.restorable], policy, now_ms + _AHEAD_MS_MAX)
         for item in group:
             found = reasons.get(item.name, ()) if item.restorable else _why_not_restorable(item, policy, now_ms)
             decisions.append(Decision(item, (*item.held, *found)))
@@ -123,14 +127,16 @@ def check_share(decisions: Sequence[Decision], share_max: float) -> None:
         )
 
 
-def _reasons(newest_first: Sequence[Item], policy: RetentionPolicy) -> Mapping[str, tuple[str, ...]]:
+def _reasons(newest_first: Sequence[Item], policy: RetentionPolicy, latest_ms: int) -> Mapping[str, tuple[str, ...]]:
     """Per name why the rules keep it."""
     if not newest_first:
         return {}
+    newest_ms = min(newest_first[0].created_at_ms, latest_ms)
+    newest_first = [replace(i, created_at_ms=min(i.created_at_ms, newest_ms)) for i in newest_first]
     held = _Reasons()
     held.add(newest_first[0], "the newest")
     for place, item in enumerate(newest_first):
-        age_s = (newest_first[0].created_at_ms - item.created_at_ms) / 1000
+        age_s = (newest_ms - item.created_at_ms) / 1000
         if policy.keep_last is not None and place < policy.keep_last:
             held.add(item, f"last {place + 1} of {policy.keep_last}")
         if policy.keep_within_s is not None and age_s <= policy.keep_within_s:
@@ -144,7 +150,7 @@ def _reasons(newest_first: Sequence[Item], policy: RetentionPolicy) -> Mapping[s
             _keep_periods(newest_first, name, count, period, held)
     if policy.evicts:
         for place, item in enumerate(newest_first):
-            age_s = (newest_first[0].created_at_ms - item.created_at_ms) / 1000
+            age_s = (newest_ms - item.created_at_ms) / 1000
             too_old = policy.max_age_s is not None and age_s > policy.max_age_s
             too_many = policy.max_count is not None and place >= policy.max_count
             if not (too_old or too_many):

@@ -119,6 +119,40 @@ def test_pins_and_rules_keep_what_the_number_alone_would_not() -> None:
     assert len(ids) < 30
 
 
+MONTH_S = 30 * 86_400.0
+
+
+def test_a_jump_of_the_clock_costs_no_history(caplog: pytest.LogCaptureFixture) -> None:
+    """Six checkpoints that are dated a month ahead make all others old, for a driver that has no other clock: it gives none of them
+    up, says so, and nothing has happened once the clock is right again."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock)
+    retention = background(job, retained_checkpoints=10, retention=RetentionPolicy(keep_within_s=3_600))
+    run(job, retention, 26)
+    world.clock.advance_s(MONTH_S)
+    run(job, retention, 6)
+    assert not retention.given_up
+    assert "the clock is wrong" in caplog.text
+    world.clock.advance_s(-MONTH_S)
+    run(job, retention, 40)
+    assert not retention.given_up
+    assert len(job.check()) == 73
+
+
+def test_what_is_old_goes_once_newer_checkpoints_are_half_of_all() -> None:
+    """A job that stood still for a month is such a jump too, and needs no operator. Nor does one whose rules go by number alone."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock)
+    retention = background(job, retained_checkpoints=10, retention=RetentionPolicy(keep_within_s=3_600))
+    run(job, retention, 26)
+    world.clock.advance_s(MONTH_S)
+    run(job, retention, 48)
+    assert retention.given_up == 27, "the first run's fencing snapshot, and the old checkpoints"
+    lowered = background(job)
+    run(job, lowered, 1)
+    assert len(job.check()) == RETAINED
+
+
 def test_rules_say_how_many_newest_there_are_where_they_say_it() -> None:
     assert policy_of_driver(settings()).keep_last == RETAINED
     assert policy_of_driver(settings(retention=RetentionPolicy(keep_last=2, keep_daily=3))) == RetentionPolicy(

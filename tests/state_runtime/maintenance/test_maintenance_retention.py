@@ -17,6 +17,8 @@ from state_runtime.maintenance.retention.policy import Decision, Item, check_sha
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
+LATER_MS = 2 * NOW_MS
+"""No snapshot of a history is dated later."""
 PERIODS = {"hourly": "%Y-%m-%d %H", "daily": "%Y-%m-%d", "weekly": "%G-%V", "monthly": "%Y-%m", "yearly": "%Y"}
 
 counts = st.none() | st.integers(1, 6)
@@ -96,7 +98,7 @@ def test_the_plan_is_that_of_the_naive_reference(
     checkpoints: list[Item], savepoints: list[Item], policy: RetentionPolicy
 ) -> None:
     items = checkpoints + savepoints
-    assert kept(plan_retention(items, policy, now_ms=NOW_MS)) == naive(items, policy)
+    assert kept(plan_retention(items, policy, now_ms=LATER_MS)) == naive(items, policy)
 
 
 @given(histories(), policies, st.randoms())
@@ -106,15 +108,15 @@ def test_every_item_is_decided_once_and_the_order_of_input_does_not_matter(
 ) -> None:
     shuffled = list(items)
     random.shuffle(shuffled)
-    plan = plan_retention(items, policy, now_ms=NOW_MS)
+    plan = plan_retention(items, policy, now_ms=LATER_MS)
     assert sorted(d.item.name for d in plan) == sorted(i.name for i in items)
-    assert plan == plan_retention(shuffled, policy, now_ms=NOW_MS)
+    assert plan == plan_retention(shuffled, policy, now_ms=LATER_MS)
 
 
 @given(histories(), policies)
 @examples(150)
 def test_the_newest_restorable_one_is_kept_and_whoever_is_held(items: list[Item], policy: RetentionPolicy) -> None:
-    plan = plan_retention(items, policy, now_ms=NOW_MS)
+    plan = plan_retention(items, policy, now_ms=LATER_MS)
     good = [i for i in items if i.restorable]
     if good:
         assert good[-1].name in kept(plan)
@@ -127,9 +129,9 @@ def test_what_was_doomed_stays_doomed_when_newer_ones_come(items: list[Item], po
     """So a plan for a running job is not stale a second later, unless somebody needs what it deletes."""
     if not items or policy.keep_tags:
         return
-    doomed = {d.item.name for d in plan_retention(items, policy, now_ms=NOW_MS) if not d.kept}
+    doomed = {d.item.name for d in plan_retention(items, policy, now_ms=LATER_MS) if not d.kept}
     later = [*items, Item("checkpoint", "later", 1000, items[-1].created_at_ms + HOUR_MS)]
-    assert doomed.isdisjoint(kept(plan_retention(later, policy, now_ms=NOW_MS)))
+    assert doomed.isdisjoint(kept(plan_retention(later, policy, now_ms=LATER_MS)))
 
 
 def ages(*hours: float) -> list[Item]:
@@ -191,6 +193,24 @@ def test_a_clock_that_went_back_and_one_that_is_far_ahead_harm_nobody() -> None:
     plan = plan_retention(items, RetentionPolicy(keep_within_s=60, keep_daily=1), now_ms=NOW_MS)
     assert "4" in kept(plan)
     assert {"1", "2", "3"} <= kept(plan)  # from the future, as the newest sees it: kept
+
+
+@given(histories(), policies, st.integers(1, 6))
+@examples(100)
+def test_snapshots_of_the_future_make_no_other_one_old(items: list[Item], policy: RetentionPolicy, count: int) -> None:
+    """A clock that was a month ahead for a minute, and is right where the plan is made: what the rules keep of the others they keep as
+    if those had been made now, whatever comes after them."""
+    now_ms = items[-1].created_at_ms if items else NOW_MS
+
+    def newer(ahead_ms: int) -> list[Item]:
+        return [*items, *(Item("checkpoint", f"new-{n}", 1000 + n, now_ms + ahead_ms) for n in range(count))]
+
+    month_ms = 720 * HOUR_MS
+    reference = kept(plan_retention(newer(0), policy, now_ms=now_ms - 2 * HOUR_MS))
+    assert kept(plan_retention(newer(month_ms), policy, now_ms=now_ms - 2 * HOUR_MS)) == reference
+    back = Item("checkpoint", "back", 2000, now_ms)
+    reference = kept(plan_retention([*newer(0), back], policy, now_ms=NOW_MS * 2))
+    assert kept(plan_retention([*newer(month_ms), back], policy, now_ms=NOW_MS * 2)) == reference
 
 
 def test_rules_that_hold_nobody_keep_the_newest() -> None:
