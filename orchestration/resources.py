@@ -2,7 +2,8 @@
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -16,6 +17,7 @@ from orchestration.looking.look import Look
 from orchestration.looking.lookout import HOUSE, Lookout
 from orchestration.looking.watch import Reading, Seen, watch, watch_looks
 from orchestration.recovery.observe import Observation, observe
+from orchestration.workers import working
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.catalog import Catalog
@@ -34,6 +36,15 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
     """
 
     config_file: str
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["StillstateResource"]:
+        """Every run that uses this resource notes who does it (orchestration/workers.py); a sensor's tick is no run."""
+        if context.instance is None or context.run is None:
+            yield self
+            return
+        with working(context.instance, context.run.run_id, self.clock()):
+            yield self
 
     def spec(self) -> Spec:
         """The configuration as it is now on disk; see `load_spec` for what it raises."""

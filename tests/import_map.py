@@ -30,6 +30,7 @@ FLOORS = (
     "orchestration/jobs",
     "assets",
     "orchestration/resources",
+    "orchestration/workers",
     "orchestration/metrics",
     "orchestration/looking",
     "orchestration/notify",

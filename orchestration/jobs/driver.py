@@ -182,7 +182,7 @@ def one_op_job(
         tags={
             **tags,
             ACTION_TAG: action,
-            # A lost worker would otherwise keep the job's only slot for ever (see dagster.yaml).
+            # A worker that hangs would otherwise keep the job's only slot for ever (see dagster.yaml).
             "dagster/max_runtime": str(max(runtime_max_s(action, stream) for stream in streams)),
             # The recovery sensor is the only one that tries again; two mechanisms would start two drivers.
             "dagster/max_retries": "0",

@@ -19,6 +19,7 @@ from orchestration.recovery.fallback import decide_fallback, look_for_damage
 from orchestration.recovery.observe import Observation
 from orchestration.resources import StillstateResource
 from orchestration.text import redacted_location, time_text
+from orchestration.workers import add_tags
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
@@ -159,7 +160,7 @@ def _asked_for(config: RecoverConfig) -> int | str | None:
 
 def note_exit(context: dg.OpExecutionContext, error: StillstateError) -> None:
     """Let a later tick know with what the driver ended: it may have had no term to say so in."""
-    context.instance.add_run_tags(context.run_id, {EXIT_TAG: str(error.exit_code)})
+    add_tags(context.instance, context.run_id, {EXIT_TAG: str(error.exit_code)})
 
 
 def _is_over(seen: Observation) -> bool:
@@ -193,7 +194,7 @@ def _where(
     if chosen.is_refused:
         # A later tick gives up with these words, and the overview shows them.
         said = chosen.explained[:DAMAGE_CHARS_MAX]
-        context.instance.add_run_tags(context.run_id, {DAMAGE_TAG: said})
+        add_tags(context.instance, context.run_id, {DAMAGE_TAG: said})
         raise CorruptData(f"{job.name}: {chosen.explained}")
     return (NEWEST if chosen.back_to is None else BeginAt(from_snapshot=chosen.back_to)), chosen.explained
 

@@ -19,6 +19,7 @@ __all__ = [
     "SAVEPOINT_TAG",
     "SLOTS_TAG",
     "STREAK_TAG",
+    "STREAM_TAGS",
     "TARGET_TAG",
     "TERM_TAG",
     "UPKEEP_TAG",
@@ -38,6 +39,8 @@ UPKEEP_TAG: Final = "stillstate/upkeep"
 """One retention, collection, verification or drill of a job at a time; beside its recovery, like the one above."""
 SAVEPOINT_TAG: Final = "stillstate/savepoint"
 """One savepoint of a job at a time; not behind a verification that reads for hours."""
+STREAM_TAGS: Final = (JOB_TAG, MATERIALIZE_TAG, UPKEEP_TAG, SAVEPOINT_TAG)
+"""Each run of ours about one job has one of them."""
 SLOTS_TAG: Final = "stillstate/slots"
 """A few of all jobs at a time, so that a recovery always finds a slot."""
 AFTER_TAG: Final = "stillstate/after-record"
@@ -74,7 +77,7 @@ def give_up_run_tags(job: str, term: int) -> dict[str, str]:
     return {JOB_TAG: job, ACTION_TAG: GIVE_UP, TERM_TAG: str(term)}
 
 
-def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: int, kind: str) -> dict[str, str]:
+def recovery_run_tags(job: str, term: int, attempt: int, streak: int, progress: int, kind: str = "") -> dict[str, str]:
     """What a later tick needs to know about this run."""
     return {
         **({KIND_TAG: kind} if kind else {}),

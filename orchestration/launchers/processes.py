@@ -9,7 +9,7 @@ import psutil
 
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["is_hidden", "is_over", "living", "process_of"]
+__all__ = ["is_hidden", "is_over", "is_running", "living", "process_of"]
 
 # A process is created a moment before it claims its term; the kernel's and the store's clocks differ by a tick.
 CREATED_AFTER_CLAIM_MAX_S: Final = 2.0
@@ -45,6 +45,18 @@ def living(status: RunStatus) -> psutil.Process | None:
     if created_s > status.started_at_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S:
         return None  # born after the run began: the id was given to someone else
     return process
+
+
+def is_running(pid: int, known_ms: int) -> bool:
+    """Whether the process that had an id at a known moment still runs. One that was created later was given the id
+    after its end."""
+    try:
+        process = psutil.Process(pid)
+        return not is_over(process) and process.create_time() <= known_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S
+    except psutil.NoSuchProcess:
+        return is_hidden(pid)
+    except psutil.AccessDenied:
+        return True
 
 
 def is_hidden(pid: int) -> bool:

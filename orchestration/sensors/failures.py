@@ -23,7 +23,7 @@ from orchestration.jobs.checks import check_specs
 from orchestration.jobs.deletions import safe_spec
 from orchestration.jobs.matches_check import matches_spec
 from orchestration.jobs.materialize import folds_spec
-from orchestration.jobs.tags import ACTION_TAG, JOB_TAG, MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
+from orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
 from orchestration.jobs.verification import intact_spec, restorable_spec
 from orchestration.notify.book import TEXT_CHARS_MAX, Book, Trouble, read_book
 from orchestration.notify.receiver import NotTold, tell
@@ -38,7 +38,6 @@ CALLS_BUDGET_S: Final = 30.0
 """Of a tick, which Dagster ends after 60 s."""
 KEYS_PER_QUERY: Final = 500
 RUNS_PER_TICK_MAX: Final = 200
-_STREAM_TAGS: Final = (JOB_TAG, MATERIALIZE_TAG, UPKEEP_TAG, SAVEPOINT_TAG)
 _DRIVER_ACTIONS: Final = ("start", "recover", GIVE_UP)
 
 
@@ -132,7 +131,7 @@ def _look(
     runs, read_id = _ended_runs(instance, before.read_id)
     for record, at_ms, is_failed in runs:
         tags = record.dagster_run.tags
-        tag = next((tags[name] for name in _STREAM_TAGS if name in tags), "")
+        tag = next((tags[name] for name in STREAM_TAGS if name in tags), "")
         stream, action = streams.get(tag), tags.get(ACTION_TAG, "")
         if stream is None or not action:
             continue  # not ours, or of another mount

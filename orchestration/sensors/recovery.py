@@ -1,5 +1,5 @@
 """The recovery sensor: requests one recovery run for each driver that was lost, one run that fails when no attempt is
-left, and publishes the check `driver_alive` of every job.
+left, ends runs of ours whose worker is gone, and publishes the check `driver_alive` of every job.
 
 Safe to run twice, or to lose its cursor: the run key is the failure, so Dagster starts one run per failure and
 attempt, and the run itself looks again before it acts. The cursor only knows what was shown, so that a check is
@@ -19,6 +19,7 @@ from orchestration.config.spec import JobSpec, Spec
 from orchestration.jobs.alive_check import AliveLook, judge_look, last_words
 from orchestration.jobs.driver import runtime_max_s
 from orchestration.jobs.tags import (
+    STREAM_TAGS,
     give_up_run_key,
     give_up_run_tags,
     recovery_run_key,
@@ -28,6 +29,7 @@ from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook, troubles
 from orchestration.resources import StillstateResource
 from orchestration.sensors.sensor import sensor_of
+from orchestration.workers import end_lost_runs
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.term_files import RunStatus
 
@@ -99,6 +101,10 @@ def build_recovery_sensor(
     )
     def stillstate_recovery(context: dg.SensorEvaluationContext, stillstate: StillstateResource) -> dg.SensorResult:
         spec = stillstate.spec()
+        # First: a job is not brought back while a run of it counts as under way.
+        streams = {mount.tag(name) for name in jobs}
+        for line in end_lost_runs(context.instance, streams, STREAM_TAGS, stillstate.clock()):
+            context.log.error(line)
         before, start = read_alive_cursor(context.cursor)
         seen = stillstate.look(spec, jobs, start=start)
         tick = _Tick(mount, {name: cursor for name, cursor in before.items() if name in jobs}, seen.next_start)

@@ -212,8 +212,8 @@ def recovered(config: Path) -> dict[str, Any]:
     with dg.DagsterInstance.ephemeral() as instance:
 
         def tick() -> Any:
-            context = dg.build_sensor_context(instance=instance, resources={"stillstate": resource})
-            result = definitions.resolve_sensor_def("stillstate_recovery")(context)
+            with dg.build_sensor_context(instance=instance, resources={"stillstate": resource}) as context:
+                result = definitions.resolve_sensor_def("stillstate_recovery")(context)
             assert isinstance(result, dg.SensorResult)
             return result.run_requests
 

@@ -89,10 +89,10 @@ class World:
         self.cursors: dict[str, str | None] = {}
 
     def tick(self, name: str) -> dg.SensorResult:
-        context = dg.build_sensor_context(
+        with dg.build_sensor_context(
             instance=self.instance, cursor=self.cursors.get(name), resources={"stillstate": self.resource}
-        )
-        result = self.defs.resolve_sensor_def(name)(context)
+        ) as context:
+            result = self.defs.resolve_sensor_def(name)(context)
         assert isinstance(result, dg.SensorResult)
         self.cursors[name] = result.cursor
         return result

@@ -289,8 +289,8 @@ def test_a_stream_that_is_no_longer_in_the_file_ends_its_troubles(house: World, 
     house.tick(SENSOR)
     mount = Mount()
     sensor = build_failures_sensor(mount, [load_spec(house.resource.config_file).job("trains")])
-    context = dg.build_sensor_context(instance=house.instance, resources={"stillstate": house.resource})
-    sensor(context)
+    with dg.build_sensor_context(instance=house.instance, resources={"stillstate": house.resource}) as context:
+        sensor(context)
     assert receiver.said() == [(state, "check flights/checkpoints:intact") for state in ("failed", "passed")]
 
 
@@ -367,9 +367,9 @@ def test_a_daemon_that_dies_in_a_tick_repeats_the_call_under_way_at_most(
             raise Died
 
     jobs = list(load_spec(house.resource.config_file).jobs.values())
-    context = dg.build_sensor_context(instance=house.instance, resources={"stillstate": house.resource})
-    with pytest.raises(Died):
-        build_failures_sensor(Mount(), jobs, dies)(context)
+    with dg.build_sensor_context(instance=house.instance, resources={"stillstate": house.resource}) as context:
+        with pytest.raises(Died):
+            build_failures_sensor(Mount(), jobs, dies)(context)
     house.tick(SENSOR)
     assert sorted(receiver.said()) == sorted([*{*receiver.said()}, receiver.said()[2]])
     assert len(receiver.got) == 6

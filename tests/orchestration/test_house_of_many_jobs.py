@@ -69,10 +69,10 @@ class Here:
         self.instance = instance
 
     def tick(self, name: str, cursor: str | None = None) -> dg.SensorResult:
-        context = dg.build_sensor_context(
+        with dg.build_sensor_context(
             instance=self.instance, cursor=cursor, resources={"stillstate": self.resource}
-        )
-        result = self.defs.resolve_sensor_def(name)(context)
+        ) as context:
+            result = self.defs.resolve_sensor_def(name)(context)
         assert isinstance(result, dg.SensorResult)
         return result
 

@@ -152,10 +152,10 @@ class Here:
         self.defs = build_definitions(load_spec(file), self.resource, key_prefix=prefix)
 
     def tick(self, name: str) -> dg.SensorResult:
-        context = dg.build_sensor_context(
+        with dg.build_sensor_context(
             instance=self.instance, resources={f"{self.prefix}_stillstate": self.resource}
-        )
-        result = self.defs.resolve_sensor_def(f"{self.prefix}_{name}")(context)
+        ) as context:
+            result = self.defs.resolve_sensor_def(f"{self.prefix}_{name}")(context)
         assert isinstance(result, dg.SensorResult)
         return result
 

@@ -271,8 +271,8 @@ def _ticks(defs: dg.Definitions, instance: dg.DagsterInstance, resource: Stillst
     seen = []
     sensors = ("progress", "recovery", "desired_state", "materialization")
     for name in (f"stillstate_{sensor}" for sensor in sensors):
-        context = dg.build_sensor_context(instance=instance, resources={"stillstate": resource})
-        result: Any = defs.resolve_sensor_def(name)(context)
+        with dg.build_sensor_context(instance=instance, resources={"stillstate": resource}) as context:
+            result: Any = defs.resolve_sensor_def(name)(context)
         for event in getattr(result, "asset_events", None) or []:
             instance.report_runless_asset_event(event)
         seen.append(repr(result))

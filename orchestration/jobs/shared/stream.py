@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from orchestration.workers import add_tags
 from state_runtime.base.errors import InvalidConfiguration
 
 __all__ = ["StreamConfig", "chosen", "tag_run"]
@@ -50,4 +51,4 @@ def tag_run(context: Any, tag: str, value: str) -> None:
     from doing harm is terms, records and plans on the store, not Dagster.
     """
     if context.run.tags.get(tag) != value:
-        context.instance.add_run_tags(context.run.run_id, {tag: value})
+        add_tags(context.instance, context.run.run_id, {tag: value})

@@ -1,0 +1,157 @@
+"""Whether the process that does a Dagster run of ours still lives, where Dagster's launcher cannot say so.
+
+The default run launcher has no health check. A worker that dies together with its code server (a reboot, a container
+that was ended) leaves a run that is "started" until its longest time is over, and what takes turns with it waits for so
+long: the recovery of a dead job too. So a run of ours notes in a tag who does it, and each minute that it still does; a
+sensor ends those whose worker is gone.
+
+where the worker is                                          it is gone when
+its process id is one of this host and this container's      that process is not there any more
+elsewhere                                                    it has noted nothing for five minutes
+not known: it has noted nothing yet                          the run has been under way for ten minutes
+
+A worker that hangs is not gone. Safety does not rest on this: terms decide who may write.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import dagster as dg
+
+from orchestration.launchers.processes import is_running
+from orchestration.text import time_text
+from state_runtime.base.clock import Clock
+from state_runtime.base.process_space import process_space
+
+__all__ = ["WORKER_TAG", "Worker", "add_tags", "end_lost_runs", "read_worker", "why_lost", "working"]
+
+WORKER_TAG: Final = "stillstate/worker"
+BEAT_EVERY_S: Final = 60.0
+SILENT_S: Final = 300.0
+NO_WORD_S: Final = 600.0
+"""Between the launch of a run and its first word lie the imports of its code."""
+JOIN_S: Final = 10.0
+RUNS_LOOKED_AT_MAX: Final = 500
+
+_LOG: Final = logging.getLogger(__name__)
+_UNDER_WAY: Final = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+_TAGS_TURN: Final = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """Who does a run.
+
+    Attributes:
+        space: of its process id (state_runtime/base/process_space.py); empty where the system does not tell.
+        beat_ms: when it last noted that it lives, by its own clock.
+    """
+
+    pid: int
+    host: str
+    space: str
+    beat_ms: int
+
+    def text(self) -> str:
+        """As the tag has it."""
+        return json.dumps([self.pid, self.host, self.space, self.beat_ms], separators=(",", ":"))
+
+
+def read_worker(text: str) -> Worker | None:
+    """What a tag says; None if that is not understood."""
+    try:
+        pid, host, space, beat_ms = json.loads(text)
+        return Worker(pid=int(pid), host=str(host), space=str(space), beat_ms=int(beat_ms))
+    except (ValueError, TypeError):
+        return None
+
+
+def why_lost(worker: Worker | None, changed_ms: int, now_ms: int, space: str) -> str:
+    """Why a run that is under way has no worker any more, for people; empty: it has one, as far as is known.
+
+    Args:
+        changed_ms: when the run's status last changed.
+        space: of the process that asks.
+    """
+    if worker is None:
+        is_late = now_ms - changed_ms > NO_WORD_S * 1000
+        return f"no worker has been heard of since {time_text(changed_ms)}" if is_late else ""
+    who = f"process {worker.pid} on {worker.host}"
+    if worker.space and worker.space == space:
+        return "" if is_running(worker.pid, worker.beat_ms) else f"{who} is gone"
+    is_silent = now_ms - worker.beat_ms > SILENT_S * 1000
+    return f"{who} was last heard of at {time_text(worker.beat_ms)}" if is_silent else ""
+
+
+def add_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
+    """Add tags to the run that this process does. Dagster reads all tags and writes them back, so two threads take
+    turns: else one would lose what the other has added."""
+    with _TAGS_TURN:
+        instance.add_run_tags(run_id, tags)
+
+
+@contextmanager
+def working(instance: dg.DagsterInstance, run_id: str, clock: Clock) -> Iterator[None]:
+    """Note that this process does a run, as long as the block lasts."""
+    me = Worker(pid=os.getpid(), host=socket.gethostname(), space=process_space(), beat_ms=0)
+    over = threading.Event()
+
+    def note() -> None:
+        try:
+            add_tags(instance, run_id, {WORKER_TAG: replace(me, beat_ms=clock.now_ms()).text()})
+        except Exception as error:  # any of the storage's: the run must not end for it
+            _LOG.warning("run %s cannot note that it is under way; it tries again: %s", run_id, error)
+
+    def beat() -> None:
+        while not over.wait(BEAT_EVERY_S):
+            note()
+
+    note()
+    thread = threading.Thread(target=beat, name="stillstate-worker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(JOIN_S)
+
+
+def end_lost_runs(
+    instance: dg.DagsterInstance, streams: Collection[str], tag_names: Collection[str], clock: Clock
+) -> list[str]:
+    """End runs of ours whose worker is gone, so that what waits for them goes on; a line for each.
+
+    Args:
+        streams: the tags of the jobs whose runs are ours (`Mount.tag`).
+        tag_names: under which a run may have them.
+    """
+    if instance.run_launcher.supports_check_run_worker_health:
+        return []  # Dagster ends such runs itself
+    ended: list[str] = []
+    records = instance.get_run_records(dg.RunsFilter(statuses=list(_UNDER_WAY)), limit=RUNS_LOOKED_AT_MAX)
+    for record in records:
+        tags = record.dagster_run.tags
+        if not any(tags.get(name) in streams for name in tag_names):
+            continue
+        worker = read_worker(tags.get(WORKER_TAG, ""))
+        changed_ms = int(record.update_timestamp.timestamp() * 1000)
+        why = why_lost(worker, changed_ms, clock.now_ms(), process_space())
+        now = instance.get_run_by_id(record.dagster_run.run_id) if why else None
+        if now is None or now.is_finished:
+            continue
+        message = f"the worker of this run is gone: {why}. The run is ended, so that what waits for it goes on"
+        if now.status is dg.DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(now, message)
+        else:
+            instance.report_run_failed(now, message)
+        ended.append(f"{now.job_name}, run {now.run_id[:8]}: {message}")
+    return ended
