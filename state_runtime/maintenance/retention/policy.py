@@ -35,8 +35,8 @@ DELETED_SHARE_MAX = 0.5
 meant."""
 
 _AHEAD_MS_MAX = 7_200_000
-"""So much may a snapshot be ahead of the time that the planner is told: clocks differ by up to an hour, and callers have
-taken an hour off theirs already, so that nothing ends too early."""
+"""So much may a snapshot be ahead of the time that the planner is told: clocks differ by up to an hour, and callers
+have taken an hour off theirs already, so that nothing ends too early."""
 _CALENDAR_MS_MAX = 253_402_300_799_000  # the year 9999: a clock may be wrong, and the calendar ends there
 
 
