@@ -8,7 +8,7 @@ a stop that was asked for, and a job that another run has taken over are not its
 terms decide who may write.
 
 How the driver ended     what happens
-exit 0, SIGTERM, SIGINT  it was asked to stop, or its input ended: the supervisor ends
+exit 0, a stop signal    it was asked to stop, or its input ended: the supervisor ends
 exit 2, 3, 5, 6, 7       the next start would end the same way: the supervisor ends
 anything else            it is started again: at once, then after seconds that double
 
@@ -41,7 +41,7 @@ SETTLED_S: Final = 600.0  # as of recovery runs: who lived for so long did not d
 PRELOAD_AFTER_S: Final = 30.0
 _WAIT_MAX_S: Final = 30.0
 _FINAL_EXITS: Final = frozenset({0, 2, 3, 5, 6, 7})
-_FINAL_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+_FINAL_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,8 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, end)
 
     def wait(seconds: float) -> bool:
         until_s = time.monotonic() + seconds

@@ -316,7 +316,7 @@ class StoreLauncher(ABC):
     def _too_late(self, begun: Begun, trouble: str) -> LaunchFailed:
         # Nobody knows about it yet; a half-started driver must not surprise a later start.
         if begun.process.poll() is None:
-            os.killpg(begun.process.pid, signal.SIGKILL)  # its session has all that belongs to it on this host
+            os.killpg(begun.process.pid, signal.SIGKILL)  # its session; Java ends with its driver
             begun.process.wait(TERMINATE_WAIT_S)
         ended = (
             ". It was handed over to the cluster, which may still start it: end it with the cluster's own tools (the "

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers.submit_command import driver_conf
 from orchestration.running.standby import Supervised, stand_by
 from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
-from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
@@ -46,6 +46,8 @@ __all__ = ["RestoreWatch", "run_job"]
 
 RESTORE_INTERVAL_S: Final = 1.0
 CAUSE_CHARS_MAX: Final = 1000
+ONE_REQUEST_S: Final = 1.0
+"""Signals that come so close together are one request to stop."""
 SUBMITTED_ENV: Final = "STILLSTATE_SUBMITTED"  # set by orchestration/submitted.py
 WORKER_STACKS_CONF: Final = "spark.python.worker.tracebackDumpIntervalSeconds"
 
@@ -126,8 +128,8 @@ def run_job(
 ) -> RunResult:
     """Run one job until it is stopped, its input ends, or it fails. Blocks.
 
-    SIGTERM and SIGINT ask for a stop after the current epoch; a second one ends the process the usual way (which
-    loses nothing: the next run starts at the newest checkpoint).
+    SIGTERM, SIGINT and SIGHUP ask for a stop after the current epoch; another one, a second later or more, ends the
+    process the usual way (which loses nothing: the next run starts at the newest checkpoint).
 
     Args:
         spec: the job.
@@ -307,21 +309,35 @@ def _let_python_workers_import_from(folder: Path) -> None:
 
 
 @contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; the handlers are put back after the first one and at the end."""
+def _stop_on_signals(clock: Clock = SYSTEM_CLOCK) -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and SIGHUP set. The first one counts, and what comes with it: a signal to a group
+    reaches a driver directly and once more from its supervisor, and `timeout` sends two. Later ones act as if nobody
+    handled them."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may install handlers; tests and notebooks stop by other means
         return
     before: Mapping[signal.Signals, Any] = {
-        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)
+        number: handler
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        # Whoever ignores SIGHUP (`nohup`) wants the run to outlive the terminal.
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN or number != signal.SIGHUP
     }
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+    asked_at_s: float | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        # A second signal must still work when an epoch hangs.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        nonlocal asked_at_s
+        now_s = clock.monotonic_s()
+        if number == signal.SIGHUP:
+            _leave(terminals)
+        if asked_at_s is None:
+            asked_at_s = now_s
+            stop.set()
+        elif now_s - asked_at_s >= ONE_REQUEST_S:
+            # It must still work when an epoch hangs.
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.raise_signal(number)
 
     for number in before:
         signal.signal(number, ask)
@@ -330,3 +346,12 @@ def _stop_on_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave(terminals: Sequence[int]) -> None:
+    """Write to nowhere instead of a terminal that was closed: what fails there would fail the last checkpoint."""
+    if terminals:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in terminals:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)

@@ -3,6 +3,7 @@
     StillstateError                exit 1   a bug or something unforeseen
     ├── ChangesPending             —        between a task and its driver only: the driver writes, the epoch runs again
     ├── TooMuchForOneTask          —        the same: the epoch runs again with a task for each shard
+    ├── ProcessEnded               exit 1   a process of Spark's ended under the run: start again
     ├── Invalid                    exit 2   fix the call, the configuration or the data
     │   ├── InvalidConfiguration
     │   ├── InvalidPipeline
@@ -29,6 +30,7 @@
     │   └── MissingFile
     ├── UnsupportedFormat          exit 6   upgrade Stillstate; nothing was changed
     └── UserCodeError              exit 7   the job's own code raised
+        └── WorkerEnded                     (a ProcessEnded too) the Python process that ran it ended
 
 A message says what happened, where, and what to do next. It never holds a credential, a key or a row.
 """
@@ -55,6 +57,7 @@ __all__ = [
     "MissingSnapshot",
     "MissingSource",
     "OutcomeUnknown",
+    "ProcessEnded",
     "SavepointExists",
     "SnapshotExpired",
     "SnapshotInUse",
@@ -67,6 +70,7 @@ __all__ = [
     "Unavailable",
     "UnsupportedFormat",
     "UserCodeError",
+    "WorkerEnded",
     "can_pass",
     "check",
 ]
@@ -91,6 +95,11 @@ class TooMuchForOneTask(StillstateError):
 
     Never leaves the driver: it runs the epoch's action once more, with a task for each shard.
     """
+
+
+class ProcessEnded(StillstateError):
+    """A process in which Spark works for this run ended: Java, or one of its Python workers. After a signal that asked
+    the run to stop it is part of that stop: a signal to a whole group or service reaches those processes too."""
 
 
 class Invalid(StillstateError, ValueError):
@@ -219,6 +228,10 @@ class UserCodeError(StillstateError):
 
     exit_code = 7
     kind = "user-code"
+
+
+class WorkerEnded(UserCodeError, ProcessEnded):
+    """A Python process that ran the job's own code ended: the code left it, crashed, or memory ran out."""
 
 
 def can_pass(error: BaseException) -> bool:

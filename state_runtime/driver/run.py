@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, StillstateError
+from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, ProcessEnded, StillstateError
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.base.process_space import process_space
 from state_runtime.base.progress import Progress
@@ -51,7 +51,7 @@ from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
-__all__ = ["BY_HAND", "Allowed", "JobRun", "RunResult", "StartedBy"]
+__all__ = ["BY_HAND", "Allowed", "JobRun", "RunResult", "StartedBy", "is_part_of_stop"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 30.0
@@ -373,7 +373,7 @@ class JobRun:
                 if driver.is_due() and is_idle(query):
                     driver.run_without_batch(empty)
                 driver.checkpoint_if_due()
-            stopped = stopped or driver.is_ending
+            stopped = stopped or driver.is_ending or self._stop.is_set()
             while not stopped and driver.is_due() and not self._stop.is_set():
                 # The source has ended; what its last rows made due still happens.
                 driver.run_without_batch(empty)
@@ -388,13 +388,20 @@ class JobRun:
             failure = driver.failure or typed_error(error)
             if failure is not error:
                 _LOG.info("what Spark said of the error that ends this run", exc_info=error)
-            raise failure from cause_of(failure, error)
+            if not is_part_of_stop(failure, self._stop):
+                raise failure from cause_of(failure, error)
+            _LOG.warning(
+                "the run was asked to stop, and Spark's processes were ended with it: the epoch under way is given up, "
+                "and the next run goes on from snapshot %d",
+                committer.last.snapshot_id,
+            )
+            stopped = True
         finally:
             following.set()
             _end_query(query)
             driver.stop()
             driver.close(_STOP_TIMEOUT_S)
-        if driver.failure is not None:
+        if driver.failure is not None and not is_part_of_stop(driver.failure, self._stop):
             raise driver.failure
         if heartbeat.fenced is not None:
             raise Fenced(heartbeat.fenced)
@@ -442,6 +449,13 @@ def _check_outputs(content: Manifest | None, pipeline: CompiledPipeline) -> None
                 "not have. Give it a sink of that name with the same folder, or start the job once more as it was, "
                 "which publishes the output"
             )
+
+
+def is_part_of_stop(failure: BaseException, stop: threading.Event) -> bool:
+    """Whether what ended a run is how it was asked to stop: a service manager sends its signal to Spark's Java and
+    Python processes as well, and those end in the middle of an epoch. That costs what a kill does: nothing that was
+    committed."""
+    return stop.is_set() and isinstance(failure, ProcessEnded)
 
 
 def _end_query(query: StreamingQuery) -> None:

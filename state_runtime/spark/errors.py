@@ -9,7 +9,14 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PythonException
 
 from state_runtime.base import errors
-from state_runtime.base.errors import InvalidConfiguration, StillstateError, TasksDisagree, UserCodeError
+from state_runtime.base.errors import (
+    InvalidConfiguration,
+    ProcessEnded,
+    StillstateError,
+    TasksDisagree,
+    UserCodeError,
+    WorkerEnded,
+)
 from state_runtime.base.usercode import UserTraceback, user_traceback
 from state_runtime.spark.java_errors import chain_of, error_of_chain
 
@@ -31,6 +38,7 @@ _LIBRARY = re.compile(r"[/\\]site-packages[/\\]|[/\\]pyspark[/\\]")
 _DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)")
 _OTHER_OUTPUT = re.compile(r"shuffle map stage with indeterminate output was failed and retried")
 """Spark compares what attempts of a task wrote (SPARK-53575), and gives an action up of which a part was done."""
+_NO_CLASS = re.compile(r"org\.apache\.spark\.sql\.\S+ does not exist in the JVM")
 _OTHER_FOLDER = re.compile(r"Wrong basePath (?P<now>\S+) for the root path: (?P<then>\S+)")
 
 
@@ -68,7 +76,7 @@ def typed_error(error: BaseException) -> BaseException:
             "begin under a new job name. Nothing was changed"
         )
     if _DIED.search(text):
-        died = UserCodeError(
+        died = WorkerEnded(
             "a Python process in which Spark runs the job's code ended in the middle of a step: the code left the "
             "process (sys.exit, os._exit), a native library crashed, or the system ended it because memory ran out. "
             "Nothing of the epoch was committed; the log of the executor says more. Mend the code or give the "
@@ -81,8 +89,8 @@ def typed_error(error: BaseException) -> BaseException:
     return error_of_chain(chain) if chain else error
 
 
-def _ended_java() -> StillstateError:
-    return StillstateError(
+def _ended_java() -> ProcessEnded:
+    return ProcessEnded(
         "Spark's Java process ended before this driver did: somebody or the system killed it (too little memory?), "
         "or it crashed. Nothing of the epoch under way was committed, and nothing that was is lost. Start the job "
         "again; if the system ends Java again, give it less memory (spark.driver.memory) or the machine more"
@@ -94,8 +102,10 @@ def is_of_ended_java(error: BaseException) -> bool:
     if isinstance(error, Py4JNetworkError):
         return True
     if type(error) is Py4JError:
-        # Of a call that was under way. Java's own refusals come with its trace.
-        return str(error).startswith("An error occurred while calling") and "Trace:" not in str(error)
+        # Of a call that was under way: Java's own refusals come with its trace. Or of a look at a class: a Java that
+        # lives has Spark's own.
+        is_call = str(error).startswith("An error occurred while calling") and "Trace:" not in str(error)
+        return is_call or _NO_CLASS.match(str(error)) is not None
     if not isinstance(error, ConnectionError):
         return False
     # The user's own connections may break too; those do not pass through py4j.

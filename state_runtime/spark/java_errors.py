@@ -24,6 +24,7 @@ from state_runtime.base.errors import (
     InvalidData,
     InvalidPipeline,
     MissingSource,
+    ProcessEnded,
     StillstateError,
     Unavailable,
 )
@@ -326,6 +327,13 @@ def _no_memory(match: re.Match[str], chain: Chain) -> StillstateError:
     )
 
 
+def _spark_ended(match: re.Match[str], chain: Chain) -> StillstateError:
+    return ProcessEnded(
+        f"Spark was shut down under the run: {root_first(chain)}. Somebody or the system ended its Java process. "
+        f"{_KEPT}; start the job again"
+    )
+
+
 _STREAM: Final = "org.apache.spark.sql.streaming.StreamingQueryException"
 _GONE = r"Some data may have been lost.*Reason:\s*"
 _AWAY = (
@@ -335,6 +343,12 @@ _AWAY = (
 # The first rule that fits any exception of the chain; rules about one kind of thing stand from narrow to wide.
 _RULES: Final = (
     _rule(r"java\.lang\.OutOfMemoryError$|SparkOutOfMemoryError$", r"", _no_memory),
+    _rule(
+        r"",
+        r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|"
+        r"SparkContext or SparkSession has been closed",
+        _spark_ended,
+    ),
     _rule(
         r"", _GONE + r"Could not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)", _offsets_gone
     ),

@@ -41,7 +41,9 @@ class JavaStart:
         if not master or java_of_process() is not None:
             return
         settings = SparkConf(loadDefaults=False).setAll(list(self._settings.items()))
-        options = {} if stderr is None else {"stderr": stderr}
+        # Not of the driver's process group: a signal to all of that asks the driver to stop, which needs Java until its
+        # last checkpoint. Java ends by itself with the driver, whose pipe it reads.
+        options = {"start_new_session": True, **({} if stderr is None else {"stderr": stderr})}
         self._thread = threading.Thread(
             target=self._launch, args=(settings, options), name="stillstate-java", daemon=True
         )

@@ -12,7 +12,7 @@ import pytest
 from job_roots import FakeClock, JobRoot
 from rich.console import Console
 
-from orchestration.running.run import RestoreWatch, _stop_on_signals
+from orchestration.running.run import ONE_REQUEST_S, RestoreWatch, _leave, _stop_on_signals
 from orchestration.show.runs import JsonLines, LiveLine, PlainLines, progress_line, progress_view
 from orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
 from state_runtime.base.progress import Progress
@@ -63,16 +63,54 @@ def test_a_terminal_gets_one_line_that_is_rewritten() -> None:
     assert isinstance(progress_view("flights", console=Console(file=io.StringIO())), PlainLines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> None:
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    with _stop_on_signals() as stop:
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_and_what_comes_with_it_ask_and_a_later_one_ends(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal to a whole group reaches a driver twice, by its supervisor too, and `timeout` sends two: the second killed
+    the run in the middle of the epoch that the first let it end."""
+    ended: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", ended.append)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: False)  # ours may be one, and stays
+    clock = FakeClock()
+    before = {n: signal.getsignal(n) for n in SIGNALS}
+    with _stop_on_signals(clock) as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), number)
         assert stop.wait(5)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        for also in SIGNALS:
+            os.kill(os.getpid(), also)
+        assert ended == []
+        clock.advance_s(ONE_REQUEST_S)
+        os.kill(os.getpid(), number)
+        assert ended == [number], "one that hangs ends by the next signal, as if nobody handled it"
+        assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
     assert {n: signal.getsignal(n) for n in before} == before
+
+
+def test_a_run_that_is_to_outlive_its_terminal_does() -> None:
+    """`nohup` ignores SIGHUP for what it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_is_written_to_no_more() -> None:
+    """A write to it fails, and what showed the progress of the last epoch would fail the run."""
+    ours, theirs = os.openpty()
+    os.close(ours)
+    with pytest.raises(OSError, match="Input/output error"):
+        os.write(theirs, b"epoch 1")
+    _leave([theirs])
+    assert os.write(theirs, b"epoch 1") == 7
+    os.close(theirs)
 
 
 def test_numbers_as_people_read_them() -> None:

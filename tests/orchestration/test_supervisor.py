@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOST = Life(progress_before=7, progress=7, lived_s=1.0, is_stop_asked=False)
 
 
-@pytest.mark.parametrize("code", [0, 2, 3, 5, 6, 7, -signal.SIGTERM, -signal.SIGINT])
+@pytest.mark.parametrize("code", [0, 2, 3, 5, 6, 7, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP])
 def test_what_cannot_pass_or_was_asked_for_is_no_death(code: int) -> None:
     assert decide_restart(Death(code), LOST, 0, 3) is None
 

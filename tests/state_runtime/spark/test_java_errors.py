@@ -15,6 +15,7 @@ from state_runtime.base.errors import (
     InvalidData,
     InvalidPipeline,
     MissingSource,
+    ProcessEnded,
     StillstateError,
     Unavailable,
 )
@@ -197,7 +198,7 @@ def test_a_chain_without_end_and_a_java_that_ends_while_it_is_asked_are_bounded(
 def test_an_error_whose_text_java_cannot_tell_any_more_says_that_java_ended() -> None:
     """Java had no memory left, raised, and ended: to ask it for the text of its exception fails as well."""
     typed = typed_error(FromJava(FakeThrowable("a.B", "x"), is_ended=True))
-    assert type(typed) is StillstateError
+    assert type(typed) is ProcessEnded
     assert "Spark's Java process ended" in str(typed)
 
 

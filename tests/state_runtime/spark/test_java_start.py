@@ -53,6 +53,18 @@ def begun(**more: Any) -> JavaStart:
     return JavaStart("job", "local[2]", {"spark.driver.memory": "1g"}, **more)
 
 
+def test_a_signal_to_the_drivers_group_does_not_reach_java(process: SimpleNamespace) -> None:
+    """It asks the driver to stop after its epoch, and `count` of that epoch needs Java: the run ended as failed, and was
+    started again, though somebody had stopped it."""
+    asked: list[dict[str, Any]] = []
+    process.launch = lambda settings, options: asked.append(dict(options)) or Java()
+    begun().session()
+    begun_with_a_log = begun(stderr=7)
+    process.java = None
+    begun_with_a_log.session()
+    assert [options["start_new_session"] for options in asked] == [True] * len(asked)
+
+
 def test_java_comes_while_other_things_are_done(process: SimpleNamespace) -> None:
     done = threading.Event()
     seen: list[dict[str, str]] = []

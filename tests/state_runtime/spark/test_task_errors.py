@@ -8,9 +8,10 @@ from pyspark.errors import PythonException
 from state_runtime.base.errors import (
     CorruptSegment,
     InvalidConfiguration,
-    StillstateError,
+    ProcessEnded,
     TasksDisagree,
     UserCodeError,
+    WorkerEnded,
     can_pass,
 )
 from state_runtime.base.usercode import UserTraceback, user_traceback
@@ -108,7 +109,7 @@ def test_a_traceback_is_cut_to_the_users_frames_and_to_a_size() -> None:
 def test_a_worker_that_dies_is_the_users_to_look_into() -> None:
     """`os._exit` in a function, a crash of a native library or too little memory: Spark only says that it is gone."""
     error = typed_error(RuntimeError("... SparkException: Python worker exited unexpectedly (crashed) ... at org."))
-    assert type(error) is UserCodeError
+    assert type(error) is WorkerEnded
     assert "memory ran out" in str(error)
     assert error.__cause__ is not None
     assert user_traceback(error.__cause__) == "It left no traceback.", "and not Spark's thousand lines"
@@ -143,10 +144,11 @@ def test_an_ended_java_process_is_told_as_such() -> None:
     for error in (
         Py4JNetworkError("Answer from Java side is empty"),
         Py4JError("An error occurred while calling o36.awaitTermination"),
+        Py4JError("org.apache.spark.sql.classic.SparkSession does not exist in the JVM"),
         refused_by("py4j.clientserver"),
     ):
         typed = typed_error(error)
-        assert type(typed) is StillstateError
+        assert type(typed) is ProcessEnded
         assert "Spark's Java process ended" in str(typed)
         assert "Start the job again" in str(typed)
 
@@ -155,6 +157,7 @@ def test_a_connection_of_the_users_that_is_refused_is_not_javas() -> None:
     for error in (
         refused_by("psycopg"),
         Py4JError("An error occurred while calling o1.f. Trace:\npy4j.Py4JException: no"),
+        Py4JError("com.mine.Helper does not exist in the JVM"),
     ):
         assert typed_error(error) is error
 
