@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
@@ -9,20 +12,26 @@ from state_runtime.state.ddl import default_clause
 
 __all__ = ["ddl", "quoted", "type_sql"]
 
+_PLAIN = re.compile(r"[^\s`'\":,<>()]+\Z")
+
 
 def quoted(name: str) -> str:
     """A name in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def type_sql(data_type: T.DataType) -> str:
-    """A type as SQL reads it; `simpleString` leaves the names of fields unquoted."""
+def type_sql(data_type: T.DataType, named: Callable[[str], str] = quoted) -> str:
+    """A type as SQL reads it; `simpleString` leaves the names of fields unquoted.
+
+    Args:
+        named: how the name of a field is written.
+    """
     if isinstance(data_type, T.StructType):
-        return f"struct<{', '.join(f'{quoted(f.name)}: {type_sql(f.dataType)}' for f in data_type.fields)}>"
+        return f"struct<{','.join(f'{named(f.name)}:{type_sql(f.dataType, named)}' for f in data_type.fields)}>"
     if isinstance(data_type, T.ArrayType):
-        return f"array<{type_sql(data_type.elementType)}>"
+        return f"array<{type_sql(data_type.elementType, named)}>"
     if isinstance(data_type, T.MapType):
-        return f"map<{type_sql(data_type.keyType)}, {type_sql(data_type.valueType)}>"
+        return f"map<{type_sql(data_type.keyType, named)},{type_sql(data_type.valueType, named)}>"
     return data_type.simpleString()
 
 
@@ -36,9 +45,14 @@ def ddl(schema: T.StructType) -> str:
 
 
 def _column_ddl(field: T.StructField) -> str:
-    type_text = field.dataType.simpleString()
+    type_text = type_sql(field.dataType, _quoted_if_needed)
     try:
         default = default_clause(field.metadata or {}, type_text)
     except ValueError as error:
         raise InvalidPipeline(f"column {field.name!r}: its default cannot be used: {error}") from error
     return f"{quoted(field.name)} {type_text}{default}"
+
+
+def _quoted_if_needed(name: str) -> str:
+    """A field's name in a manifest: plain ones stand as every version wrote them."""
+    return name if _PLAIN.match(name) else quoted(name)

@@ -1,7 +1,8 @@
 """The part of Spark's DDL that manifests hold, read without Spark; pure.
 
-`pipeline.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. A type that is
-not understood (a user-defined one, an interval, a type of a later Spark) is no error: what is stored has its own
+`spark.sql.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. Names of fields
+inside a type are backquoted where they hold what the syntax is made of; earlier versions left them as they were, so a
+quote or an apostrophe may also be part of a bare name there. A type that is not understood (a user-defined one, an interval, a type of a later Spark) is no error: what is stored has its own
 schema.
 
 A value column may end in `DEFAULT <literal>`: what rows have that were stored before the column was added. Spark's
@@ -28,7 +29,8 @@ class DdlColumn:
     """One column.
 
     Attributes:
-        type_text: as Spark writes it, for people.
+        type_text: as Spark writes it, for people and for comparisons: without the backquotes of fields, which earlier
+            versions did not write.
         type: as Arrow stores it; None if this reader does not know the type.
         binary_equality: false for a string with a collation, whose hash Spark takes of something else than its bytes.
         default: value of rows that were stored before the column was added; None is null.
@@ -42,7 +44,7 @@ class DdlColumn:
 
     @property
     def is_nested(self) -> bool:
-        """Whether the type holds others; names inside it are not quoted, so that `type` is a good guess only."""
+        """Whether the type holds others."""
         return "<" in self.type_text
 
 
@@ -72,7 +74,10 @@ _COLLATED = re.compile(r"string\s+collate\s+(\S+)\Z")
 _WITH_DEFAULT = re.compile(r"([^<]*?)\s+default\s+(.+)\Z", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile(r"(|date|timestamp|timestamp_ltz|timestamp_ntz|x)\s*'((?:[^']|'')*)'\Z", re.IGNORECASE)
 _BARE = re.compile(r"(true|false|[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?:bd|[lsydf])?\Z", re.IGNORECASE)
-_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`,:<>()]+))(?:\s*:\s*|\s+)")
+_NAME = re.compile(r"\s*(?:`((?:[^`]|``)*)`|([^\s`,:<>()]+))(?:\s*:\s*|\s+)")
+_FIELD = re.compile(r"\s*(?:`((?:[^`]|``)*)`\s*|([^:]*)):", re.DOTALL)
+_QUOTED_NAME = re.compile(r"\s*`(?:[^`]|``)*`(?=\s*:|\s)")
+_QUOTED_FIELD = re.compile(r"(?<=[<,])`((?:[^`]|``)*)`(?=:)")
 
 
 def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
@@ -82,7 +87,7 @@ def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
         ValueError: not a list of columns.
     """
     columns: list[DdlColumn] = []
-    for part in _split(text):
+    for part in _split(text, has_defaults=True):
         named = _NAME.match(part)
         type_text = part[named.end() :].strip() if named else ""
         if named is None or not type_text:
@@ -94,6 +99,7 @@ def parse_ddl(text: str) -> tuple[DdlColumn, ...]:
         by_bytes = collation is None or collation[1] == "utf8_binary"
         kind = _type(type_text, 0)
         default = _literal(with_default[2], kind) if with_default is not None else None
+        type_text = _QUOTED_FIELD.sub(lambda found: found[1].replace("``", "`"), type_text)
         columns.append(DdlColumn(name, type_text, kind, by_bytes, default))
     if len({column.name for column in columns}) != len(columns):
         raise ValueError("a column is there twice")
@@ -163,21 +169,30 @@ def _literal(text: str, kind: pa.DataType | None) -> pa.Scalar | None:
         raise ValueError(f"{text[:40]!r} is not a literal of the type {kind}") from error
 
 
-def _split(text: str) -> Iterator[str]:
-    """The parts between the commas that lie outside of brackets, backquotes and literals."""
-    depth, start, quoted = 0, 0, ""
-    for at, sign in enumerate(text):
-        if sign in "`'" and quoted in ("", sign):
-            quoted = "" if quoted else sign
-        elif not quoted:
-            if sign in "<(":
-                depth += 1
-            elif sign in ">)":
-                depth -= 1
-            elif sign == "," and depth == 0:
+def _split(text: str, *, has_defaults: bool = False) -> Iterator[str]:
+    """The parts between the commas that lie outside of brackets, quoted names and literals.
+
+    Args:
+        has_defaults: a part may hold literals; else an apostrophe is part of a name.
+    """
+    depth, start, at, is_literal = 0, 0, 0, False
+    begins = True  # a name, which alone may be quoted
+    while at < len(text):
+        name = _QUOTED_NAME.match(text, at) if begins and not is_literal else None
+        if name is not None:
+            at, begins = name.end(), False
+            continue
+        sign, begins = text[at], False
+        if sign == "'" and depth == 0 and has_defaults:
+            is_literal = not is_literal
+        elif not is_literal:
+            depth += (sign in "<(") - (sign in ">)")
+            begins = sign in "<,"
+            if sign == "," and depth == 0:
                 yield text[start:at]
                 start = at + 1
-    if depth or quoted:
+        at += 1
+    if depth or is_literal:
         raise ValueError("brackets or quotes do not match")
     yield text[start:]
 
@@ -214,9 +229,10 @@ def _nested(kind: str, inner: str, depth: int) -> pa.DataType | None:
         return None
     fields = []
     for part in parts:
-        name, colon, rest = part.partition(":")
-        field = _type(rest, depth) if colon else None
-        if field is None:
+        named = _FIELD.match(part)
+        field = _type(part[named.end() :], depth) if named is not None else None
+        if named is None or field is None:
             return None
-        fields.append(pa.field(name.strip().strip("`"), field))
+        name = named[1].replace("``", "`") if named[1] is not None else named[2].strip()
+        fields.append(pa.field(name, field))
     return pa.struct(fields)

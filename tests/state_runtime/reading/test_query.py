@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,8 +40,11 @@ from model import (
     folded,
     key_columns,
 )
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from state_runtime import query_state
+from state_runtime import query_state, reading
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import (
     CorruptData,
     CorruptManifest,
@@ -51,16 +56,22 @@ from state_runtime.base.errors import (
     MissingSnapshot,
     StillstateError,
 )
+from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.changelog.writer import write_segment
+from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.query import StateView, open_state
+from state_runtime.reading.rows import RowLayout
+from state_runtime.reading.spark_source import StillstateDataSource
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import JOB_FILE, manifest_path
+from state_runtime.spark.sql import ddl
 from state_runtime.state.ddl import default_clause, parse_ddl
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import SEED, hash_key, hash_rows, xxh64
 from state_runtime.state.table import StateSchema
+from state_runtime.store import open_store
 from tests.stored import write_task_changes
 
 if TYPE_CHECKING:
@@ -306,20 +317,74 @@ NESTED = [
 ]
 
 
+NAMES = st.text("ab`'\":,<>() .\té日\u2028🙂", min_size=0, max_size=5) | st.text(max_size=3)
+
+
+def _structs(inner: st.SearchStrategy[T.DataType]) -> st.SearchStrategy[T.DataType]:
+    fields = st.lists(st.tuples(NAMES, inner), min_size=1, max_size=3, unique_by=lambda field: field[0])
+    return fields.map(lambda named: T.StructType([T.StructField(name, kind) for name, kind in named]))
+
+
+SPARK_TYPES = st.recursive(
+    st.sampled_from([T.LongType(), T.StringType(), T.DecimalType(10, 2), T.TimestampType()]),
+    lambda inner: _structs(inner) | inner.map(T.ArrayType) | st.tuples(inner, inner).map(lambda pair: T.MapType(*pair)),
+    max_leaves=5,
+)
+
+
+@given(_structs(SPARK_TYPES))
+@examples(300)
+def test_a_schema_written_is_a_schema_read_whatever_its_names(schema: T.StructType) -> None:
+    """Columns and fields of structs, in arrays and maps too: JSON names its fields as it likes. What is compared with
+    stored schemas, and shown, is what earlier versions wrote."""
+    columns = parse_ddl(ddl(schema))
+    assert [(c.name, c.type) for c in columns] == [(f.name, f.type) for f in to_arrow_schema(schema, timezone="UTC")]
+    assert [c.type_text for c in columns] == [f.dataType.simpleString() for f in schema.fields]
+
+
+@pytest.mark.parametrize("name", ["l'été", "back`tick", "''", "with space", "a-b", "weight (kg)", "été"])
+def test_a_schema_that_an_earlier_version_wrote_is_read_as_what_it_meant(name: str) -> None:
+    """Names of fields stood as they are: an apostrophe in one made each start end with a damaged manifest."""
+    for kind in (f"struct<{name}:int>", f"struct<a:array<struct<{name}:int>>,{name}:int>"):
+        first, second = parse_ddl(f"`k` {kind}, `n` bigint DEFAULT 7")
+        assert (first.name, first.type_text, second.name, second.type_text) == ("k", kind, "n", "bigint")
+        assert first.type is not None
+        assert first.type.field(first.type.num_fields - 1).name == name
+
+
+ODD = pa.struct([("l'été", pa.string()), ("a:b", pa.int64()), ("x,y", pa.list_(pa.struct([("`z`", pa.int64())])))])
+
+
+def test_rows_under_odd_names_are_found_by_key_and_shown_to_spark(tmp_path: Path) -> None:
+    """The whole way: manifest, plain reader, JSON of `query --key`, and the schema that Spark's reader gives."""
+    keys = pa.schema([("it's", ODD)])
+    operator = OperatorEntry(
+        "u", "aggregate", ddl(from_arrow_schema(keys)), (StateEntry("aggregate", "value", "`n` bigint"),)
+    )
+    store = open_store(str(tmp_path / "job"))
+    builder = SnapshotBuilder.create(store, "job", [operator], mode="IMPORT", clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
+    (built,) = builder.operators
+    values = [{"l'été": f"k{n}", "a:b": n, "x,y": [{"`z`": n}]} for n in range(20)]
+    rows = pa.table({"it's": pa.array(values, ODD), "n": list(range(20))})
+    builder.write("u", "aggregate", [RowLayout(built, built.states[0]).stored(rows)], in_order=False, bits=1)
+    builder.commit()
+    state = reading.open(str(tmp_path / "job")).state("u", "aggregate")
+    assert state.to_arrow().schema.field("it's").type == ODD
+    view = open_state(str(tmp_path), "job", "aggregate", operator="u")
+    text = json.dumps(values[7], ensure_ascii=False)
+    assert view.read(key=view.parse_key([f"it's={text}"])).column("n").to_pylist() == [7]
+    source = StillstateDataSource({"place": str(tmp_path / "job"), "operator": "u", "state": "aggregate"})
+    assert source.schema()["it's"].dataType.fieldNames() == [f.name for f in ODD]
+
+
 @pytest.mark.spark
 def test_ddl_is_read_as_the_pipeline_writes_it(spark: SparkSession) -> None:
     """The reader has no Spark; what it makes of a type must be what Spark stores."""
-    from pyspark.sql import types as T
-
-    from state_runtime.spark.sql import ddl
-
     names = [*MAKERS, *NESTED]
     odd = ["a", "with space", "com,ma", "back`tick", "co:lon", "br<ack(et"]
     schema = T.StructType(
         [T.StructField(odd[i] if i < len(odd) else f"c{i}", T.DataType.fromDDL(n)) for i, n in enumerate(names)]
     )
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     stored = to_arrow_schema(schema, timezone="UTC")
     columns = parse_ddl(ddl(schema))
     assert [c.name for c in columns] == schema.names
