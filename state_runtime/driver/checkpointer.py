@@ -264,8 +264,8 @@ class Checkpointer:
         phases["segment"] = (segment_s - done.processed_s) * 1000 + done.flushed_ms
         so_far = self._timed(numbers, done, phases)
         faults.reach("before-manifest")
-        record = self.materializer.record_of(draft)
-        manifest = self._committer.prepare(_with_numbers(draft, together(interval.numbers, so_far)), record)
+        objects = self._uploaded(interval, draft)
+        manifest = self._committer.prepare(_with_numbers(draft, together(interval.numbers, so_far)), objects)
         # Only from here on: a create that fails may have happened, a look that fails has not changed anything.
         self.is_committing = True
         committed = self._committer.create(manifest)
@@ -334,6 +334,11 @@ class Checkpointer:
         in_shape = bottom_is_of_shape(last, self._context.parallelism)
         root, ids = self._context.root, self._context.ids
         return (*carried_source_logs(root, last, pending, in_shape=in_shape, ids=ids), files.entry)
+
+    def _uploaded(self, interval: Interval, draft: Manifest) -> set[str]:
+        """What a manifest leads to, is the first to, and does not name itself."""
+        files, record = self._books.files, self.materializer.record_of(draft)
+        return {*interval.uploaded, *(files.uploaded if files is not None else ()), *([record] if record else [])}
 
     def _waited_ms(self, done: Processed) -> float:
         """How long the checkpoint that begins now has waited for the rows of the epoch."""

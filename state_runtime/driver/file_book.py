@@ -34,6 +34,7 @@ class FileBook:
             may go on with them.
         entry: the object that holds `listing`; None if there is none yet.
         flushed: the newest object with a listing. Epochs since may have changed shards: of every other one it tells.
+        new: objects that tasks uploaded since the newest manifest.
         complete: whether every shard with state is in it. If not, the first epoch must visit all of them.
     """
 
@@ -41,7 +42,13 @@ class FileBook:
     known: frozenset[str] = field(default=frozenset(), repr=False)
     entry: ShardFilesEntry | None = None
     flushed: ShardFilesEntry | None = None
+    new: frozenset[str] = field(default=frozenset(), repr=False)
     complete: bool = True
+
+    @property
+    def uploaded(self) -> set[str]:
+        """What tasks have uploaded since the newest manifest and the listing still names."""
+        return _paths(self.listing.shards) & self.new
 
     @staticmethod
     def begin(root: Store, last: Manifest, parallelism: int, operators: Collection[str]) -> FileBook:
@@ -80,7 +87,8 @@ class FileBook:
                 )
         schemas = {d: text for files, _ in changed for d, text in (files.schemas or {}).items()}
         listing = self.listing.with_shards([shard for _, shard in changed], schemas)
-        return replace(self, listing=listing, entry=None, complete=True)
+        new = self.new.union(*(files.uploaded for files, _ in changed))
+        return replace(self, listing=listing, entry=None, new=new, complete=True)
 
     def written(self, root: Store, *, term: int, snapshot_id: int, ids: Ids) -> FileBook:
         """With the listing on the store, for the snapshot to come.
@@ -112,7 +120,7 @@ class FileBook:
 
     def checkpointed(self) -> FileBook:
         """After a manifest that names the listing: what only older ones named may go."""
-        return replace(self, known=frozenset())
+        return replace(self, known=frozenset(), new=frozenset())
 
     def of_tasks(self) -> Mapping[str, ListedFiles]:
         """What tasks need of it, by operator uid."""

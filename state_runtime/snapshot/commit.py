@@ -1,7 +1,7 @@
 """A manifest made durable: create-if-absent of the next id, and then the look whether it counts.
 
 0. `prepare` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
-   commit id, the run's term as it was written, and the segments that the new manifest is the first to name. A run
+   commit id, the run's term as it was written, and every object that the new manifest is the first to lead to. A run
    that slept while an older backup was put in the root's place, or while the job was deleted and began anew, ends
    here, and the run that goes on there notices nothing. A look that the store does not answer has changed nothing: it
    may be repeated.
@@ -17,6 +17,7 @@ before it: snapshot/fencing.py.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced
 from state_runtime.snapshot.boundary import Boundary, boundary_for_run, read_boundary
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.manifest import Manifest, SegmentEntry, format_of
+from state_runtime.snapshot.manifest import Manifest, format_of
 from state_runtime.snapshot.ownership import Landmark, Ownership
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import Term, newest_term
@@ -34,7 +35,8 @@ from state_runtime.store import Created, Store
 __all__ = ["Committer", "check_not_given_up", "next_manifest"]
 
 
-_LOOKS = 4
+_LOOKS = 16
+"""Requests at a time. A commit with small changes has three; each object that a task uploaded is one more."""
 
 
 class Committer:
@@ -68,21 +70,22 @@ class Committer:
         """What snapshots are dated by, and processing time goes by."""
         return self._actor.clock
 
-    def commit(self, draft: Manifest, record: str = "") -> Manifest:
+    def commit(self, draft: Manifest, objects: Collection[str] = ()) -> Manifest:
         """Make `draft` the next snapshot: `prepare` and `create`. Durable when it returns.
 
         Raises:
             Fenced, OutcomeUnknown, StoreUnavailable: see `create`.
         """
-        return self.create(self.prepare(draft, record))
+        return self.create(self.prepare(draft, objects))
 
-    def prepare(self, draft: Manifest, record: str = "") -> Manifest:
+    def prepare(self, draft: Manifest, objects: Collection[str] = ()) -> Manifest:
         """The next snapshot as it is to be created. Identity fields (id, term, commit id, time) are filled in here.
 
         Nothing is written: whatever it raises but `Fenced`, the caller may try again.
 
         Args:
-            record: path of the record of a materialization whose tables the draft is the first to name.
+            objects: paths of what the draft is the first to lead to, and does not name itself: what tasks uploaded, and
+                the record of a materialization whose tables it takes over.
 
         Raises:
             Fenced: another run owns the job, or the root was replaced; publish nothing, stop.
@@ -92,7 +95,7 @@ class Committer:
             raise Fenced(self._fenced)
         manifest = next_manifest(draft, self.last, self.info, self.term, self._actor)
         try:
-            self._check_root(manifest, record)
+            self._check_root(manifest, objects)
         except Fenced as error:
             self._fenced = str(error)
             raise
@@ -121,23 +124,22 @@ class Committer:
         self.last, self._landmark = manifest, _landmark(manifest, body)
         return manifest
 
-    def _check_root(self, manifest: Manifest, record: str) -> None:
+    def _check_root(self, manifest: Manifest, objects: Collection[str]) -> None:
         """Look at what the commit stands on; at the same time, because each look is one small request.
 
         Raises:
             Fenced: the root is not the one that this run knows.
             StoreUnavailable: it is not known; nothing was committed.
         """
-        known = {s.path for s in self.last.stored_segments}
-        new = [s for s in manifest.segments if s.path not in known]
-        listing = manifest.open_batch.listing if manifest.open_batch is not None else ""
-        rows = [s for s in manifest.stored_segments if s.path == listing and s.path not in known]
+        # All of them: a backup may have been made after some were written, and put in place after others.
+        known = _named(self.last)
+        named = {path: size for path, size in _named(manifest).items() if path not in known}
         with ThreadPoolExecutor(_LOOKS, thread_name_prefix="commit") as pool:
             looks = [
                 pool.submit(self.ownership.check_term),
                 pool.submit(self._check_last),
-                *([pool.submit(self._check_record, record)] if record else []),
-                *(pool.submit(self._check_segment, segment) for segment in (*new[-1:], *rows)),
+                *(pool.submit(self._check_object, path, size) for path, size in named.items()),
+                *(pool.submit(self._check_object, path, None) for path in objects if path not in named),
             ]
         for look in looks:
             look.result()
@@ -146,17 +148,13 @@ class Committer:
         if self._landmark is not None and not self._landmark.is_in(self._root):
             raise self._replaced(f"snapshot {self.last.snapshot_id} is not the one that this run has committed")
 
-    def _check_record(self, path: str) -> None:
-        if not self._root.exists(path):
-            raise self._replaced(f"{path}, whose tables it is about to name, is not there")
-
-    def _check_segment(self, segment: SegmentEntry) -> None:
+    def _check_object(self, path: str, size: int | None) -> None:
         try:
-            found = self._root.size(segment.path)
+            found = self._root.size(path)
         except FileNotFoundError:
             found = -1
-        if found != segment.bytes:
-            raise self._replaced(f"{segment.path}, which this run has just written, is not there")
+        if found < 0 or size not in (None, found):
+            raise self._replaced(f"{path}, which this run has just written, is not there")
 
     def _replaced(self, why: str) -> Fenced:
         return Fenced(
@@ -177,6 +175,15 @@ def next_manifest(draft: Manifest, last: Manifest, info: JobInfo, term: Term, ac
         commit_id=actor.ids.uid(),
         created_at_ms=actor.clock.now_ms(),
     )
+
+
+def _named(manifest: Manifest) -> dict[str, int]:
+    """What a run writes itself before its manifest, by path, with its size; not what folds have written."""
+    named = {s.path: s.bytes for s in manifest.stored_segments}
+    named |= {log.path: log.bytes for layer in manifest.layers for log in layer.source_logs}
+    if manifest.shards is not None:
+        named[manifest.shards.path] = manifest.shards.bytes
+    return named
 
 
 def _create(root: Store, manifest: Manifest, body: bytes) -> bool:

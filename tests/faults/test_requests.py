@@ -99,13 +99,13 @@ def test_a_checkpoint_with_small_changes_is_two_puts(
 @pytest.mark.parametrize(
     ("shards", "operators"), [(2, 1), (2, 5), (200, 1), pytest.param(200, 5, marks=pytest.mark.long)]
 )
-def test_each_task_with_large_changes_adds_one_put(
+def test_each_task_with_large_changes_adds_one_put_and_one_look(
     server: CountingServer, tmp_path: Path, shards: int, operators: int
 ) -> None:
-    """One object a task, whatever is in it; the rest stays."""
+    """One object a task, whatever is in it, which the commit looks at; the rest stays."""
     counted, numbers = epochs(server, tmp_path, shards, operators, 0)
     tasks = shards * operators
-    assert counted == [SMALL + Counter({("PUT", "direct"): tasks})] * (EPOCHS - 1)
+    assert counted == [SMALL + Counter({("PUT", "direct"): tasks, ("HEAD", "direct"): tasks})] * (EPOCHS - 1)
     assert [(p.uploads, p.upload_attempts) for p in numbers] == [(tasks, tasks + 1)] * (EPOCHS - 1)
 
 

@@ -138,7 +138,7 @@ def _epochs(world: World, actor: Actor, committer: Committer, beside: Beside) ->
         draft = beside.folds.take(draft)
         world.laws.meant[content_of(draft)] = Meant(applied(meant.state, changes), (*meant.epochs, epoch))
         adopted = beside.folds.completed
-        manifest = committer.commit(draft, beside.folds.record_of(draft))
+        manifest = committer.commit(draft, [record] if (record := beside.folds.record_of(draft)) else [])
         acknowledged(world, ROOT, manifest, epoch)
         beside.folds.settled(manifest)
         world.seen["adopted"] += beside.folds.completed - adopted

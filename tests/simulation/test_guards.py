@@ -126,7 +126,7 @@ def test_without_the_mark_of_the_root_a_run_goes_on_in_a_root_that_was_deleted(
     """Its boundary is gone with it: whoever slept sees no boundary, as in a root where nothing was ever given up."""
     monkeypatch.setattr(commit, "boundary_for_run", lambda root, run: boundary.newest_boundary_sequence(root))
     # The looks before the create find most of these sleepers; what is shown here is the last net, after it.
-    monkeypatch.setattr(Committer, "_check_root", lambda self, manifest, record: None)
+    monkeypatch.setattr(Committer, "_check_root", lambda self, manifest, objects: None)
     guarded(
         with_only(drivers=4, commits=4, children=2, claims=True, switch=0.7, pause_ms=HOUR_MS),
         "was acknowledged, and the newest one lacks it",

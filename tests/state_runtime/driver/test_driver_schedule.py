@@ -11,7 +11,7 @@ import itertools
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +48,7 @@ from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUE
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import Store, open_store
+from state_runtime.task import persist_files
 from tests.stored import read_states
 
 KEYS = pa.schema([("k", pa.string())])
@@ -628,7 +629,7 @@ def test_a_look_before_the_create_that_fails_in_passing_is_retried(
     failures = Counter[int]()
     real_looks = Committer._check_root
 
-    def looks(committer: Committer, manifest: Manifest, record: str) -> None:
+    def looks(committer: Committer, manifest: Manifest, objects: Collection[str]) -> None:
         store = type(committer._root)
         real = getattr(store, operation)
 
@@ -640,7 +641,7 @@ def test_a_look_before_the_create_that_fails_in_passing_is_retried(
 
         with monkeypatch.context() as patch:
             patch.setattr(store, operation, away_for_a_moment)
-            real_looks(committer, manifest, record)
+            real_looks(committer, manifest, objects)
 
     monkeypatch.setattr(Committer, "_check_root", looks)
     run(world, calm(tmp_path))
@@ -649,6 +650,64 @@ def test_a_look_before_the_create_that_fails_in_passing_is_retried(
     check(world, 3)
     # Of each epoch one object of its task and one of its checkpoint.
     assert left(world) == (6, 0), "what failed attempts wrote is still there"
+
+
+class Thief:
+    """Takes away one of the objects that the second checkpoint of a run is the first to need, right before its manifest."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.root = root
+        self.number = number
+        self.manifests: list[set[Path]] = []
+        self.taken: list[Path] = []
+
+    def reach(self, point: str) -> bool:
+        if point == "manifest-written":
+            self.manifests.append(set(self.root.rglob("*")))
+        elif point == "before-manifest" and len(self.manifests) == 1 and not self.taken:
+            data = [p for top in ("changelog", "files") for p in sorted((self.root / top).rglob("*")) if p.is_file()]
+            new = [path for path in data if path not in self.manifests[0]]
+            self.taken = new[self.number : self.number + 1]
+            for path in self.taken:
+                path.unlink()
+        return False
+
+
+@pytest.mark.parametrize(
+    ("changes", "least"),
+    [
+        ({"checkpoint_batches": 3, "pending_bytes_max": 0, "inline_bytes_max": 1 << 20}, 3),
+        ({"inline_bytes_max": 0}, 2),
+        ({"changelog": "off"}, 3),
+    ],
+    ids=["several segments", "objects of tasks", "files of shards"],
+)
+def test_a_commit_looks_at_every_object_that_its_manifest_is_the_first_to_lead_to(
+    tmp_path: Path,
+    playing: Callable[[World], None],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    least: int,
+) -> None:
+    """A backup that was put in the root's place meanwhile may lack any of them, and have those before and after it."""
+    monkeypatch.setattr(persist_files, "SMALL_FILE_BYTES_MAX", 0)
+    noticed = 0
+    for number in range(20):
+        world = World(tmp_path / str(number), random.Random(3), [["a", "b", "c", "d"]] * 6)
+        world.draw.random = lambda: 1.0  # type: ignore[method-assign]  # no attempt is repeated: all objects are needed
+        thief = Thief(world.root / "store" / "job", number)
+        world.away_at = thief.reach
+        playing(world)
+        settings = calm(world.root, **{"parallelism": 2, **changes})
+        try:
+            run(world, settings)
+        except Fenced:
+            noticed += 1
+            assert len(thief.manifests) == 1, "no manifest names what is gone"
+            continue
+        assert not thief.taken, "a manifest leads to what is gone"
+        break
+    assert least <= noticed < 20
 
 
 @pytest.mark.parametrize("is_there", [True, False])
