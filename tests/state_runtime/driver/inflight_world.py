@@ -163,7 +163,7 @@ class World:
             rows, chain = self.chain.record(frame), self.chain.operators()
             last = len(chain) - 1
             for number, operator in enumerate(chain):
-                stage = SimpleNamespace(operator=operator, sinks=(operator.uid,), emit=number < last)
+                stage = Stage(operator, (operator.uid,), T.StructType(), emit=number < last)
                 outputs: dict[int, list[pa.RecordBatch]] = {}
                 shards = list(range(parallelism))
                 self.draw.shuffle(shards)
@@ -286,7 +286,7 @@ def start(
         local_dir=str(world.root / "local"),
         settings=settings,
         parallelism=settings.parallelism,
-        pipeline=CompiledPipeline(stages, sinks, world.chain.watermarks),
+        pipeline=CompiledPipeline(stages, sinks, watermarks=world.chain.watermarks),
         sinks={name: sink.spec("job", info.uid, name, (f"{store_url}/job", {})) for name, sink in sinks.items()},
         entries=entries,
         watermark_policy="min",
