@@ -56,7 +56,8 @@ class BatchBook:
         begun_with: uid of the operator that has begun with what is due; empty if none has.
         passes: what is left, each range in one shard.
         segments: that hold parts, by path.
-        listed_in: path of the segment that lists exactly these passes; empty if there is none.
+        listed_in: path of the segment that lists what is left, as it was cut for these shards or for others; empty if
+            there is none.
     """
 
     late_watermark_ms: int
@@ -96,7 +97,8 @@ class BatchBook:
             settled=settled,
             passes=tuple(cut),
             segments={s.path: s for s in batch.segments},
-            listed_in=batch.listing if cut == list(passes) else "",
+            # Ranges that were cut for other shards are the same rows: the listing serves until some are done.
+            listed_in=batch.listing,
         )
         # Of other shards nobody knows which were done with what is due: a key may have moved from one that was not to
         # one without rows in flight. So all that is due still is looked at once more; and below an operator that is not

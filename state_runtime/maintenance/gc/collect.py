@@ -154,9 +154,12 @@ def apply_gc(
     # Those that a collector announced and did not settle are looked at once more; then they are gone, or back.
     settle(root, read_boundary(root).going, proof, clock=clock, ids=ids)
     survey = Survey.of(root, clock, min_age_s=plan.min_age_s, failed_ttl_s=plan.failed_ttl_s)
+    # The same object and not one of the same name: what was shown is what goes. Nothing else hangs on it: whatever this
+    # pass finds is garbage by its own look.
     wanted = {(c.path, c.bytes, c.modified_ms) for c in plan.candidates}
     chosen = [c for c in survey.candidates() if (c.path, c.bytes, c.modified_ms) in wanted]
-    # Once more, now that it is chosen: a materialization pins, and then looks whether its snapshot is there.
+    # A second net: whoever pinned since the survey looks whether his snapshot is there, and a fold's tables are younger
+    # than the watermark. It also holds where a listing of the survey was older than it should be.
     _, needed = read_holders(root, clock)
     chosen = [c for c in chosen if not needed.keeps(c.path)]
     prove = partial(proof.check, since=survey.marks.boundary_sequence)

@@ -176,7 +176,7 @@ class Survey:
 
     def _reason(self, found: StoredObject, by_path: dict[str, StoredObject]) -> str:
         kind, number = kind_of(found.path), number_in(found.path)
-        if kind == "boundary" and number < self.existing.boundary.sequence - 1:
+        if kind == "boundary":  # the newest two are live
             return "newer boundaries count"
         if kind in ("term", "heartbeat", "epochs") and number <= self.term - TERMS_KEPT:
             return f"more than {TERMS_KEPT} runs ago"

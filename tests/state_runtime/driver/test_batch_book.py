@@ -105,6 +105,19 @@ def test_below_a_new_operator_all_that_is_due_is_looked_at_once_more() -> None:
     assert visited(resumed((batch, []), operators), operators) == {"new": [0], "a": [0]}
 
 
+def test_a_listing_serves_until_some_of_its_rows_are_done() -> None:
+    """Rows that are done would be processed again by a run that goes on from it. Ranges that were cut for other shards are the
+    same rows."""
+    operators = pipeline(["a"])
+    book: BatchBook | None = resumed(left_open([], "a"), operators, parallelism=2)
+    for left, listed_in in ((0, (1 << 63) - 1), "listing"), ((1 << 20, (1 << 63) - 1), ""):
+        assert book is not None
+        rows = [ShardRows("a", 0, {EPOCH - 1: (RowsLeft(*left, 5, 50),)})]
+        book = book.after(EPOCH, 0, rows, operators, parallelism=2, did_due=frozenset(), is_due=lambda uid: False)
+        assert book is not None
+        assert book.listed_in == listed_in
+
+
 @pytest.mark.parametrize(
     ("book", "by_event_time", "by_processing_time"),
     [

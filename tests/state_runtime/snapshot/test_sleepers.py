@@ -21,6 +21,9 @@ from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, SnapshotInUse, StillstateError
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
+from state_runtime.changelog.inflight import InflightPass, RowsLeft
+from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.writer import begin_segment
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.task_book import TaskBook, epoch_of
@@ -34,11 +37,14 @@ from state_runtime.maintenance.marks import Marker, read_existing
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import materialize
 from state_runtime.reading.references import references
+from state_runtime.snapshot.boundary import NO_BOUNDARY
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import Claim, claim_root
+from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.fencing import open_job_root, open_run
+from state_runtime.snapshot.manifest import InflightNumbers, OpenBatch, RowsLayout
 from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.paths import manifest_path, term_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
@@ -423,6 +429,84 @@ def test_a_run_whose_new_segment_went_with_the_root_commits_no_manifest_that_nam
     restored(world, backup)
     with pytest.raises(Fenced, match="just written"):
         job.committer.commit(draft)
+
+
+def test_a_run_whose_rows_in_flight_went_with_the_root_commits_no_manifest_that_names_them(
+    hung: tuple[FakeWorld, Job, dict[str, bytes]],
+) -> None:
+    """The epoch changed no state: no other segment is missing in the backup."""
+    world, job, _ = hung
+    backup = dict(world.objects)
+    committer, ids = job.committer, CountingIds(8)
+    passed = InflightPass("a", 1, 5, RowsLayout(""), (), (RowsLeft(0, 9, 1, 1),))
+    begun = begin_segment(
+        job.root, [], job_uid=committer.info.uid, term=committer.term.term, snapshot_id=committer.last.snapshot_id + 1,
+        ids=ids, uploader=Uploader(UploadPolicy(), world.clock), passes=(passed,),
+    )  # fmt: skip
+    assert begun is not None
+    listing = begun.result()
+    waiting = InflightNumbers("a", 1, 1, 1, 5, layouts=(passed.layout,))
+    batch = OpenBatch(0, (), "", listing.path, (listing,), (waiting,))
+    draft = replace(committer.last, kind="checkpoint", open_batch=batch)
+    restored(world, backup)
+    with pytest.raises(Fenced, match="just written"):
+        committer.commit(draft)
+    assert dict(world.objects) == backup
+
+
+def test_a_run_whose_root_is_removed_while_it_commits_is_never_told_that_it_has() -> None:
+    """Before whichever request, the one included that reads the boundary which was listed just before: its output would be
+    published, and the snapshot is gone."""
+    slept_before = []
+    for at in range(1, REQUESTS_MAX):
+        world = FakeWorld()
+        job = Job(world.connect(), world.clock).checkpoints(3)
+        run, existing = job.committer, job.catalog.snapshot_ids()
+        proof = JobProof(job.root, run.info.uid)
+        give_up(job.root, existing[:1], existing, proof, clock=world.clock, ids=CountingIds(3))
+        manifest = run.prepare(replace(run.last, kind="checkpoint"))
+        asleep = Asleep(at, world.objects.clear)
+        actor = Actor(world.clock, job.ids)
+        # It has not seen the boundary yet that somebody else has written.
+        committing = Committer(world.root(before=asleep), run.info, run.term, run.last, actor, NO_BOUNDARY)
+        with contextlib.suppress(Fenced):
+            committing.create(manifest)
+            assert asleep.count < at, f"it was acknowledged, though the root was gone: {asleep.slept_before}"
+        if asleep.count < at:
+            break
+        slept_before.append(asleep.slept_before)
+    assert slept_before[-1].startswith("read /store/job/boundary/"), slept_before
+
+
+@pytest.mark.parametrize("left", ["", "/store/job/job.json"], ids=["all of it", "all but job.json"])
+def test_a_start_whose_root_is_removed_meanwhile_leaves_a_place_where_the_job_can_begin_anew(left: str) -> None:
+    """Before whichever request up to the create of its fencing snapshot: that one request after the last look is not covered.
+    Where the rest goes first, what the start has seen of snapshots counts."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(3)
+    first, has_seen = dict(world.objects), not left
+
+    def removed() -> None:
+        kept = {name: body for name, body in world.objects.items() if name == left}
+        world.objects.clear()
+        world.objects.update(kept)
+
+    for at in range(1, REQUESTS_MAX):
+        world.objects.clear()
+        world.objects.update(first)
+        asleep = Asleep(at, removed)
+        with contextlib.suppress(StillstateError):
+            open_run(
+                Catalog.of_root(world.root(before=asleep)), job.committer.info, empty_manifest(job.committer.info.uid),
+                clock=world.clock, ids=CountingIds(9), host="h", pid=9,
+            )  # fmt: skip
+            # A job without snapshots begins empty, as long as none was seen.
+            assert not has_seen, f"it has begun, though all is gone: {asleep.slept_before}"
+        if asleep.slept_before.startswith("create /store/job/snapshots/"):
+            break
+        has_seen = has_seen or asleep.slept_before.startswith("read /store/job/snapshots/")
+        Job(world.connect(), world.clock, prefix=6).checkpoint()
+    assert "/snapshots/" in asleep.slept_before, "it has no fencing snapshot"
 
 
 def test_a_run_whose_term_is_another_runs_by_now_commits_nothing(
