@@ -106,6 +106,10 @@ soak: setup ## SOAK_SEEDS (20,000) of the system simulation, the fault suite wit
 	$(BIN)/python -m tests.simulation.soak --seeds $(SOAK_SEEDS)
 	STILLSTATE_SOAK=$(SOAK) $(BIN)/python -m pytest tests/faults tests/state_runtime/snapshot/test_commit_schedule.py tests/state_runtime/driver/test_driver_schedule.py tests/state_runtime/driver/test_inflight_schedule.py -m 'not spark and not kill and not cluster'
 
+.PHONY: guards
+guards: setup ## Guards of the runtime taken out one by one: each by the law that must fail without it; red if one is not noticed (about 5 minutes)
+	$(BIN)/python -m tests.soak.guards
+
 CYCLES ?= 1000
 .PHONY: soak-kill
 soak-kill: setup ## A job that is killed CYCLES (1000) times at random moments, with other settings each time; writes tests/soak/reports/kill.json

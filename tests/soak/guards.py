@@ -1,0 +1,318 @@
+"""Guards of the runtime, taken out one by one: `make guards`. Red if a removal is not noticed by the law that names it.
+
+    python -m tests.soak.guards
+    python -m tests.soak.guards --only inflight-copy-digest commit-rows-look
+
+A *guard* is a piece of code that nothing needs on a good day: without it everything works until the one moment that it is there
+for. So a change that loses one is not seen, unless a test is there for that moment. `GUARDS` says of each which test that is.
+What is removed is text: a copy of the tree gets the file without the piece, and the law is run there. First all laws
+are run with everything in place.
+
+How it relates to `tests/simulation/test_guards.py`: that one asks of the simulation whether its seeds find a guard missing, and takes
+whole functions out while it runs. This one asks of every law that `make test` runs. A guard that only an interleaving shows stands
+there; all others belong here. `tests/soak/test_guards_list.py` keeps the list true: each piece is in its file, once, and each law exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["GUARDS", "ROOT", "Guard", "without"]
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("state_runtime", "orchestration", "assets", "examples", "benchmarks", "tests", "docs")
+BESIDE = ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md", "Makefile")
+LAW_S_MAX = 900
+RED = 1
+"""What pytest exits with if tests have failed; anything else is no answer."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A piece of code, and the test that fails without it.
+
+    Attributes:
+        file: below the project's root.
+        code: the piece; in the file exactly once.
+        removal: what is there without it.
+        law: the test, as pytest names it.
+    """
+
+    name: str
+    file: str
+    code: str
+    removal: str
+    law: str
+
+
+_BATCH_BOOK = "tests/state_runtime/driver/test_batch_book.py::"
+_SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
+_FIT = "tests/state_runtime/pipeline/test_inflight_fit.py::"
+_STAGE = "tests/state_runtime/task/test_stage_task.py::"
+_SLEEPERS = "tests/state_runtime/snapshot/test_sleepers.py::"
+_COMMIT = "tests/state_runtime/snapshot/test_snapshot_commit.py::"
+_GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
+
+GUARDS: tuple[Guard, ...] = (
+    # --- rows in flight: which operators are done, and what is due -------------------------------------------------
+    Guard(
+        "inflight-settled-above-only",
+        "state_runtime/driver/batch_book.py",
+        "takewhile(lambda o: o.uid in before, operators)",
+        "(o for o in operators if o.uid in before)",
+        f"{_BATCH_BOOK}test_a_batch_ends_with_the_operators_that_the_pipeline_has_now",
+    ),
+    Guard(
+        "inflight-settled-of-the-pipeline",
+        "state_runtime/driver/batch_book.py",
+        "settled = frozenset(o.uid for o in takewhile(lambda o: o.uid in before, operators))",
+        "settled = before",
+        f"{_BATCH_BOOK}test_a_batch_ends_with_the_operators_that_the_pipeline_has_now",
+    ),
+    Guard(
+        "inflight-begun-after-rescale",
+        "state_runtime/driver/batch_book.py",
+        "parallelism == parallelism_before and ",
+        "",
+        f"{_BATCH_BOOK}test_after_a_rescale_all_that_is_due_is_looked_at_once_more",
+    ),
+    Guard(
+        "inflight-begun-of-the-first-open-operator",
+        "state_runtime/driver/batch_book.py",
+        " and batch.begun == book.level(operators)",
+        "",
+        f"{_BATCH_BOOK}test_below_a_new_operator_all_that_is_due_is_looked_at_once_more",
+    ),
+    Guard(
+        "inflight-begun-not-woken",
+        "state_runtime/driver/due.py",
+        "has_begun = batch.begun_with == operator.uid",
+        "has_begun = False",
+        f"{_BATCH_BOOK}test_a_timer_that_sets_one_that_is_due_already_fires_again_with_the_next_batch",
+    ),
+    Guard(
+        "inflight-settled-not-woken",
+        "state_runtime/driver/due.py",
+        ' or (operator.time_domain == "event" and operator.uid in batch.settled)',
+        "",
+        f"{_BATCH_BOOK}test_a_timer_that_sets_one_that_is_due_already_fires_again_with_the_next_batch",
+    ),
+    Guard(
+        "inflight-due-before-settled",
+        "state_runtime/driver/batch_book.py",
+        'if operator.time_domain == "event" and uid not in did_due and is_due(uid):',
+        "if False:",
+        f"{_BATCH_BOOK}test_a_batch_ends_with_the_operators_that_the_pipeline_has_now",
+    ),
+    Guard(
+        "inflight-listing-stale",
+        "state_runtime/driver/batch_book.py",
+        'listed_in=self.listed_in if tuple(left_over) == self.passes else "",',
+        "listed_in=self.listed_in,",
+        f"{_BATCH_BOOK}test_a_listing_serves_until_some_of_its_rows_are_done",
+    ),
+    Guard(
+        "inflight-rows-without-batch",
+        "state_runtime/driver/head.py",
+        'check(not any(left for a in done.acknowledged for left in a.left.values()), "rows are left without a batch")',
+        "pass",
+        f"{_SCHEDULE}test_rows_that_an_epoch_without_a_batch_leaves_fail_it",
+    ),
+    # --- rows in flight: what a start and a task look at -----------------------------------------------------------
+    Guard(
+        "inflight-deciding-columns",
+        "state_runtime/pipeline/inflight_fit.py",
+        "for name in reads.deciding:",
+        "for name in ():",
+        f"{_FIT}test_rows_without_a_column_that_says_whether_they_count_are_refused",
+    ),
+    Guard(
+        "inflight-deciding-of-the-pipeline",
+        "state_runtime/pipeline/compile.py",
+        ", deciding_columns(s.operator)",
+        "",
+        f"{_FIT}test_rows_without_a_column_that_says_whether_they_count_are_refused",
+    ),
+    Guard(
+        "inflight-partial-functions",
+        "state_runtime/pipeline/inflight_fit.py",
+        " and layout.functions != reads.functions:",
+        " and False:",
+        f"{_FIT}test_rows_that_spark_aggregated_fit_the_same_functions_only",
+    ),
+    Guard(
+        "inflight-unaggregated-columns",
+        "state_runtime/task/stage.py",
+        "empty.schema if not are_partial(empty) or self.unaggregated is None else self.unaggregated",
+        "empty.schema",
+        f"{_STAGE}test_waiting_rows_have_the_columns_that_their_operator_reads_now",
+    ),
+    Guard(
+        "inflight-copy-digest",
+        "state_runtime/task/host_rows.py",
+        "return body if path is not None and hashlib.sha256(body).hexdigest() == part.digest else None",
+        "return body if path is not None else None",
+        "tests/state_runtime/task/test_host_rows.py::test_a_damaged_copy_of_rows_in_flight_is_passed_over",
+    ),
+    Guard(
+        "inflight-copies-needed",
+        "state_runtime/driver/books.py",
+        "return self._committed_rows | (self._batch.needed if self._batch is not None else frozenset())",
+        "return frozenset()",
+        f"{_SCHEDULE}test_a_restart_in_place_reads_neither_state_nor_rows_in_flight_from_the_store",
+    ),
+    # --- commits and starts ----------------------------------------------------------------------------------------
+    Guard(
+        "commit-rows-look",
+        "state_runtime/snapshot/commit.py",
+        "if s.path == listing and s.path not in known]",
+        "if False]",
+        f"{_SLEEPERS}test_a_run_whose_rows_in_flight_went_with_the_root_commits_no_manifest_that_names_them",
+    ),
+    Guard(
+        "commit-last-look",
+        "state_runtime/snapshot/commit.py",
+        "if self._landmark is not None and not self._landmark.is_in(self._root):",
+        "if False:",
+        f"{_SLEEPERS}test_a_run_that_hung_does_not_fence_the_one_that_goes_on_from_a_backup",
+    ),
+    Guard(
+        "commit-term-look",
+        "state_runtime/snapshot/commit.py",
+        "pool.submit(self.ownership.check_term),",
+        "",
+        f"{_SLEEPERS}test_a_run_whose_term_is_another_runs_by_now_commits_nothing",
+    ),
+    Guard(
+        "commit-boundary-gone-between",
+        "state_runtime/snapshot/commit.py",
+        "if boundary.sequence < sequence:",
+        "if False:",
+        f"{_SLEEPERS}test_a_run_whose_root_is_removed_while_it_commits_is_never_told_that_it_has",
+    ),
+    Guard(
+        "commit-given-up",
+        "state_runtime/snapshot/commit.py",
+        "if snapshot_id <= boundary.snapshot_id:",
+        "if False:",
+        f"{_COMMIT}test_a_collected_id_is_fenced_at_the_start_too",
+    ),
+    Guard(
+        "open-run-snapshots-given-up",
+        "state_runtime/snapshot/fencing.py",
+        "(found is not None or not _is_root_of(catalog.root, info))",
+        "(not _is_root_of(catalog.root, info))",
+        f"{_SLEEPERS}test_a_start_whose_root_is_removed_meanwhile_leaves_a_place_where_the_job_can_begin_anew",
+    ),
+    Guard(
+        "open-run-first-snapshot-below-its-job",
+        "state_runtime/snapshot/fencing.py",
+        "(found is not None or not _is_root_of(catalog.root, info))",
+        "found is not None",
+        f"{_SLEEPERS}test_a_start_whose_root_is_removed_meanwhile_leaves_a_place_where_the_job_can_begin_anew",
+    ),
+    Guard(
+        "open-run-term-of-a-backup",
+        "state_runtime/snapshot/fencing.py",
+        "    Ownership(catalog.root, info.uid, term).check_term()\n",
+        "",
+        f"{_SLEEPERS}test_a_start_that_slept_fences_nothing_in_a_backup_that_was_put_in_its_place",
+    ),
+    # --- collection ------------------------------------------------------------------------------------------------
+    Guard(
+        "gc-previous-boundary",
+        "state_runtime/maintenance/gc/survey.py",
+        "number >= self.existing.boundary.sequence - 1)",
+        "number >= self.existing.boundary.sequence)",
+        f"{_GC}test_requests_answers_probes_old_terms_boundaries_and_void_pins_go",
+    ),
+)
+
+
+def without(guard: Guard, text: str) -> str:
+    """A file's text without the guard.
+
+    Raises:
+        LookupError: the piece is not there exactly once; the list is out of date.
+    """
+    if text.count(guard.code) != 1:
+        raise LookupError(f"{guard.name}: {guard.file} has its code {text.count(guard.code)} times: {guard.code!r}")
+    return text.replace(guard.code, guard.removal)
+
+
+def copy_of_the_tree(folder: Path) -> Path:
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "reports", "images"))
+    for name in BESIDE:
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def run(tree: Path, laws: Iterable[str]) -> tuple[int, str]:
+    """Laws in a copy of the tree: pytest's exit code, and the end of what it says."""
+    there = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *laws]
+    try:
+        done = subprocess.run(command, cwd=tree, env=there, capture_output=True, text=True, timeout=LAW_S_MAX)
+    except subprocess.TimeoutExpired:
+        return -1, f"it took more than {LAW_S_MAX} s"
+    return done.returncode, "\n".join(done.stdout.splitlines()[-12:])
+
+
+def refuse_another_tree(tree: Path) -> None:
+    """Laws that import the original would notice nothing, and nothing would say so."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import state_runtime; print(state_runtime.__file__)"],
+        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    if not Path(found).resolve().is_relative_to(tree.resolve()):
+        raise SystemExit(f"the copy in {tree} imports {found}: laws would look at code that has all guards")
+
+
+def unnoticed(guards: Sequence[Guard], tree: Path) -> list[str]:
+    """Names of the guards whose law is not red without them; says of each how it went."""
+    code, said = run(tree, sorted({guard.law for guard in guards}))
+    if code:
+        raise SystemExit(f"with all guards in place the laws are not green (pytest: {code}):\n{said}")
+    missed = []
+    for guard in guards:
+        path, began_s = tree / guard.file, time.monotonic()
+        text = path.read_text()
+        path.write_text(without(guard, text))
+        code, said = run(tree, [guard.law])
+        path.write_text(text)
+        is_noticed = code == RED
+        took_s = time.monotonic() - began_s
+        print(f"{'noticed' if is_noticed else 'NOT NOTICED'}  {guard.name:45} {took_s:6.1f} s  {guard.law}", flush=True)
+        if not is_noticed:
+            print(f"  pytest: {code}\n{said}", flush=True)
+            missed.append(guard.name)
+    return missed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--only", nargs="*", default=[], help="names of guards; all, if none is given")
+    only = parser.parse_args().only
+    guards = [guard for guard in GUARDS if not only or guard.name in only]
+    with tempfile.TemporaryDirectory(prefix="guards-") as folder:
+        tree = copy_of_the_tree(Path(folder))
+        refuse_another_tree(tree)
+        missed = unnoticed(guards, tree)
+    print(
+        f"{len(guards)} guards were removed one by one; {len(missed)} of them unnoticed{': ' if missed else ''}{', '.join(missed)}"
+    )
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
