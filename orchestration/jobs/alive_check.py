@@ -1,7 +1,7 @@
 """One look at a job for the recovery sensor and for the check `driver_alive`: how its driver is, what is planned, and
 what a person is told. The sensor publishes the check; a person may also run it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
@@ -10,9 +10,10 @@ from assets.mount import Mount
 from orchestration.config.spec import JobSpec, Spec
 from orchestration.jobs.checks import result_of, stream_check
 from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.past_runs import past_runs
+from orchestration.jobs.past_runs import past_migrations, past_runs
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
+from orchestration.migration.desired import is_left_by_its_run
 from orchestration.recovery.alive import Alive, judge_alive
 from orchestration.recovery.observe import Observation
 from orchestration.recovery.plan import Loss, RecoveryPlan, plan_recovery
@@ -68,8 +69,12 @@ def judge_look(
             max_attempts=recovery.max_attempts,
             backoff_s=recovery.backoff_s,
         )
+    health = seen.health if seen is not None else None
+    if health is not None and seen is not None and seen.migration is not None and not health.is_overdue:
+        past = past_migrations(instance).get(mount.tag(job.name), [])
+        health = replace(health, is_overdue=is_left_by_its_run(seen.migration, past))
     alive = judge_alive(
-        seen.health if seen is not None else None,
+        health,
         plan,
         now_s=now_s,
         is_recovered=seen is not None and _is_recovered(job, seen),

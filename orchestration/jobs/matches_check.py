@@ -1,7 +1,7 @@
 """One look at jobs for the sensor `desired_state` and for the check `matches_configuration`: what they run with against
 what the file says. The sensor publishes the check; a person may also run it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import dagster as dg
 
@@ -11,9 +11,10 @@ from orchestration.config.spec import JobSpec, Spec
 from orchestration.jobs.checks import result_of, stream_check
 from orchestration.jobs.driver import stillstate_of, typed_failures
 from orchestration.jobs.past_runs import past_migrations
+from orchestration.launchers.processes import is_owner_gone
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
-from orchestration.migration.desired import PastMigration, judge_desired, needs_record
+from orchestration.migration.desired import judge_desired, needs_record
 from orchestration.resources import Reading, Seen, StillstateResource
 from state_runtime.base.errors import Unavailable
 from state_runtime.snapshot.catalog import Catalog
@@ -25,23 +26,9 @@ Records = Mapping[str, Migration | NoLook | None]
 """What the last migration of each job has recorded; of those that need it for a judgement."""
 
 
-def read_records(
-    mount: Mount,
-    spec: Spec,
-    looks: Seen[Look],
-    past: Mapping[str, Sequence[PastMigration]],
-    stillstate: StillstateResource,
-) -> Records:
-    """Read them as looks are made.
-
-    Args:
-        past: `past_migrations`.
-    """
-    wanted = [
-        name
-        for name, look in looks.found.items()
-        if isinstance(look, Look) and needs_record(spec.jobs[name], look.seen, past.get(mount.tag(name), ()))
-    ]
+def read_records(spec: Spec, looks: Seen[Look], stillstate: StillstateResource) -> Records:
+    """Read them as looks are made."""
+    wanted = [name for name, look in looks.found.items() if isinstance(look, Look) and needs_record(look.seen)]
     return stillstate.read(Reading(spec, wanted, "migration", _read, budget_s=looks.left_s)).found
 
 
@@ -73,13 +60,13 @@ def matches_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name
         job = spec.job(name)
         looks = stillstate.look(spec, [name])
         look = looks.of(name)
-        past = past_migrations(context.instance)
-        record = read_records(mount, spec, looks, past, stillstate).get(name)
+        record = read_records(spec, looks, stillstate).get(name)
         if isinstance(record, NoLook):
             raise record.error
         now_s = stillstate.clock().now_ms() / 1000
-        mine = past.get(mount.tag(name), [])
-        desired = judge_desired(job, look.seen, record, mine, now_s=now_s, launch=launch)
+        past = past_migrations(context.instance).get(mount.tag(name), [])
+        is_gone = record is not None and is_owner_gone(record.owner, record.at_ms)
+        desired = judge_desired(job, look.seen, record, past, now_s=now_s, launch=launch, is_owner_gone=is_gone)
         if desired is None:
             raise Unavailable(f"job {name!r} is {look.seen.health.verdict}: there is nothing to compare yet")
     return result_of(matches_evaluation(mount.stream(name), name, desired, launch))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Final
 
 import psutil
 
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["is_hidden", "is_over", "is_running", "living", "process_of"]
+__all__ = ["is_hidden", "is_over", "is_owner_gone", "is_running", "living", "process_of"]
 
 # A process is created a moment before it claims its term; the kernel's and the store's clocks differ by a tick.
 CREATED_AFTER_CLAIM_MAX_S: Final = 2.0
@@ -57,6 +58,12 @@ def is_running(pid: int, known_ms: int) -> bool:
         return is_hidden(pid)
     except psutil.AccessDenied:
         return True
+
+
+def is_owner_gone(owner: str, known_ms: int) -> bool:
+    """Whether the process that a record names as `host:pid` was one of this host and has ended."""
+    host, _, pid = owner.rpartition(":")
+    return host == socket.gethostname() and pid.isdigit() and not is_running(int(pid), known_ms)
 
 
 def is_hidden(pid: int) -> bool:

@@ -25,7 +25,15 @@ from orchestration.recovery.observe import Observation
 from orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
 from state_runtime.snapshot.migration import Migration, RunSettings
 
-__all__ = ["Desired", "PastMigration", "Unmatched", "judge_desired", "needs_record", "target_text"]
+__all__ = [
+    "Desired",
+    "PastMigration",
+    "Unmatched",
+    "is_left_by_its_run",
+    "judge_desired",
+    "needs_record",
+    "target_text",
+]
 
 NAMED_MAX: Final = 5
 """Settings that a headline names."""
@@ -66,10 +74,6 @@ class PastMigration:
     resumes: str = ""
     created_s: float = 0.0
     ended_s: float = 0.0
-
-    @property
-    def is_automatic(self) -> bool:
-        return bool(self.term or self.resumes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +143,20 @@ class _Compared:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
-def needs_record(job: JobSpec, seen: Observation, past: Sequence[PastMigration]) -> bool:
-    """Whether what the last migration has recorded is to be read before the job can be judged."""
-    if seen.status is None or seen.health.verdict in _COMING:
-        return False
-    if seen.health.verdict not in _RUNS or differences(said_by(seen.status), settings_of(job)):
-        return True
-    # Its run may have died when the new driver ran already, with the settings of the file.
+def needs_record(seen: Observation) -> bool:
+    """Whether what the last migration has recorded is to be read: also of a job that runs as the file says, whose
+    migration may have lost its process when the new driver ran already."""
+    return seen.status is not None and seen.health.verdict not in _COMING
+
+
+def is_left_by_its_run(record: Migration, past: Sequence[PastMigration]) -> bool:
+    """Whether a run of Dagster's has recorded the newest step of a migration, and has failed.
+
+    Args:
+        past: Dagster's runs that migrated the job, newest first.
+    """
     last = _last(past)
-    return last is not None and last.phase == "failed"
+    return last is not None and last.phase == "failed" and _is_of(record, last)
 
 
 def target_text(target: RunSettings) -> str:
@@ -164,11 +173,13 @@ def judge_desired(
     now_s: float,
     launch: str,
     is_free: bool = False,
+    is_owner_gone: bool = False,
 ) -> Desired | None:
     """Judge a job; None where there is nothing to say, or not yet.
 
     Args:
         record: the newest step of its newest migration; only where `needs_record`.
+        is_owner_gone: the process that has recorded it has certainly ended.
         past: Dagster's runs that migrated it, newest first.
         launch: the Dagster job that migrates, in words.
         is_free: the file has changed since the migration that `record` is of was taken back.
@@ -186,7 +197,7 @@ def judge_desired(
     unmatched = (*_by_migration(differences(had, file), record), *_by_restart(compared.others, job))
     is_under_way = record is not None and record.is_open
     if record is not None and record.is_open:
-        found = _of_open(job, record, past, now_s)
+        found = _of_open(job, record, past, now_s, launch, is_owner_gone)
     elif any(one.by != "restart" for one in unmatched):
         blocked = None if is_free or record is None or record.step != "rolled-back" else record
         found = _of_difference(job, verdict, target, blocked, past, status.term, launch)
@@ -264,20 +275,34 @@ def _of_difference(
     return _Next("begin", f"A run of {launch} is asked for (`migration.automatic`).")
 
 
-def _of_open(job: JobSpec, record: Migration, past: Sequence[PastMigration], now_s: float) -> _Next:
-    """Whether a migration is gone on with: one that a run of the sensor's had, which certainly is gone."""
+def _of_open(
+    job: JobSpec, record: Migration, past: Sequence[PastMigration], now_s: float, launch: str, is_owner_gone: bool
+) -> _Next:
+    """Whether a migration is gone on with, whoever began it: one whose process has certainly ended. The job is down, or
+    does not know which settings it keeps, until somebody does."""
     last = _last(past)
-    if not job.migration.automatic or last is None or not last.is_automatic or last.phase != "failed":
-        return _Next("leave")
-    if not last.created_s - CLOCKS_APART_S <= record.at_ms / 1000 <= last.ended_s + CLOCKS_APART_S:
-        return _Next("leave")  # somebody else's
+    if last is not None and last.phase in UNDER_WAY:
+        return _Next("leave", f"A run of {launch} is under way.", last.run_id)
+    if last is not None and last.phase == "canceled" and _is_of(record, last):
+        return _Next("leave", f"The run that did it was canceled. To go on with it, launch {launch}.", last.run_id)
+    if not (is_owner_gone or is_left_by_its_run(record, past)):
+        return _Next("leave")  # its process may live
+    run_id = "" if last is None else last.run_id
+    if not (job.recovery.enabled or job.migration.automatic):
+        return _Next("leave", f"The process that did it has ended. To go on with it, launch {launch}.", run_id)
     attempts = sum(run.resumes == record.uid and run.phase in ENDED for run in past)
     if attempts >= job.recovery.max_attempts:
         why = f"{attempts} runs have tried in vain to go on with it: a person must look."
-        return _Next("leave", why, last.run_id)
-    if now_s < last.ended_s + recovery_wait_s(attempts, job.recovery.backoff_s):
-        return _Next("leave", "The run that did it has failed; another one goes on with it soon.", last.run_id)
-    return _Next("resume", "The run that did it has failed; another one goes on with it.", last.run_id, attempts + 1)
+        return _Next("leave", why, run_id)
+    ended_s = record.at_ms / 1000 if last is None else last.ended_s
+    if now_s < ended_s + recovery_wait_s(attempts, job.recovery.backoff_s):
+        return _Next("leave", "The process that did it has ended; another one goes on with it soon.", run_id)
+    return _Next("resume", "The process that did it has ended; another one goes on with it.", run_id, attempts + 1)
+
+
+def _is_of(record: Migration, run: PastMigration) -> bool:
+    """Whether a run of Dagster's that has ended was at work when a step was recorded."""
+    return run.created_s - CLOCKS_APART_S <= record.at_ms / 1000 <= run.ended_s + CLOCKS_APART_S
 
 
 def _last(past: Sequence[PastMigration]) -> PastMigration | None:

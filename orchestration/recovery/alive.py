@@ -4,8 +4,8 @@ level   when
 ok      it runs, ended on purpose, or never began
 warn    it starts, is silent, is being brought back, or is being migrated
 error   it is down and nobody brings it back (recovery is off, or gave up, or has tried in vain as often as another
-        failure may), its migration has stood still for an hour, its root is damaged, or its store has not answered for
-        two minutes
+        failure may), nobody goes on with its migration (the process that did it has ended, or a step has stood for an
+        hour), its root is damaged, or its store has not answered for two minutes
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def judge_alive(
     if verdict in _COMING:
         return Alive(level="warn", headline=f"the driver is {verdict}", reason=health.reason, verdict=verdict)
     if verdict == "migrating":
-        stands = "a migration has stood still for an hour: nobody goes on with it"
+        stands = "the job is being migrated, and nobody goes on with it"
         return Alive(
             level="error" if health.is_overdue else "warn",
             headline=stands if health.is_overdue else "the job is being migrated",

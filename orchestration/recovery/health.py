@@ -72,7 +72,7 @@ class Health:
 
     Attributes:
         is_wanted: nobody has asked for the run to end.
-        is_overdue: of one that is migrating: nobody seems to go on with it.
+        is_overdue: of one that is migrating: nobody goes on with it.
     """
 
     verdict: Verdict
@@ -149,15 +149,21 @@ def decide(
     return health
 
 
-def while_migrating(health: Health, migration: Migration, job: str, now_ms: int) -> Health:
-    """What is said of a job that does not run because it is being migrated: it is not to be recovered."""
+def while_migrating(
+    health: Health, migration: Migration, job: str, now_ms: int, *, is_deserted: bool = False
+) -> Health:
+    """What is said of a job that does not run because it is being migrated: it is not to be recovered.
+
+    Args:
+        is_deserted: the process that did it has certainly ended.
+    """
     age_s = max(0.0, (now_ms - migration.at_ms) / 1000)
     return Health(
         "migrating",
         f"{migration} is under way, its step for {duration_text(age_s)}; recovery leaves the job alone until it is "
         f"over. If nobody goes on with it: `stillstate migrate {job} --resume`, or launch migrate_<job> in Dagster. "
         f"The driver: {health.reason}",
-        is_overdue=age_s > MIGRATION_QUIET_S,
+        is_overdue=is_deserted or age_s > MIGRATION_QUIET_S,
     )
 
 

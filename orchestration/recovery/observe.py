@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from orchestration.config.spec import JobSpec
 from orchestration.launchers import Launcher
 from orchestration.launchers.port import Liveness
-from orchestration.launchers.processes import is_hidden
+from orchestration.launchers.processes import is_hidden, is_owner_gone
 from orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
 from state_runtime.base.clock import Clock
 from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.migration import read_migration
+from state_runtime.snapshot.migration import Migration, read_migration
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = ["Observation", "observe", "progress_marker", "progress_of"]
@@ -22,10 +22,15 @@ __all__ = ["Observation", "observe", "progress_marker", "progress_of"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen at one moment."""
+    """What was seen at one moment.
+
+    Attributes:
+        migration: that is under way, of a job that does not run.
+    """
 
     status: RunStatus | None
     health: Health
+    migration: Migration | None = None
 
 
 def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) -> Observation:
@@ -42,7 +47,9 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
         # The same: another listing, for those only that do not run.
         migration = read_migration(catalog.root)
         if migration is not None and migration.is_open:
-            health = while_migrating(health, migration, job.name, now_ms)
+            is_deserted = is_owner_gone(migration.owner, migration.at_ms)
+            health = while_migrating(health, migration, job.name, now_ms, is_deserted=is_deserted)
+            return Observation(status, health, migration)
     return Observation(status, health)
 
 

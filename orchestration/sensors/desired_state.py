@@ -1,5 +1,6 @@
 """The sensor of the desired state: publishes the check `matches_configuration` of every job, and requests a migration
-of those whose file asks for that (`migration.automatic`).
+of those whose file asks for that (`migration.automatic`), and a run that goes on with a migration whose process has
+ended, whoever began it.
 
 Safe to run twice, or to lose its cursor: the run key is the difference, Dagster's own record says what was asked for,
 the run itself looks again before it acts, and the job root says what was taken back. The cursor only knows what was
@@ -26,6 +27,7 @@ from orchestration.jobs.tags import (
     resume_run_key,
     resume_run_tags,
 )
+from orchestration.launchers.processes import is_owner_gone
 from orchestration.looking.lookout import NAMES_MAX, NoLook, troubles
 from orchestration.migration.desired import Desired, PastMigration, judge_desired, target_text
 from orchestration.recovery.observe import Observation
@@ -119,8 +121,8 @@ def build_desired_state_sensor(
     @sensor_of(
         mount,
         "stillstate_desired_state",
-        "Says of every job whether it runs with the settings of the file, and migrates those of which the file asks "
-        "for it.",
+        "Says of every job whether it runs with the settings of the file, migrates those of which the file asks "
+        "for it, and goes on with a migration whose process has ended.",
         LOOK_EVERY_S,
         list({made.name: made for made in migrate_jobs.values()}.values()),
     )
@@ -131,7 +133,7 @@ def build_desired_state_sensor(
         before, start = read_desired_cursor(context.cursor)
         looks = stillstate.look(spec, jobs, start=start)
         past = past_migrations(context.instance)
-        records = read_records(mount, spec, looks, past, stillstate)
+        records = read_records(spec, looks, stillstate)
         tick = _Tick(
             mount=mount,
             cursors={name: cursor for name, cursor in before.items() if name in jobs},
@@ -163,7 +165,16 @@ def _judge(job: JobSpec, seen: Observation, records: Records, migrate_job: dg.Jo
     before = tick.cursors.get(job.name, DesiredCursor()).with_file(digest).with_record(record, digest)
     past = tick.past.get(tick.mount.tag(job.name), [])
     launch = tick.mount.launch_text("migrate", job.name)
-    found = judge_desired(job, seen, record, past, now_s=tick.now_s, launch=launch, is_free=before.is_free)
+    found = judge_desired(
+        job,
+        seen,
+        record,
+        past,
+        now_s=tick.now_s,
+        launch=launch,
+        is_free=before.is_free,
+        is_owner_gone=record is not None and is_owner_gone(record.owner, record.at_ms),
+    )
     tick.cursors[job.name] = before
     if found is None:
         return

@@ -4,6 +4,8 @@ migrations that begin by themselves, once for each difference."""
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster_world import World
-from job_roots import SECRET, JobRoot
+from job_roots import NO_SUCH_PID, SECRET, JobRoot
 from migrated_house import House
 from migrated_job import Died
 
@@ -21,6 +23,7 @@ from assets.checks import MATCHES_CHECK
 from orchestration.config.driver_settings import driver_settings, section_digest
 from orchestration.config.sections import SECTIONS, MigrationSpec
 from orchestration.config.spec import JobSpec, load_spec, to_settings
+from orchestration.launchers.processes import is_owner_gone
 from orchestration.migration.desired import Desired, PastMigration, judge_desired
 from orchestration.migration.plan import Request
 from orchestration.recovery.health import Health
@@ -28,7 +31,7 @@ from orchestration.recovery.observe import Observation
 from orchestration.run_phases import RunPhase
 from orchestration.sensors.desired_state import SHOWN_EVERY_S, read_desired_cursor
 from state_runtime.base.settings import JobSettings
-from state_runtime.snapshot.migration import Migration, RunSettings, read_migration
+from state_runtime.snapshot.migration import Migration, RunSettings, read_migration, take_migration_over
 from state_runtime.snapshot.term_files import RunStatus
 
 SENSOR = "stillstate_desired_state"
@@ -406,7 +409,58 @@ def test_going_on_is_tried_so_often(automatic: House) -> None:
     assert "tried in vain" in str(automatic.here.instance.get_latest_asset_check_evaluation_record(CHECK).event)
 
 
-def test_a_migration_of_a_person_s_is_left_to_the_person(automatic: House) -> None:
+@pytest.mark.parametrize("began", ["a command on this host", "a run that a person launched"])
+@pytest.mark.parametrize("point", ["done save", "done start"])
+def test_a_migration_whose_process_has_ended_is_gone_on_with_whoever_began_it(
+    world: Callable[..., World], tmp_path: Path, point: str, began: str
+) -> None:
+    """Its driver is gone too, and recovery leaves the job alone as long as the migration is open: within minutes
+    somebody goes on, and until then the job is red. So it is although the file does not ask for migrations."""
+    here = world("job", extra=FILE)
+    here.clock.at_ms = time.time_ns() // 1_000_000
+    house = House.of(here, tmp_path)
+    job = here.defs.resolve_job_def("migrate_job")
+    run = here.instance.create_run_for_job(job, tags=dict(job.tags))
+
+    def cut(at: str) -> None:
+        if at == point:
+            raise Died
+
+    migrator = house.made.migrator(cut)
+    with pytest.raises(Died):
+        migrator.migrate(migrator.plan(Request(settings=RunSettings(parallelism=3), timeout_s=60)))
+    if began == "a command on this host":
+        left = read_migration(house.made.job.root)
+        assert left is not None
+        take_migration_over(house.made.job.root, left, f"{socket.gethostname()}:{NO_SUCH_PID}", house.made.job.clock)
+    else:
+        house.here.set_status(run, dg.DagsterRunStatus.FAILURE)
+    for driver in house.made.drivers.live():
+        house.made.drivers._end(driver, "failed", "it was killed")
+    house.follow()
+    (alive,) = [
+        e for e in house.here.tick("stillstate_recovery").asset_events if isinstance(e, dg.AssetCheckEvaluation)
+    ]
+    assert alive.severity is dg.AssetCheckSeverity.ERROR
+    assert "nobody goes on with it" in str(alive.description)
+    (request,) = tick(house)[1]
+    assert ":resume:1" in str(request.run_key)
+    assert execute(house, request).success
+    (live,) = house.made.drivers.live()
+    assert live.parallelism == 3
+    assert house.here.tick("stillstate_recovery").run_requests in (None, [])
+
+
+def test_who_has_ended_is_known_on_his_own_host_only() -> None:
+    here, now_ms = socket.gethostname(), time.time_ns() // 1_000_000
+    assert not is_owner_gone(f"{here}:{os.getpid()}", now_ms)
+    assert is_owner_gone(f"{here}:{NO_SUCH_PID}", now_ms)
+    assert is_owner_gone(f"{here}:{os.getpid()}", 0), "the number was given to another process since"
+    for owner in (f"elsewhere:{NO_SUCH_PID}", "", "h", f"{here}:x"):
+        assert not is_owner_gone(owner, now_ms)
+
+
+def test_a_migration_whose_process_may_live_elsewhere_is_left_to_it(automatic: House) -> None:
     def cut(at: str) -> None:
         if at == "done verify":
             raise Died
@@ -470,7 +524,8 @@ def judged(record: Migration | None, runs: list[PastMigration], now_s: float) ->
         ([past(term=7, target="3-arrow")], 1100.0, "resume"),
         ([past("active", term=7)], 1100.0, "leave"),
         ([past("canceled", term=7)], 1100.0, "leave"),
-        ([past()], 1100.0, "leave"),
+        ([past()], 1100.0, "resume"),
+        ([], 1100.0, "leave"),
         ([past(resumes="m"), past(term=7)], 1105.0, "leave"),
         ([past(resumes="m"), past(term=7)], 1111.0, "resume"),
         ([past(resumes="m"), past(resumes="m"), past(term=7)], 1111.0, "leave"),
@@ -480,7 +535,7 @@ def judged(record: Migration | None, runs: list[PastMigration], now_s: float) ->
     ],
 )
 def test_who_goes_on_with_an_open_migration_and_when(runs: list[PastMigration], now_s: float, next_: str) -> None:
-    """Only what a failed run of the sensor's has left, each time later, and not without end."""
+    """What a failed run has left, each time later, and not without end."""
     assert judged(OPEN, runs, now_s).next == next_
 
 
