@@ -1,9 +1,9 @@
 """The part of Spark's DDL that manifests hold, read without Spark; pure.
 
-`spark.sql.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. Names of fields
-inside a type are backquoted where they hold what the syntax is made of; earlier versions left them as they were, so a
-quote or an apostrophe may also be part of a bare name there. A type that is not understood (a user-defined one, an interval, a type of a later Spark) is no error: what is stored has its own
-schema.
+`spark.sql.ddl` writes it: backquoted names and Spark's simple type strings, with commas between columns. Names of
+fields inside a type are backquoted where they hold what the syntax is made of; earlier versions left them as they were,
+so a quote or an apostrophe may also be part of a bare name there. A type that is not understood (a user-defined one, an
+interval, a type of a later Spark) is no error: what is stored has its own schema.
 
 A value column may end in `DEFAULT <literal>`: what rows have that were stored before the column was added. Spark's
 parser has it only for tables; the user's way is the metadata of a StructField, as Spark itself keeps defaults

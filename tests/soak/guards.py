@@ -174,9 +174,17 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "commit-rows-look",
         "state_runtime/snapshot/commit.py",
-        "if s.path == listing and s.path not in known]",
-        "if False]",
+        "for path, size in _named(manifest).items() if path not in known}",
+        "for path, size in _named(manifest).items() if False}",
         f"{_SLEEPERS}test_a_run_whose_rows_in_flight_went_with_the_root_commits_no_manifest_that_names_them",
+    ),
+    Guard(
+        "commit-objects-look",
+        "state_runtime/snapshot/commit.py",
+        "*(pool.submit(self._check_object, path, None) for path in objects if path not in named),",
+        "",
+        "tests/state_runtime/driver/test_driver_schedule.py::"
+        "test_a_commit_looks_at_every_object_that_its_manifest_is_the_first_to_lead_to",
     ),
     Guard(
         "commit-last-look",
