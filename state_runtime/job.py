@@ -64,6 +64,10 @@ class JobContext:
     settings: JobSettings = field(default_factory=JobSettings)
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    def root_id(self) -> str:
+        """See `StreamingJob.root_id`."""
+        return self.job().root_id()
+
     def job(self) -> StreamingJob:
         """An empty job with this name, store and these settings."""
         return StreamingJob(self.name, store=self.store, settings=self.settings, storage_options=self.storage_options)
@@ -110,6 +114,15 @@ class StreamingJob:
 
     def __repr__(self) -> str:
         return f"StreamingJob({self.name!r}, store={self._store.url!r})"
+
+    def root_id(self) -> str:
+        """The id of the job's root on the store: drawn when the job begins, kept over restarts, rollbacks and moves. A root
+        that is made anew has another one, and so has a fork. Costs a request: ask once in a run, not in each epoch.
+
+        Raises:
+            JobNotFound: the job has no root yet; its first start makes it, before its first epoch.
+        """
+        return Catalog(self._store, self.name, self._clock).job_info().uid
 
     def read(self, source: Source) -> Stream:
         """Begin the pipeline with any Spark stream: a streaming DataFrame, or a function that makes one."""

@@ -375,8 +375,14 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
     """A sink that calls `function(df, epoch_id)` for each epoch with output, after its checkpoint.
 
     The call happens at least once per epoch: a crash between the call and the next checkpoint repeats it with the same
-    rows and the same id, so a function that uses the id as a transaction id (Delta's `txnVersion`, a key in a database)
-    is exactly-once.
+    rows and the same id. A function that uses both the id of the job's root and the epoch (Delta's `txnAppId` and
+    `txnVersion`, a key in a database) is exactly-once as long as the root is the same.
+
+    The epoch alone is not enough. A root that was made anew counts from 1 again, and a fork counts on from the epoch of
+    its source: a table that knows only the epoch takes their rows for a repetition and drops them. Ask
+    `JobContext.root_id()` (or `StreamingJob.root_id()`) in the function. Two cases it does not tell apart:
+    after `rollback` the input is read again under higher epochs, so its rows come once more; and a root that was put
+    back from an older copy of itself has its id and uses epochs again, so choose another `txnAppId` by hand then.
 
     Args:
         function: gets the epoch's output rows and the epoch's number.
@@ -384,7 +390,11 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
             for what must happen each time (a heartbeat, a watermark in a table). Each of them stages a small file.
 
     Example:
-        .write(foreach_epoch(lambda df, epoch: df.write.jdbc(...)))
+        def append(df, epoch):
+            options = {"txnAppId": job.root_id(), "txnVersion": epoch}
+            df.write.format("delta").mode("append").options(**options).save("/data/out")
+
+        .write(foreach_epoch(append))
     """
     return ForeachEpoch(function, empty_epochs=empty_epochs)
 

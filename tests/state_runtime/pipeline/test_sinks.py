@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,8 +17,9 @@ import pytest
 from maintenance_root import Job
 from model import SECRET
 
+from state_runtime import JobContext, StartFrom
 from state_runtime.base.actor import Actor
-from state_runtime.base.errors import InvalidConfiguration, MissingFile, StoreUnavailable, UserCodeError
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound, MissingFile, StoreUnavailable, UserCodeError
 from state_runtime.driver.beginning import Beginning
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from state_runtime.pipeline import sinks, staging
@@ -316,6 +318,26 @@ def test_a_staged_file_that_is_lost_is_an_error_that_says_what_to_do(tmp_path: P
     output = StagedOutput("calls", 3, (StagedFile("outputs/calls/1/gone.parquet", "", 10, 1),))
     with pytest.raises(MissingFile, match=r"gone\.parquet.*epoch 3.*--from-snapshot"):
         sink.publish_again(spec, output, spark=None)
+
+
+def test_a_job_s_code_can_tell_roots_apart_that_count_the_same_epochs(tmp_path: Path) -> None:
+    """Where the epoch is a transaction's number: a table that knows only that drops the rows of a root made anew."""
+    context = JobContext("job", str(tmp_path))
+    with pytest.raises(JobNotFound):
+        context.root_id()
+    job = Job(open_store(str(tmp_path)), prefix=5)
+    first = context.root_id()
+    assert first == context.job().root_id() == job.catalog.job_info().uid
+    job.start()
+    assert context.root_id() == first
+    shutil.rmtree(tmp_path / "job")
+    Job(open_store(str(tmp_path)), prefix=6)
+    assert context.root_id() != first
+    start = StartFrom(str(tmp_path / "job"))
+    fork = Beginning(Catalog(open_store(str(tmp_path)), "fork"), start_from=start, clock=job.clock, ids=job.ids)
+    fork.look()
+    fork.open(lambda info: job.committer.last, host="h", pid=1)
+    assert len({first, context.root_id(), JobContext("fork", str(tmp_path)).root_id()}) == 3
 
 
 def test_an_error_of_the_users_function_is_theirs_and_says_what_stands(
