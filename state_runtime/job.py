@@ -116,8 +116,10 @@ class StreamingJob:
         return f"StreamingJob({self.name!r}, store={self._store.url!r})"
 
     def root_id(self) -> str:
-        """The id of the job's root on the store: drawn when the job begins, kept over restarts, rollbacks and moves. A root
-        that is made anew has another one, and so has a fork. Costs a request: ask once in a run, not in each epoch.
+        """The id of the job's root on the store: drawn when the job begins, kept over restarts, rollbacks and moves.
+
+        A root that is made anew has another one, and so has a fork. Costs a request: ask once in a run, not in each
+        epoch.
 
         Raises:
             JobNotFound: the job has no root yet; its first start makes it, before its first epoch.
