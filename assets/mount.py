@@ -87,6 +87,16 @@ class Mount:
         """What plans deleted."""
         return self.key(job, _APPLIED[kind])
 
+    def keys_of(self, job: str) -> list[dg.AssetKey]:
+        """All assets of a stream."""
+        return [
+            self.stream(job),
+            self.checkpoints(job),
+            self.materialized(job),
+            self.savepoints(job),
+            *(self.key(job, name) for name in (*_PLANNED.values(), *_APPLIED.values())),
+        ]
+
     # --- names -------------------------------------------------------------------------------------------------------
 
     def name(self, *parts: str) -> str:

@@ -17,11 +17,11 @@ from assets.tables import table, unbroken
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
 from orchestration.looking.vitals import vitals_of
-from orchestration.text import age_text
+from orchestration.text import age_text, time_text
 
 __all__ = ["OVERVIEW_S", "OverviewRow", "overview_materialization", "overview_row", "overview_spec"]
 
-OVERVIEW_S: Final = 60.0
+OVERVIEW_S: Final = 1800.0
 _ALL_COLUMNS: Final = ("job", "health", "term", "checkpoint", "lag", "replay", "savepoint", "recovery")
 _ILL_COLUMNS: Final = ("job", "why")
 _OPTIONAL: Final = frozenset({"lag", "replay", "savepoint", "recovery"})
@@ -33,11 +33,11 @@ class OverviewRow:
     """One job, as people read it; empty where there is nothing to say.
 
     Attributes:
-        checkpoint: how old the newest is.
+        checkpoint: when the newest was made.
         lag: of the watermark behind its clock.
         replay: about how long a restart replays the log, if that is a second or more.
-        savepoint: how old the newest is.
-        recovery: how long ago the last one was that Dagster made, and how it ended if not well.
+        savepoint: when the newest was complete.
+        recovery: when the last one was that Dagster made, and how it ended if not well.
         why: it needs a look.
     """
 
@@ -53,8 +53,8 @@ class OverviewRow:
     why: str = ""
 
 
-def overview_row(job: str, look: Look | NoLook, now_ms: int, *, savepoint: str, recovery: str) -> OverviewRow:
-    """What one look says.
+def overview_row(job: str, look: Look | NoLook, *, savepoint: str, recovery: str) -> OverviewRow:
+    """What one look says. Times and not ages: the table is read long after it was written.
 
     Args:
         savepoint: the newest, as text.
@@ -67,7 +67,7 @@ def overview_row(job: str, look: Look | NoLook, now_ms: int, *, savepoint: str, 
         health=seen.health,
         is_well=seen.is_well,
         term="" if seen.status is None else str(seen.status.term),
-        checkpoint="" if head is None else age_text(max(0, now_ms - head.created_at_ms) / 1000),
+        checkpoint="" if head is None else time_text(head.created_at_ms),
         lag=age_text(seen.lag_s) if seen.lag_s > 0 else "",
         replay=age_text(seen.replay_s) if seen.replay_s >= _REPLAY_SHOWN_S else "",
         savepoint="" if isinstance(look, NoLook) else savepoint,
@@ -114,7 +114,7 @@ def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
         mount.overview(),
         description="All jobs in one table: their health, and how old their newest checkpoints are; those that need "
         "somebody come first. The tab Events shows it over the whole width. Materialized by the progress sensor when a "
-        "job's health or term changes, and every minute.",
+        "job's health or term changes, and every half hour.",
         group_name=mount.group or mount.name("stillstate"),
         kinds={"spark"},
         metadata={"streams": jobs, "dagster_jobs": "shared" if mount.is_shared else "per_job"},

@@ -15,6 +15,7 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration
 
 __all__ = [
+    "CHECKPOINTS_MAX",
     "checkpoints_table",
     "migration_table",
     "operators_table",
@@ -27,6 +28,8 @@ __all__ = [
 Cell = str | int | float | bool
 
 STATES_MAX: Final = 50
+CHECKPOINTS_MAX: Final = 8
+"""Of every event of a job, which Dagster's storage keeps for weeks; `stillstate snapshots` lists all."""
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Sequence[Cell]]) -> dg.TableMetadataValue:
@@ -50,8 +53,9 @@ def _cell(cell: Cell) -> str:
 
 
 def checkpoints_table(newest: Sequence[Point]) -> dg.MarkdownMetadataValue:
-    """The newest snapshots, newest first. Rows in flight have columns while there are some, and so has the time for
-    which checkpoints waited for rows (`Progress.alignment_ms`)."""
+    """The newest snapshots, newest first, at most `CHECKPOINTS_MAX`. Rows in flight have columns while there are some,
+    and so has the time for which checkpoints waited for rows (`Progress.alignment_ms`)."""
+    newest = newest[-CHECKPOINTS_MAX:]
     columns = ["id", "time", "kind", "epoch_s", "input_rows", "output_rows", "log_bytes", "table_bytes", "restored"]
     rows = [_row(point) for point in reversed(newest)]
     if any(_done(point).alignment_ms for point in newest):

@@ -20,6 +20,7 @@ from orchestration.jobs.checks import build_checks
 from orchestration.jobs.deletions import build_deletion_jobs
 from orchestration.jobs.matches_check import build_matches_check
 from orchestration.jobs.migrate import build_migrate_job
+from orchestration.jobs.prune import build_prune_job
 from orchestration.jobs.savepoints import build_savepoint_job
 from orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job
 from orchestration.jobs.upkeep import UpkeepJob
@@ -70,11 +71,12 @@ def build_definitions(
     made = _shared(mount, spec, resource) if mount.is_shared else _per_job(mount, spec, resource)
     names = list(spec.jobs)
     limits = {name: limits_of(job) for name, job in spec.jobs.items() if limits_of(job)}
+    prune_job, prune_schedule = build_prune_job(mount, spec)
     return dg.Definitions(
         assets=[overview_spec(mount, len(names)), *build_asset_specs(mount, spec.jobs.values()), *made.assets],
         asset_checks=made.checks,
-        jobs=[*made.drivers, *made.folds, *made.upkeep],
-        schedules=made.schedules,
+        jobs=[*made.drivers, *made.folds, *made.upkeep, prune_job],
+        schedules=[*made.schedules, prune_schedule],
         sensors=[
             build_progress_sensor(mount, names),
             build_recovery_sensor(mount, names, made.recover),

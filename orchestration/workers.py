@@ -28,6 +28,7 @@ from typing import Final
 import dagster as dg
 
 from orchestration.launchers.processes import is_running
+from orchestration.run_statuses import CANCELING, WITH_WORKER
 from orchestration.text import time_text
 from state_runtime.base.clock import Clock
 from state_runtime.base.process_space import process_space
@@ -43,7 +44,6 @@ JOIN_S: Final = 10.0
 RUNS_LOOKED_AT_MAX: Final = 500
 
 _LOG: Final = logging.getLogger(__name__)
-_UNDER_WAY: Final = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 _TAGS_TURN: Final = threading.Lock()
 
 
@@ -137,7 +137,7 @@ def end_lost_runs(
     if instance.run_launcher.supports_check_run_worker_health:
         return []  # Dagster ends such runs itself
     ended: list[str] = []
-    records = instance.get_run_records(dg.RunsFilter(statuses=list(_UNDER_WAY)), limit=RUNS_LOOKED_AT_MAX)
+    records = instance.get_run_records(dg.RunsFilter(statuses=list(WITH_WORKER)), limit=RUNS_LOOKED_AT_MAX)
     for record in records:
         tags = record.dagster_run.tags
         if not any(tags.get(name) in streams for name in tag_names):
@@ -149,7 +149,7 @@ def end_lost_runs(
         if now is None or now.is_finished:
             continue
         message = f"the worker of this run is gone: {why}. The run is ended, so that what waits for it goes on"
-        if now.status is dg.DagsterRunStatus.CANCELING:
+        if now.status is CANCELING:
             instance.report_run_canceled(now, message)
         else:
             instance.report_run_failed(now, message)

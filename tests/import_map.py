@@ -44,6 +44,7 @@ FLOORS = (
     "orchestration/launchers",
     "orchestration/config",
     "orchestration/standby",
+    "orchestration/run_statuses",
     "orchestration/run_phases",
     "orchestration/text",
     # What runs a job and keeps its snapshots.

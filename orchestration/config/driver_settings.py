@@ -37,6 +37,7 @@ _TAKEN: Final[dict[str, tuple[str, ...]]] = {
         "ratio",
         "max_segments",
         "replay_s",
+        "takeover_s",
         "cells_max",
         "cell_bytes_max",
     ),

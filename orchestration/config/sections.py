@@ -328,12 +328,12 @@ class ObservationSpec(Strict):
         tick_budget_s: for the looks of one tick; jobs that were not reached come first in the next. Dagster ends a
             tick after 60 s.
         interval_s: one materialization of `<job>/checkpoints` for so long, with what happened meanwhile; 0: at every
-            tick that finds a new checkpoint.
+            tick that finds a new checkpoint. Each is about ten kilobytes in Dagster's storage.
     """
 
     timeout_s: float = Field(default=5.0, ge=0.1, le=30)
     tick_budget_s: float = Field(default=20.0, ge=1, le=45)
-    interval_s: float = Field(default=60.0, ge=0, le=86_400)
+    interval_s: float = Field(default=1800.0, ge=0, le=86_400)
 
 
 class DagsterSpec(Strict):
@@ -343,9 +343,12 @@ class DagsterSpec(Strict):
         jobs: `per_job` has `start_<job>`, `retain_<job>` … for each of them; `shared` has one `start`, one `retain` …
             which are told the stream. `auto` is `per_job` up to `PER_JOB_MAX` jobs: beyond, Dagster needs long to load
             them.
+        keep_days: runs and events of our streams in Dagster's storage are deleted when they are older, but for the
+            newest of each asset and check; 0: never.
     """
 
     jobs: Literal["auto", "per_job", "shared"] = "auto"
+    keep_days: float = Field(default=30.0, ge=0, le=3650)
 
     def is_shared(self, jobs: int) -> bool:
         """What is meant, for so many jobs."""

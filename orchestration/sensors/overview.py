@@ -17,13 +17,14 @@ from orchestration.looking.newest_savepoint import savepoints_seen
 from orchestration.looking.vitals import DAMAGED
 from orchestration.resources import Reading, Seen, StillstateResource
 from orchestration.run_phases import PHASES, RunPhase
-from orchestration.text import age_text
+from orchestration.text import time_text
 from state_runtime.snapshot.catalog import Catalog
 
 __all__ = ["OverviewCursor", "overview"]
 
-CHANGES_EVERY_S: Final = 10.0
-"""A job that comes and goes must not write the table at every tick."""
+CHANGES_EVERY_S: Final = 60.0
+"""A change is shown at the next tick, if there was none just before: a job that comes and goes must not write the table
+at every tick, for each is some twenty kilobytes for fifty jobs."""
 RECOVERIES_READ_MAX: Final = 500
 _SAID: Final[Mapping[RunPhase, str]] = {"succeeded": "", "failed": "failed ", "canceled": "canceled "}
 
@@ -53,13 +54,13 @@ def overview(
     started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
     ages = Reading(spec, started, "savepoint", _newest_savepoint, budget_s=looks.left_s)
     savepoints = stillstate.read(ages).found
-    recoveries = _recoveries(instance, now_ms)
+    recoveries = _recoveries(instance)
     rows: list[OverviewRow] = []
     for name, look in looks.found.items():
         savepoint = savepoints.get(name, "")
         shown = "unknown" if isinstance(savepoint, NoLook) else savepoint
         recovery = recoveries.get(mount.tag(name), _Recovery())
-        row = overview_row(name, look, now_ms, savepoint=shown, recovery=recovery.text)
+        row = overview_row(name, look, savepoint=shown, recovery=recovery.text)
         is_explained = recovery.damage and (row.health, row.term) == (DAMAGED, recovery.term)
         rows.append(replace(row, why=recovery.damage) if is_explained else row)
     return overview_materialization(mount.overview(), rows), OverviewCursor(now_ms, digest)
@@ -79,13 +80,13 @@ def _digest(found: Mapping[str, Look | NoLook]) -> str:
 
 
 def _newest_savepoint(job: JobSpec, catalog: Catalog) -> str:
-    """How old it is; only how many there are, where they are too many to read."""
+    """When it was complete; only how many there are, where they are too many to read."""
     seen = savepoints_seen(catalog)
     if not seen.is_known:
         return f"{seen.count} in all"
     if seen.newest is None:
         return ""
-    return age_text(max(0, catalog.clock.now_ms() - seen.newest.finished_at_ms) / 1000)
+    return time_text(seen.newest.finished_at_ms)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Recovery:
     """The last recovery run of a job.
 
     Attributes:
-        text: how long ago, and how it ended if not well.
+        text: when it was requested, and how it ended if not well.
         term: that it was for.
         damage: what it found of a damaged newest snapshot, if it has left the choice to a person.
     """
@@ -103,14 +104,14 @@ class _Recovery:
     damage: str = ""
 
 
-def _recoveries(instance: dg.DagsterInstance, now_ms: int) -> dict[str, _Recovery]:
+def _recoveries(instance: dg.DagsterInstance) -> dict[str, _Recovery]:
     """By the tag of the job."""
     records = instance.get_run_records(dg.RunsFilter(tags={ACTION_TAG: "recover"}), limit=RECOVERIES_READ_MAX)
     found: dict[str, _Recovery] = {}
     for record in records:  # newest first
         run = record.dagster_run
-        ago_s = max(0.0, now_ms / 1000 - record.create_timestamp.timestamp())
+        at = time_text(int(record.create_timestamp.timestamp() * 1000))
         ended = _SAID.get(PHASES[run.status.value], "under way ")
-        last = _Recovery(f"{ended}{age_text(ago_s)}", run.tags.get(TERM_TAG, ""), run.tags.get(DAMAGE_TAG, ""))
+        last = _Recovery(f"{ended}{at}", run.tags.get(TERM_TAG, ""), run.tags.get(DAMAGE_TAG, ""))
         found.setdefault(run.tags.get(JOB_TAG, ""), last)
     return found

@@ -58,7 +58,7 @@ def test_the_table_names_whom_to_look_at_first(
     assert trouble["why"].startswith("dead: ")
     assert "last heartbeat is 60.0 s old" in trouble["why"]
     assert table[2] == {
-        "job": "flights", "health": "healthy", "term": "1", "checkpoint": "1 min",
+        "job": "flights", "health": "healthy", "term": "1", "checkpoint": "2023-11-14 22:13:20Z",
     }  # fmt: skip
     assert SECRET not in repr((table, trouble))
 
@@ -87,11 +87,11 @@ def test_a_column_is_there_once_a_job_has_something_for_it(world: Callable[..., 
     assert (bus["lag"], flight["lag"]) == ("", "2 min")
 
 
-def test_it_is_written_on_a_change_and_every_minute(world: Callable[..., World], flights: JobRoot) -> None:
+def test_it_is_written_on_a_change_and_every_half_hour(world: Callable[..., World], flights: JobRoot) -> None:
     here = world()
     flights.start()
     assert len(tables(here)) == 1
-    for _ in range(11):
+    for _ in range(359):
         here.clock.advance_s(5)
         flights.beat()
         flights.checkpoint()
@@ -99,7 +99,7 @@ def test_it_is_written_on_a_change_and_every_minute(world: Callable[..., World],
     here.clock.advance_s(5)
     flights.beat()
     assert len(tables(here)) == 1
-    here.clock.advance_s(10)
+    here.clock.advance_s(60)
     flights.beat("stopped")
     assert [table[0]["health"] for table in tables(here)] == ["stopped"]
 
@@ -116,7 +116,7 @@ def test_a_job_that_comes_and_goes_does_not_write_it_at_every_tick(
             flights.start()
         written += len(tables(here))
         here.clock.advance_s(5)
-    assert written <= 60
+    assert written <= 10
 
 
 def test_a_damaged_job_and_its_last_recovery_are_shown(world: Callable[..., World], flights: JobRoot) -> None:

@@ -41,7 +41,7 @@ def said(result: dg.SensorResult) -> str:
 
 
 def test_an_interval_has_one_event_for_the_newest_checkpoint(world: Callable[..., World], flights: JobRoot) -> None:
-    here = world()
+    here = world(house="observation: {interval_s: 60}")
     flights.start()
     for _ in range(2):
         flights.checkpoint()

@@ -89,7 +89,7 @@ def test_every_kind_of_run_of_ours_is_ended_when_its_worker_is_gone(world: Calla
     """The default launcher has no health check: such a run would keep its job's turn for as long as any run may last,
     76 minutes of a recovery and 18 hours of a migration."""
     here = world()
-    here.clock.at_ms = NOW_MS
+    here.clock.at_ms = time.time_ns() // 1_000_000  # as runs are dated
     jobs = [job for job in here.defs.resolve_all_job_defs() if any(name in job.tags for name in STREAM_TAGS)]
     kinds = {job.name.removesuffix("_flights") for job in jobs}
     assert {"start", "stop", "recover", "migrate", "materialize", "savepoint", "retain", "verify", "drill"} <= kinds
@@ -105,7 +105,7 @@ def test_a_job_whose_recovery_run_has_died_gets_another_one_in_the_same_tick(
     world: Callable[..., World], flights: JobRoot, clock: FakeClock, gone: Worker
 ) -> None:
     here = world(extra="recovery: {backoff_s: 0.001}")
-    clock.at_ms = NOW_MS
+    clock.at_ms = time.time_ns() // 1_000_000  # as runs are dated
     flights.start()
     clock.advance_s(60)
     (request,) = here.recovery()
@@ -118,7 +118,7 @@ def test_a_job_whose_recovery_run_has_died_gets_another_one_in_the_same_tick(
 
 def test_a_run_that_is_canceled_and_whose_worker_is_gone_is_canceled(world: Callable[..., World], gone: Worker) -> None:
     here = world()
-    here.clock.at_ms = NOW_MS
+    here.clock.at_ms = time.time_ns() // 1_000_000  # as runs are dated
     run = under_way(here, here.defs.resolve_job_def("migrate_flights"), gone)
     here.instance.report_run_canceling(run)
     here.recovery()
@@ -129,7 +129,7 @@ def test_a_launcher_that_looks_after_its_workers_is_left_to_it(
     world: Callable[..., World], gone: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = world()
-    here.clock.at_ms = NOW_MS
+    here.clock.at_ms = time.time_ns() // 1_000_000  # as runs are dated
     job = here.defs.resolve_job_def("recover_flights")
     run = under_way(here, job, gone)
     launcher = here.instance.run_launcher

@@ -1,0 +1,54 @@
+"""`stillstate_prune`: each night, what our streams left in Dagster's storage and is old is deleted."""
+
+from typing import Final
+
+import dagster as dg
+
+from assets.mount import Mount
+from orchestration.config.spec import Spec
+from orchestration.jobs.driver import stillstate_of
+from orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
+from orchestration.upkeep.pruning import prune
+
+__all__ = ["build_prune_job"]
+
+_SCHEDULE: Final = "25 4 * * *"
+_ACTION: Final = "prune"
+
+
+def build_prune_job(mount: Mount, spec: Spec) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    """The job and its schedule; one for all streams of a file."""
+    streams, keep_days = list(spec.jobs), spec.dagster.keep_days
+
+    @dg.op(name=mount.name("stillstate_prune_storage"), required_resource_keys={mount.resource})
+    def prune_storage(context: dg.OpExecutionContext) -> None:
+        if not keep_days:
+            context.log.info("nothing is deleted: dagster.keep_days is 0")
+            return
+        keys = [mount.overview()]
+        keys += [key for name in streams for key in mount.keys_of(name)]
+        tags = {mount.tag(name) for name in streams}
+        clock = stillstate_of(context, mount).clock()
+        done = prune(context.instance, keys, STREAM_TAGS, tags, keep_days=keep_days, clock=clock)
+        if done.events is None:
+            context.log.warning("Dagster's event storage is none of SQL: events of streams are not deleted")
+        context.log.info(f"deleted {done.runs:,} runs and {done.events or 0:,} events older than {keep_days:g} days")
+
+    @dg.job(
+        name=mount.name("stillstate_prune"),
+        description=f"Delete runs and events of our streams that are older than dagster.keep_days ({keep_days:g}) from "
+        "Dagster's storage. The newest of each asset and check stay; nothing of a stream itself is touched.",
+        executor_def=dg.in_process_executor,
+        tags={ACTION_TAG: _ACTION, "dagster/priority": "-1", "dagster/max_retries": "0"},
+    )
+    def prune_job() -> None:
+        prune_storage()
+
+    schedule = dg.ScheduleDefinition(
+        name=mount.name("stillstate_prune_schedule"),
+        job=prune_job,
+        cron_schedule=_SCHEDULE,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING if keep_days else dg.DefaultScheduleStatus.STOPPED,
+    )
+    return prune_job, schedule

@@ -1,0 +1,16 @@
+"""Dagster's run statuses for queries, by what they mean for us (run_phases.py)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import dagster as dg
+
+from orchestration.run_phases import ENDED, PHASES
+
+__all__ = ["CANCELING", "FINISHED", "WITH_WORKER"]
+
+FINISHED: Final = tuple(dg.DagsterRunStatus(status) for status, phase in PHASES.items() if phase in ENDED)
+CANCELING: Final = dg.DagsterRunStatus.CANCELING
+WITH_WORKER: Final = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, CANCELING)
+"""A process does such a run, or has begun to; one that is suspended is done by none."""
