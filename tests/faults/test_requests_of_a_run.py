@@ -173,7 +173,7 @@ def test_a_restore_reads_each_object_once_per_host(server: CountingServer, tmp_p
 
 
 def test_a_copy_inside_the_store_is_three_requests_an_object(server: CountingServer, tmp_path: Path) -> None:
-    """Two looks at its size, and the copy: a savepoint of a large job costs no bytes."""
+    """Two looks at its size, and the copy: no bytes pass through here. A savepoint reads each object once besides."""
     prepared(server, tmp_path, "copied", inline_bytes_max=0)
     root = open_store("s3://lake/copied", server.options).child(JOB)
     manifest = Catalog.of_root(root).latest()
@@ -183,6 +183,12 @@ def test_a_copy_inside_the_store_is_three_requests_an_object(server: CountingSer
     found = Counter(method for method, path in server.requests[mark:] if "changelog" in path or "tables" in path)
     assert result.objects_copied == result.objects == EPOCHS * (SHARDS + 1)
     assert (found["PUT"], found["HEAD"]) == (result.objects, 2 * result.objects)
+    indexes = found["GET"]
+    mark = len(server.requests)
+    copy_snapshot(root, manifest, root.child("saved"), verified=True, clock=FakeClock(), ids=CountingIds(9))
+    found = Counter(method for method, path in server.requests[mark:] if "changelog" in path or "tables" in path)
+    assert (found["PUT"], found["HEAD"]) == (result.objects, 2 * result.objects)
+    assert found["GET"] == indexes + result.objects
 
 
 def test_the_tables_of_the_documents_are_what_was_counted() -> None:

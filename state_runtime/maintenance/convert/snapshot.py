@@ -539,6 +539,7 @@ class _Conversion:
             ids=self.actor.ids,
             progress=note,
             threads=self.threads,
+            verified=True,
             independent=self.independent,
         ) as copier:
             copier.copy(needed.values())

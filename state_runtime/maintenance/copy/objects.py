@@ -125,6 +125,7 @@ def copy_snapshot(
     rewrite: Callable[[Manifest], Manifest] | None = None,
     progress: Callable[[CopyProgress], None] | None = None,
     threads: int = 16,
+    verified: bool = False,
     independent: bool = False,
     prove: Callable[[], None] = lambda: None,
     clock: Clock,
@@ -141,7 +142,7 @@ def copy_snapshot(
             own earlier manifest as another one. None copies the manifest's bytes.
         progress: called in this thread, after each object.
         threads: objects at a time.
-        independent: see `Copier`.
+        verified, independent: see `Copier`.
         prove: called right before the manifest is created; raises if the target is not the caller's any more.
 
     Raises:
@@ -162,7 +163,9 @@ def copy_snapshot(
                 "choose another target"
             )
         objects = needed_objects(source, manifest)
-        with Copier(source, target, progress=progress, threads=threads, independent=independent, ids=ids) as copier:
+        with Copier(
+            source, target, progress=progress, threads=threads, verified=verified, independent=independent, ids=ids
+        ) as copier:
             copier.copy([*objects.values(), *outputs_below_root(written)])
     except MissingFile as error:
         if not read_boundary(source).keeps(manifest.snapshot_id):

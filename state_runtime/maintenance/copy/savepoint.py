@@ -67,6 +67,9 @@ _LOG = logging.getLogger(__name__)
 
 # The pin of a savepoint outlives its process, because anybody may resume the copy: the snapshot is kept for so long
 # after the last attempt began. (A pin that ends with the work is a `KeptPin`.)
+_THREADS = 8
+"""Objects at a time: they are read and compared in the driver, beside its stream."""
+
 PIN_LASTS_MS = 7 * 24 * 3600 * 1000
 
 
@@ -231,6 +234,9 @@ class SavepointWork:
             folder,
             rewrite=_without_outputs if manifest.outputs else None,
             progress=progress,
+            threads=_THREADS,
+            # What is damaged in the job is so in a link to it, or in the store's own copy of it.
+            verified=True,
             independent=record.independent,
             prove=self.prove,
             clock=self.clock,

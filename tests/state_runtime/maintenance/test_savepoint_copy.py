@@ -34,6 +34,7 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.settings import JobSettings
 from state_runtime.maintenance.copy import savepoint as savepoint_copy
+from state_runtime.maintenance.copy.objects import needed_objects
 from state_runtime.maintenance.copy.savepoint import (
     SavepointWork,
     pin_for_savepoint,
@@ -387,6 +388,22 @@ def test_what_cannot_pass_is_not_tried_again(tmp_path: Path, failing: list[BaseE
     record = savepoint_of_stopped(root.work(wait=lambda seconds: pytest.fail("no second attempt")), "one")
     assert (record.state, record.attempts) == ("FAILED", 1)
     assert type(error).__name__ in record.message
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_savepoint_of_damaged_data_is_never_complete(tmp_path: Path, independent: bool) -> None:
+    """A link to a damaged object is as damaged, and has the right size: each is read and compared, whatever it holds."""
+    root = local_root(tmp_path)
+    manifest = open_snapshot(root.store).manifest
+    for number, path in enumerate(sorted(needed_objects(root.store, manifest))):
+        body = root.store.read(path, 1 << 30)
+        root.store.put(path, bytes([*body[:-1], body[-1] ^ 1]))
+        record = savepoint_of_stopped(root.work(), f"s{number}", independent=independent)
+        assert record.state == "FAILED"
+        assert path in record.message
+        root.store.put(path, body)
+        assert resume_savepoint(root.work(), f"s{number}").state == "COMPLETED", "what is mended can be gone on with"
+    assert number > 2
 
 
 def test_a_snapshot_that_was_given_up_fails_the_savepoint_and_says_so(tmp_path: Path) -> None:
