@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -18,8 +18,10 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
+from state_runtime.base.usercode import called_at
 from state_runtime.driver.beginning import Beginning, StartFrom
 from state_runtime.driver.run import BY_HAND, Allowed, JobRun, RunResult, StartedBy
+from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.pipeline.compile import Step, TransformStep, WriteStep
 from state_runtime.pipeline.operators import (
@@ -136,7 +138,9 @@ class StreamingJob:
         return JobPlan(
             name=self.name,
             source=self._chain.source,
+            source_at=self._chain.source_at,
             steps=self._chain.steps,
+            steps_at=self._chain.steps_at,
             settings=self.settings,
             store_url=self._store_url,
             storage_options=self._storage_options,
@@ -167,8 +171,8 @@ class StreamingJob:
         Starts from the newest snapshot of the job root, if there is one.
 
         Args:
-            trigger: arguments of `DataStreamWriter.trigger`, e.g. `{"availableNow": True}`; None is as fast as
-                possible.
+            trigger: as in stillstate.yaml (`{"processing_time_s": 1}`, `{"available_now": True}`), or the argument of
+                `DataStreamWriter.trigger` (`{"availableNow": True}`); None is as fast as possible.
             takeover: fence a run that seems alive, instead of being turned away by it.
             allow_dropped_state: start although operators or states of the newest snapshot are no longer in the
                 pipeline; what they stored is not read again, also not if they come back.
@@ -213,7 +217,7 @@ class StreamingJob:
             take_output=take_output,
             drop_inflight=drop_inflight,
         )
-        return run.go(trigger, allowed, beginning, started_by)
+        return run.go(sparks_trigger(trigger), allowed, beginning, started_by)
 
 
 class _Chain:
@@ -222,12 +226,14 @@ class _Chain:
     def __init__(self, name: str) -> None:
         self.name = name
         self.source: Source | None = None
+        self.source_at = ""
         self.steps: tuple[Step, ...] = ()
+        self.steps_at: tuple[str, ...] = ()
 
     def begin(self, source: Source) -> None:
         if self.source is not None:
             raise InvalidPipeline(f"job {self.name!r} already reads a source; union the streams inside one read()")
-        self.source = source
+        self.source, self.source_at = source, called_at()
 
     def extend(self, before: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
         """Put a step behind those of a stream; what the chain is then."""
@@ -237,8 +243,12 @@ class _Chain:
                 "hang "
                 "any number of sinks on it, and two chains are two jobs"
             )
-        self.steps = (*before, step)
+        self.steps, self.steps_at = (*before, step), (*self.steps_at, called_at())
         return self.steps
+
+
+class _NoSuchStep(InvalidPipeline, AttributeError):
+    """A stream has no method of that name. It is an AttributeError as well, so that `hasattr` works."""
 
 
 class Stream:
@@ -247,6 +257,11 @@ class Stream:
     def __init__(self, chain: _Chain, steps: tuple[Step, ...]) -> None:
         self._chain = chain
         self._steps = steps
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_such_step(self, name)
 
     def key_by(self, *columns: str | Column | list[str] | list[Column]) -> KeyedStream:
         """Partition by key columns for the stateful operator that follows.
@@ -401,6 +416,11 @@ class KeyedStream:
         self._chain = chain
         self._steps = steps
         self._keys = keys
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _no_such_step(self, name)
 
     @_in_sparks_words
     def transform_with_state(
@@ -662,6 +682,32 @@ class KeyedStream:
             initial_state=initial_state,
         )
         return Stream(self._chain, self._chain.extend(self._steps, step))
+
+
+def _no_such_step(stream: Stream | KeyedStream, name: str) -> AttributeError:
+    """What to say of a method that a stream does not have: which of ours was meant, and where it goes."""
+    kind = type(stream).__name__
+    if name.startswith("_"):
+        return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    ours = next((sparks for sparks in (_snake_case(name), name) if hasattr(KeyedStream, sparks)), "")
+    way = f"its methods are {', '.join(n for n in dir(type(stream)) if not n.startswith('_'))}"
+    if isinstance(stream, Stream) and ours:
+        way = f"say by which key: .key_by(…).{ours}(…)"
+    elif ours:
+        way = f"here it is {ours}(…)"
+    elif isinstance(stream, KeyedStream) and hasattr(Stream, name):
+        way = f"an operator with state must follow key_by(…), and .{name}(…) comes behind that"
+    elif name == "withWatermark":
+        way = "call Spark's withWatermark(…) on the stream that read() returns"
+    elif name == "groupBy":
+        way = "key_by(…) says what belongs together"
+    elif hasattr(DataFrame, name):
+        way = f"stateless Spark code goes into .transform(lambda df: df.{name}(…))"
+    return _NoSuchStep(f"a {kind} has no {name}(…): {way}")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
 
 
 def _output_mode(uid: str, given: object) -> OutputMode:

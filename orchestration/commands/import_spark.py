@@ -11,6 +11,7 @@ import typer
 
 from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.usercode import step_at
 
 if TYPE_CHECKING:
     from state_runtime import StreamingJob
@@ -145,7 +146,8 @@ def _given(
         options = found.storage_options if target is None else named_place(place, config).options
 
         def build_configured() -> StreamingJob:
-            built: StreamingJob = load_entry_point(found.entry_point, spec.file.parent)(to_context(found))
+            with step_at():
+                built: StreamingJob = load_entry_point(found.entry_point, spec.file.parent)(to_context(found))
             return built
 
         return _Given(
@@ -166,7 +168,8 @@ def _given(
         from state_runtime.job import JobContext
 
         context = JobContext(name, store, given_options, storage_options=where.options)
-        built: StreamingJob = load_entry_point(str(entry_point), Path.cwd())(context)
+        with step_at():
+            built: StreamingJob = load_entry_point(str(entry_point), Path.cwd())(context)
         return built
 
     return _Given(name=name, target=where.text, options=where.options, build=build_named)

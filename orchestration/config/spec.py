@@ -59,6 +59,7 @@ from orchestration.config.upkeep import (
 from orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound
 from state_runtime.base.settings import Backend, Compression, JobSettings, RetentionPolicy
+from state_runtime.driver.trigger import every_s
 from state_runtime.snapshot.locate import Place
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | N
     if until_idle or isinstance(spec.trigger, AvailableNow):
         return {"availableNow": True}
     if isinstance(spec.trigger, ProcessingTime):
-        return {"processingTime": f"{max(1, round(spec.trigger.processing_time_s * 1000))} milliseconds"}
+        return every_s(spec.trigger.processing_time_s)
     return None
 
 
@@ -411,7 +412,7 @@ def _resolve(root: Located, folder: Path, environ: Mapping[str, str], problems: 
             job = job.with_child("migration", move.with_child("to_storage_options", secret.mapped(variables)))
         for keys in _PATH_KEYS:
             job = _change_at(job, keys, path)
-        resolved[name] = _resolve_path_options(job, path, problems)
+        resolved[name] = _resolve_path_options(name, job, path, problems)
     return root.with_child("jobs", Located(resolved, jobs.line, jobs.path))
 
 
@@ -424,7 +425,7 @@ def _change_at(place: Located, keys: tuple[str, ...], change: Callable[[Located]
     return place.with_child(keys[0], child.mapped(change)) if isinstance(child.value, str) else place
 
 
-def _resolve_path_options(job: Located, change: Callable[[Located], Scalar], problems: Problems) -> Located:
+def _resolve_path_options(name: str, job: Located, change: Callable[[Located], Scalar], problems: Problems) -> Located:
     named, options = job.get("path_options"), job.get("options")
     if named is None or not isinstance(named.value, list):
         return job
@@ -433,7 +434,7 @@ def _resolve_path_options(job: Located, change: Callable[[Located], Scalar], pro
             continue  # the schema reports it
         option = options.get(item.value) if options is not None else None
         if options is None or option is None:
-            problems.add(item.line, item.path, f"there is no option {item.value!r} under `options`")
+            problems.add(item.line, item.path, f"there is no option {item.value!r} under `options` of job {name!r}")
         elif not isinstance(option.value, str):
             problems.add(option.line, option.path, "is named in `path_options`, so it must be a path or URL")
         else:

@@ -30,6 +30,7 @@ from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.progress import Progress
+from state_runtime.base.usercode import step_at
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.fencing import refuse_if_live
@@ -288,7 +289,8 @@ def _build(spec: JobSpec, build: Any) -> StreamingJob:
     from state_runtime import StreamingJob
 
     try:
-        job = build(to_context(spec))
+        with step_at():
+            job = build(to_context(spec))
     except StillstateError:
         raise
     except Exception as error:

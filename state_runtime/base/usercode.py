@@ -5,11 +5,23 @@ Spark hands the exception of a task over as text and leaves its cause out, so fi
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-__all__ = ["UserTraceback", "described_class", "place_in_user_code", "raised_by_user", "user_traceback"]
+from state_runtime.base.errors import InvalidPipeline
+
+__all__ = [
+    "UserTraceback",
+    "called_at",
+    "described_class",
+    "place_in_user_code",
+    "raised_by_user",
+    "step_at",
+    "user_traceback",
+]
 
 _FRAMES_MAX = 20
 _CHARACTERS_MAX = 8_000  # of a traceback; it travels inside the text of an error
@@ -42,6 +54,33 @@ def place_in_user_code(error: BaseException) -> str:
     """The place in brackets, to be put behind a text; empty if none of the job's own code was running."""
     frame = _last_frame(traceback.extract_tb(error.__traceback__))
     return "" if frame is None else f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
+
+
+def called_at() -> str:
+    """Where the job's own code is now, as in "/jobs/shop.py, line 12"; "" if none of it is running."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_RUNTIME, *_LIBRARIES)):
+            return f"{file}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def step_at(place: str = "") -> Iterator[None]:
+    """An `InvalidPipeline` that is raised inside says which line of the job's own code it is about.
+
+    Args:
+        place: by `called_at`; "" is the line inside that raised.
+    """
+    try:
+        yield
+    except InvalidPipeline as error:
+        told = f" ({place})" if place else place_in_user_code(error)
+        if told in str(error):
+            raise
+        raise InvalidPipeline(f"{error}{told}") from error
 
 
 def described_class(kind: type) -> str:

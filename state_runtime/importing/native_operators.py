@@ -15,6 +15,17 @@ __all__ = ["NativeOperator", "NativeState", "match_operators", "parse_operators"
 _KINDS: Mapping[str, Literal["value", "list", "map"]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _TIME_MODES = {"eventtime": "event", "processingtime": "processing", "none": "none", "notime": "none"}
 _NAME = "transformWithState"
+# What a user wrote, by Spark's name of the operator that came of it.
+_WRITTEN = {
+    "stateStoreSave": "an aggregation such as groupBy().count()",
+    "sessionWindowStateStoreSaveExec": "a groupBy(session_window(…)) with aggregates",
+    "symmetricHashJoin": "a join of two streams",
+    "dedupe": "a dropDuplicates()",
+    "dedupeWithinWatermark": "a dropDuplicatesWithinWatermark()",
+    "flatMapGroupsWithState": "a flatMapGroupsWithState()",
+    "applyInPandasWithState": "an applyInPandasWithState()",
+    "globalLimit": "a limit()",
+}
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,9 @@ def parse_operators(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[Nati
         number, name = int(row["operatorId"]), str(row["operatorName"])
         if not name.startswith(_NAME):
             raise InvalidData(
-                f"operator {number} of the query in {where} is a {name}; only transformWithState and "
-                "transformWithStateInPandas can be "
-                "imported. Process the input again for the others, in a job of their own"
+                f"operator {number} of the query in {where} is "
+                f"{_WRITTEN.get(name, f'of kind {name!r}')}; only transformWithState and transformWithStateInPandas "
+                "can be imported. Process the input again for the others, in a job of their own"
             )
         found[number] = _operator(number, row, where)
     if not found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,7 +13,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
 from state_runtime.base.settings import JobSettings
-from state_runtime.base.usercode import raised_by_user
+from state_runtime.base.usercode import raised_by_user, step_at
 from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.columns_read import SourceReads, columns_read, deciding_columns
 from state_runtime.pipeline.conditions import conditioned
@@ -161,14 +162,21 @@ class CompiledPipeline:
 
 
 def compile_pipeline(
-    spark: SparkSession, source: OpenedSource, steps: tuple[Step, ...], settings: JobSettings
+    spark: SparkSession,
+    source: OpenedSource,
+    steps: tuple[Step, ...],
+    settings: JobSettings,
+    steps_at: tuple[str, ...] = (),
 ) -> CompiledPipeline:
     """Check the steps on the schemas that flow through them and build the stages.
 
     No row is read. User transforms are called once, with an empty frame of the right schema.
 
+    Args:
+        steps_at: the lines of the job's own code that the steps come from, as far as they are known.
+
     Raises:
-        InvalidPipeline: a step cannot run; the message names it. UserCodeError: a transform raised.
+        InvalidPipeline: a step cannot run; the message names it and its line. UserCodeError: a transform raised.
     """
     if not steps:
         raise InvalidPipeline("the pipeline has no steps; add key_by(…) with an operator, or write(…)")
@@ -184,54 +192,55 @@ def compile_pipeline(
     asked = SourceReads(spark, schema)
     updates = ""
     has_other_python = has_python(source.frame)
-    for step in steps:
-        if not isinstance(step, TransformStep):
-            _check_dots(schema)
-        if isinstance(step, TransformStep):
-            jobs = jobs_so_far(spark)
-            made = _transformed(asked.frame_of(schema), step)
-            # It may look at rows to make its plan (`count`, `first`, a write): what it reads is not all in the plan.
-            asked.through(made, looked=jobs_so_far(spark) != jobs)
-            schema = made.schema
-            has_other_python = has_other_python or has_python(made)
-            parts.append(step)
-        elif isinstance(step, WriteStep):
-            if step.name in sinks:
-                raise InvalidPipeline(f"two sinks are named {step.name!r}; give each write() a name of its own")
-            written = arrow_schema(schema)
-            step.sink.check(written, f"sink {step.name!r}")
-            if (layout := step.sink.layout(written)) is not None:
-                layouts[step.name] = layout
-            sinks[step.name] = step.sink
-            has_other_python = has_other_python or step.sink.may_have_python
-            last = parts[-1] if parts else None
-            if isinstance(last, Stage):
-                parts[-1] = replace(last, sinks=(*last.sinks, step.name))
+    for step, place in zip(steps, chain(steps_at, repeat(""))):
+        with step_at(place):
+            if not isinstance(step, TransformStep):
+                _check_dots(schema)
+            if isinstance(step, TransformStep):
+                jobs = jobs_so_far(spark)
+                made = _transformed(asked.frame_of(schema), step)
+                # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
+                asked.through(made, looked=jobs_so_far(spark) != jobs)
+                schema = made.schema
+                has_other_python = has_other_python or has_python(made)
+                parts.append(step)
+            elif isinstance(step, WriteStep):
+                if step.name in sinks:
+                    raise InvalidPipeline(f"two sinks are named {step.name!r}; give each write() a name of its own")
+                written = arrow_schema(schema)
+                step.sink.check(written, f"sink {step.name!r}")
+                if (layout := step.sink.layout(written)) is not None:
+                    layouts[step.name] = layout
+                sinks[step.name] = step.sink
+                has_other_python = has_other_python or step.sink.may_have_python
+                last = parts[-1] if parts else None
+                if isinstance(last, Stage):
+                    parts[-1] = replace(last, sinks=(*last.sinks, step.name))
+                else:
+                    parts.append(Stage(None, (step.name,), schema, True, input=schema))
+                    asked.by()
             else:
-                parts.append(Stage(None, (step.name,), schema, True, input=schema))
-                asked.by()
-        else:
-            if step.uid in uids:
-                raise InvalidPipeline(f"two operators have the uid {step.uid!r}; state belongs to one uid")
-            uids.add(step.uid)
-            updates = _check_updates(step, updates)
-            chosen = conditioned(spark, step, schema)
-            operator, given_up = build_operator(chosen.step, chosen.schema, source, settings, session)
-            if given_up:
-                dropped[step.uid] = given_up
-            schema = output_schema(step, operator, schema)
-            initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
-            has_other_python = has_other_python or (initial is not None and has_python(initial))
-            names = columns_read(operator)
-            reads = chosen.select(names)
-            read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
-            refuse_collations(chosen.told(read), f"operator {step.uid!r}")
-            asked.by(reads)
-            partial = partial_rows(operator, chosen.schema)
-            parts.append(
-                Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial, input=read)
-            )
-        _check_names(schema, f"step {type(step).__name__}")
+                if step.uid in uids:
+                    raise InvalidPipeline(f"two operators have the uid {step.uid!r}; state belongs to one uid")
+                uids.add(step.uid)
+                updates = _check_updates(step, updates)
+                chosen = conditioned(spark, step, schema)
+                operator, given_up = build_operator(chosen.step, chosen.schema, source, settings, session)
+                if given_up:
+                    dropped[step.uid] = given_up
+                schema = output_schema(step, operator, schema)
+                initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
+                has_other_python = has_other_python or (initial is not None and has_python(initial))
+                names = columns_read(operator)
+                reads = chosen.select(names)
+                read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
+                refuse_collations(chosen.told(read), f"operator {step.uid!r}")
+                asked.by(reads)
+                partial = partial_rows(operator, chosen.schema)
+                parts.append(
+                    Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial, input=read)
+                )
+            _check_names(schema, f"step {type(step).__name__}")
     refuse_layouts_beside(layouts)
     last = parts[-1]
     if isinstance(last, Stage):

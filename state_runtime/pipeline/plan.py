@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from state_runtime.base.clock import Clock
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
+from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.compile import CompiledPipeline, Step, compile_pipeline
 from state_runtime.pipeline.operators import IntervalJoinStep
 from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, Source, open_source
@@ -26,6 +27,7 @@ class JobPlan:
 
     Attributes:
         source, steps: the pipeline, as it was written; not checked before `compiled`.
+        source_at, steps_at: the lines of the job's own code that they come from, where these are known.
         store_url, storage_options: of the store that the job's root lies in; the options may hold secrets, so they are
             in no repr.
         store: the same, open.
@@ -40,6 +42,8 @@ class JobPlan:
     clock: Clock
     ids: Ids
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    source_at: str = ""
+    steps_at: tuple[str, ...] = ()
 
     @property
     def root_url(self) -> str:
@@ -54,11 +58,12 @@ class JobPlan:
 
     def opened_source(self, spark: SparkSession) -> OpenedSource:
         """The streaming frame; raises what `open_source` raises."""
-        return open_source(spark, self.name, self.source, self.joined)
+        with step_at(self.source_at):
+            return open_source(spark, self.name, self.source, self.joined)
 
     def compiled(self, spark: SparkSession, source: OpenedSource) -> CompiledPipeline:
         """The pipeline on a source; raises what `compile_pipeline` raises."""
-        return compile_pipeline(spark, source, self.steps, self.settings)
+        return compile_pipeline(spark, source, self.steps, self.settings, self.steps_at)
 
 
 class Planned(Protocol):

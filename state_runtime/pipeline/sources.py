@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
+from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -39,6 +40,12 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _REDEFINITION_REFUSED_CONF = "spark.sql.streaming.statefulOperator.allowMultiple"
+_NO_KAFKA = "Failed to find data source: kafka"
+_KAFKA_CONNECTOR = (
+    "Spark has no connector for Kafka; name it in stillstate.yaml, under the job or under defaults: spark: {conf: "
+    "{spark.jars.packages: org.apache.spark:spark-sql-kafka-0-10_2.13:" + spark_version + "}} "
+    "(the version of Spark, or the newest one before it that is published)"
+)
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
 # Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
 _STATELESS = frozenset(
@@ -185,6 +192,8 @@ def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
 def _of_read(job: str, error: Exception) -> StillstateError:
     """What the user's function raised: a source that is not there, or a fault of the function's; of an exception of
     Java's the root cause comes first."""
+    if _NO_KAFKA in str(error):
+        return InvalidPipeline(f"job {job!r}: {_KAFKA_CONNECTOR}")
     typed = typed_error(error)
     if isinstance(typed, StillstateError) and type(typed) is not StillstateError:
         return typed

@@ -115,7 +115,7 @@ def test_all_mistakes_are_reported_at_once_each_with_line_and_key(write_config: 
         ("10: jobs.flights.launcher.kind: ", "'local'"),
         ("10: jobs.flights.launcher.stop_timeout_s: ", "greater than 0"),
         ("11: jobs.flights.owners[0]: ", "team:name"),
-        ("12: jobs.flights.path_options[0]: ", "no option 'inbox'"),
+        ("12: jobs.flights.path_options[0]: ", "no option 'inbox' under `options` of job 'flights'"),
         ("13: jobs.UPPER: ", "a job name is"),
         ("14: jobs.empty: ", "must be a mapping"),
     ]
@@ -158,6 +158,8 @@ def test_all_mistakes_are_reported_at_once_each_with_line_and_key(write_config: 
         (MINIMAL + "    name: other\n", 6, "unknown key"),
         (MINIMAL + "file: other\n", 6, "unknown key"),
         (MINIMAL + "    options: {n: 5}\n    path_options: [n]\n", 6, "must be a path"),
+        # Which of the jobs lacks it: the line is that of the defaults.
+        ("defaults: {path_options: [inbox]}\n" + MINIMAL, 1, "no option 'inbox' under `options` of job 'flights'"),
     ],
 )
 def test_malformed_files_name_the_line(write_config: Callable[..., Path], text: str, line: int, what: str) -> None:

@@ -41,6 +41,8 @@ def test_a_stream_without_a_watermark_is_told_of_with_watermark(spark: SparkSess
     assert message.startswith(
         "operator 'per-minute': windows need a column with event time; call Spark's withWatermark"
     )
+    # The line of the step, in `windowed`.
+    assert f" ({__file__}, line {windowed.__code__.co_firstlineno + 1})" in message
 
 
 def test_behind_a_join_the_reason_is_the_join(spark: SparkSession, tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def plan_deduplicate(
     if not event_time:
         if within_watermark:
             raise InvalidPipeline(
-                f"{where}: within_watermark needs a stream with a watermark; add with_watermark(…) before"
+                f"{where}: within_watermark needs a stream with a watermark; call Spark's withWatermark on the stream "
+                "that the job reads"
             )
         return Deduplicate()
     check_event_time(schema, event_time, where)

@@ -239,7 +239,8 @@ def test_an_operator_is_read_with_its_modes_and_states() -> None:
     ("rows", "error", "message"),
     [
         ([], InvalidData, "no stateful operator"),
-        ([row(), row(1, "stateStoreSave")], InvalidData, "operator 1 .* is a stateStoreSave; only transformWithState"),
+        ([row(), row(1, "stateStoreSave")], InvalidData, r"operator 1 .* such as groupBy\(\).count\(\); only transformWith"),
+        ([row(1, "somethingNew")], InvalidData, "is of kind 'somethingNew'; only transformWithState"),
         ([row(stateVariables="{")], CorruptData, "cannot be read"),
         ([row(timeMode="Sometimes")], CorruptData, "cannot be read"),
         ([row(stateVariables='[{"stateName":"s","stateVariableType":"SetState","ttlEnabled":false}]')], CorruptData, "SetState"),

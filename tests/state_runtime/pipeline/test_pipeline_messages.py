@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import copy
 import re
 import sys
 import threading
@@ -10,16 +13,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, functions
 from pyspark.sql import types as T
 from pyspark.sql.classic.column import Column
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from test_processors_handle import Calls
 
-from state_runtime import StreamingJob, aggregates
-from state_runtime.base.errors import InvalidPipeline, UserCodeError
-from state_runtime.job import KeyedStream
+import state_runtime
+from state_runtime import StreamingJob, VectorizedProcessor, aggregates, foreach_epoch, windows
+from state_runtime.base.errors import InvalidConfiguration, InvalidPipeline, UserCodeError
+from state_runtime.base.usercode import step_at
+from state_runtime.driver.trigger import sparks_trigger
+from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline.compile import _check_dots
 from state_runtime.pipeline.operators import ProcessorStep, _declared_states, _key_field, parse_schema
-from state_runtime.pipeline.sources import way_to_key
+from state_runtime.pipeline.sources import open_source, way_to_key
 
 OUT = "key string, n long"
 SCHEMA = T.StructType([T.StructField("key", T.StringType()), T.StructField("s", T.StructType([T.StructField("id", T.LongType())]))])  # fmt: skip
@@ -183,3 +192,134 @@ def test_ddl_that_cannot_be_parsed_is_shown_with_a_reason(monkeypatch: pytest.Mo
         InvalidPipeline, match=r"the output cannot be parsed: \[PARSE_SYNTAX_ERROR\] Syntax.*in 'n lnog'"
     ):
         parse_schema("n lnog", "the output")
+
+
+# --- where it stands, and what it names ------------------------------------------------------------------------------
+
+
+def at(line: int) -> str:
+    return rf"\({re.escape(__file__)}, line {line}\)"
+
+
+def here() -> int:
+    """The caller's line."""
+    return sys._getframe(1).f_lineno
+
+
+def test_a_pipeline_that_cannot_be_built_names_the_line_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever is wrong with a step or with the source: what is said is said with the line that wrote it."""
+    job, steps = StreamingJob("job", store=str(tmp_path)), here()
+    keyed = job.read(lambda spark: spark).transform(lambda df: df).key_by("k")
+    keyed.deduplicate(
+        uid="once"
+    ).write(foreach_epoch(print))  # fmt: skip
+    plan = job.plan()
+    assert [re.fullmatch(at(line), f"({place})") is not None for line, place in zip(
+        (steps + 1, steps + 1, steps + 2, steps + 4), (plan.source_at, *plan.steps_at), strict=True
+    )] == [True] * 4  # fmt: skip
+    monkeypatch.setattr("state_runtime.pipeline.plan.open_source", raises)
+    with pytest.raises(InvalidPipeline, match=f"it does not fit {at(steps + 1)}"):
+        plan.opened_source(None)  # type: ignore[arg-type]
+
+
+def raises(*_: Any) -> Any:
+    raise InvalidPipeline("it does not fit")
+
+
+def test_an_error_while_a_job_is_built_names_the_line_once() -> None:
+    """Also through another place that adds it; other errors are left alone."""
+    with pytest.raises(InvalidPipeline) as told, step_at(), step_at("jobs.py, line 1"), step_at("jobs.py, line 1"):
+        raises()
+    assert str(told.value).startswith("it does not fit (jobs.py, line 1) (")
+    assert str(told.value).count("jobs.py") == 1
+    with pytest.raises(UserCodeError, match=r"^broken\Z"), step_at("jobs.py, line 1"):
+        raise UserCodeError("broken")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda s: s.transform_with_state(1), r"a Stream has no .*: say by which key: \.key_by\(…\)\.transform_with_state"),
+        (lambda s: s.transformWithStateInPandas(1), r"\.key_by\(…\)\.transform_with_state_in_pandas"),
+        (lambda s: s.deduplicate(uid="u"), r"\.key_by\(…\)\.deduplicate"),
+        (lambda s: s.withWatermark("t", "1 s"), r"withWatermark\(…\) on the stream that read\(\) returns"),
+        (lambda s: s.groupBy("k"), r"key_by\(…\) says"),
+        (lambda s: s.select("k"), r"\.transform\(lambda df: df\.select\(…\)\)"),
+        (lambda s: s.agregate(uid="u"), r"its methods are aggregate, key_by, transform, window, write"),
+        (lambda s: s.key_by("k").write(None), r"a KeyedStream has no write.* must follow key_by\(…\)"),
+        (lambda s: s.key_by("k").transformWithState(1), r"here it is transform_with_state\(…\)"),
+    ],
+)  # fmt: skip
+def test_a_method_that_a_stream_does_not_have_says_which_one_is_meant(stream: Any, call: Any, said: str) -> None:
+    """No bare AttributeError; `hasattr` and copies work as with any object."""
+    with pytest.raises(InvalidPipeline, match=said):
+        call(stream)
+    assert not hasattr(stream, "transform_with_state")
+    assert copy.copy(stream)._steps == stream._steps
+
+
+SPARKS_TIME_MODES = {"ProcessingTime", "EventTime"}  # of Scala's TimeMode, in whose words Spark says it too
+NAMED = re.compile(r"(?<![\w\\])\.?([A-Za-z_]\w+)\((?:…|\))")
+
+
+def methods_named_in_errors() -> dict[str, str]:
+    """By the name of each method that a function which raises `InvalidPipeline` has in a text: where."""
+    found = {}
+    for file in sorted((Path(__file__).parents[3] / "state_runtime").rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and "InvalidPipeline" in ast.dump(function):
+                body = function.body[1:] if ast.get_docstring(function) else function.body
+                for node in [n for part in body for n in ast.walk(part)]:
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                        found.update(dict.fromkeys(NAMED.findall(node.value), f"{file.name}:{node.lineno}"))
+    return found
+
+
+def test_every_method_that_an_error_of_a_pipeline_names_exists() -> None:
+    """A user types what the message says."""
+    homes = [StreamingJob, Stream, KeyedStream, DataFrame, Column, DataStreamReader, StatefulProcessor, Calls]
+    homes += [VectorizedProcessor, functions, state_runtime, aggregates, windows, builtins]
+    known = {name for home in homes for name in dir(home)} | {*state_runtime.__all__, *SPARKS_TIME_MODES}
+    named = methods_named_in_errors()
+    assert {"key_by", "transform", "interval_join"} <= named.keys()
+    assert {name: where for name, where in named.items() if name not in known and not name.isupper()} == {}  # SQL's
+
+
+def test_a_connector_that_is_missing_is_one_sentence_with_the_line_to_add(tmp_path: Path) -> None:
+    def read(_: Any) -> Any:
+        raise ValueError("Failed to find data source: kafka. Please deploy the application as per …")
+
+    with pytest.raises(InvalidPipeline) as told:
+        open_source(None, "orders", read, None)  # type: ignore[arg-type]
+    assert re.fullmatch(
+        r"job 'orders': Spark has no connector for Kafka; .* spark: \{conf: \{spark\.jars\.packages: "
+        r"org\.apache\.spark:spark-sql-kafka-0-10_2\.13:\d+\.\d+\.\d+\}\} \(the version of Spark, .*\)",
+        str(told.value),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sparks"),
+    [
+        (None, None),
+        ({}, None),
+        ({"processing_time_s": 1}, {"processingTime": "1000 milliseconds"}),
+        ({"processing_time_s": 0.5}, {"processingTime": "500 milliseconds"}),
+        ({"available_now": True}, {"availableNow": True}),
+        ({"processingTime": "1 second"}, {"processingTime": "1 second"}),
+        ({"availableNow": True}, {"availableNow": True}),
+    ],
+)
+def test_a_trigger_is_written_as_in_the_file_or_as_in_spark(given: Any, sparks: Any) -> None:
+    assert sparks_trigger(given) == sparks
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["1 second", {"every": 1}, {"processing_time_s": 0}, {"processing_time_s": "1"}, {"available_now": False}, {"continuous": "1 second"}, {"availableNow": True, "processingTime": "1 second"}],
+)  # fmt: skip
+def test_another_trigger_is_refused_before_anything_begins(given: Any) -> None:
+    with pytest.raises(InvalidConfiguration, match=r'must be \{"processing_time_s": 1\}'):
+        sparks_trigger(given)

@@ -220,7 +220,7 @@ def test_deduplication_without_a_fitting_time_is_refused() -> None:
     """The message says what is missing."""
     schema = pa.schema([*KEYS, ("n", pa.int64())])
     with pytest.raises(
-        InvalidPipeline, match="operator 'op', deduplicate: within_watermark needs a stream with a water"
+        InvalidPipeline, match=r"operator 'op', deduplicate: within_watermark needs .* call Spark's withWatermark"
     ):
         plan_deduplicate(["name"], "", 7, True, schema, "op")
     with pytest.raises(InvalidPipeline, match="there is no event-time column 'at'"):
