@@ -86,6 +86,8 @@ class Progress:
         materialization_failures: of its own, in a row; an alarm is due at 3.
         spilled_bytes: of rows that waited on hosts' disks because a task had more than it may hold.
         inflight: None unless rows are in flight after the epoch, or were before it.
+        skipped_rows: that sources passed over because they are gone (Kafka with failOnDataLoss=false), since the epoch
+            before; as far as the driver's Java says so. Not in manifests.
     """
 
     snapshot_id: int = 0
@@ -122,6 +124,7 @@ class Progress:
     materialization_failures: int = 0
     spilled_bytes: int = 0
     inflight: InflightProgress | None = None
+    skipped_rows: int = 0
 
     @property
     def alignment_ms(self) -> float:

@@ -99,6 +99,7 @@ class EpochDriver:
 
     Args:
         wait: waits for so many seconds before a failed epoch is tried again, and says whether to give up instead.
+        skipped_rows: how many rows the sources have passed over since it was last asked.
 
     Attributes:
         lock: held during an epoch: whoever stops the query takes it, so that no epoch is cut in the middle.
@@ -116,8 +117,10 @@ class EpochDriver:
         on_progress: Callable[[Progress], None] | None,
         savepoints: Savepoints | None = None,
         wait: Callable[[float], bool] | None = None,
+        skipped_rows: Callable[[], int] = lambda: 0,
     ) -> None:
         self._context = context
+        self._skipped_rows = skipped_rows
         self._wait: Callable[[float], bool] = threading.Event().wait if wait is None else wait
         self._committer = committer
         self._checkpoint = checkpoint
@@ -411,7 +414,7 @@ class EpochDriver:
         self.row_bytes = row_bytes_after(self.row_bytes, done.acknowledged)
         ran = of_operators(done.acknowledged, self._context.pipeline.stages)
         self.tasks = self.tasks.after(epoch_of(numbers, ((o.uid, a) for o, a in ran)))
-        self._report(numbers)
+        self._report(replace(numbers, skipped_rows=self._skipped_rows()))
         if is_asked:
             self._begin_savepoints()
 

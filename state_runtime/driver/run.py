@@ -7,7 +7,8 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -48,6 +49,7 @@ from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition
 from state_runtime.snapshot.term_files import RunState
 from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
+from state_runtime.spark.java_log import JavaWarnings, WarningBook
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
@@ -56,6 +58,7 @@ __all__ = ["BY_HAND", "Allowed", "JobRun", "RunResult", "StartedBy", "is_part_of
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 30.0
 _CLAIM_TIMEOUT_S = 60.0
+_WARNINGS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class JobRun:
         self._clock = plan.clock
         self._ids = plan.ids
         self._advance = Advance(plan.clock, plan.settings.stall_timeout_s)
+        self._java_warnings = JavaWarnings()
+        self._warnings = WarningBook(lambda: self._java_warnings.take())
         self._catalog = Catalog(plan.store, plan.name, plan.clock)
         self._root: Store = self._catalog.root
 
@@ -188,7 +193,7 @@ class JobRun:
                 pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints, allowed
             )
             heartbeat.watch(driver)
-            with scratch.clear_when_full(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
+            with self._around_the_stream(scratch, parallelism):
                 frame = self._frame_read(source, pipeline)
                 pieces = PieceBounds.of(self._spark.conf, hands_only_its_own=pipeline.hands_only_its_own)
                 result = self._stream(
@@ -214,6 +219,26 @@ class JobRun:
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
             if ending is not None:
                 ending.close(_CLAIM_TIMEOUT_S)
+
+    @contextmanager
+    def _around_the_stream(self, scratch: Scratch, parallelism: int) -> Iterator[None]:
+        """Settings of the session, what becomes of a full disk, and a thread that tells what Spark's Java warns of."""
+        self._java_warnings, over = JavaWarnings.begin(self._spark), threading.Event()
+
+        def tell() -> None:
+            while not over.wait(_WARNINGS_INTERVAL_S):
+                self._warnings.look()
+            self._warnings.look()
+            self._java_warnings.end()
+
+        thread = threading.Thread(target=tell, name="stillstate-java-warnings", daemon=True)
+        thread.start()
+        try:
+            with scratch.clear_when_full(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
+                yield
+        finally:
+            over.set()
+            thread.join(_STOP_TIMEOUT_S)
 
     def _frame_read(self, source: OpenedSource, pipeline: CompiledPipeline) -> DataFrame:
         """The source's frame, without what nothing reads, and without watermarks of Spark's that nothing waits for."""
@@ -318,7 +343,14 @@ class JobRun:
             drop_inflight=allowed.drop_inflight,
         )
         return EpochDriver(
-            context, committer, checkpoint, self._spark, self._on_progress, savepoints, wait=self._stop.wait
+            context,
+            committer,
+            checkpoint,
+            self._spark,
+            self._on_progress,
+            savepoints,
+            wait=self._stop.wait,
+            skipped_rows=self._warnings.skipped_rows,
         )
 
     def _stream(

@@ -481,7 +481,11 @@ class Manifest:
             self.format_version,
             left_out=(
                 ("source", "files"),
-                *((outer, inner) for outer in ("progress", "previous") for inner in ("inflight", "spilled_bytes")),
+                *(
+                    (outer, inner)
+                    for outer in ("progress", "previous")
+                    for inner in ("inflight", "spilled_bytes", "skipped_rows")
+                ),
             ),
             younger={"open_batch": None},
         )

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 __all__ = [
     "analyzed",
     "batch_execution",
+    "classes",
     "columns_of",
     "end_java",
     "has_python",
@@ -30,6 +31,11 @@ __all__ = [
 ]
 
 _QUERY_ID: Final = "sql.streaming.queryId"
+
+
+def classes(spark: SparkSession) -> Any:
+    """The classes of the driver's Java, by their names as attributes."""
+    return spark.sparkContext._jvm
 
 
 def written(frame: DataFrame) -> Any:

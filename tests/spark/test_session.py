@@ -14,6 +14,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from state_runtime import JobSettings, StreamingJob, aggregates
 from state_runtime.base.allocator import KEEPS_FREED_MEMORY
+from state_runtime.spark.java_log import JavaWarnings
+from state_runtime.spark.jvm import classes
 from state_runtime.spark.session import session_conf
 
 pytestmark = pytest.mark.spark
@@ -29,6 +31,28 @@ def test_tasks_keep_the_memory_that_they_free_for_the_next_epoch(spark: SparkSes
     """The allocator is chosen when a worker begins, so its environment must say it."""
     rows = spark.range(1, numPartitions=1).mapInArrow(_seen, "seen string").collect()
     assert [row.seen for row in rows] == [*(f"{n}={v}" for n, v in KEEPS_FREED_MEMORY.items()), "system"]
+
+
+def test_a_warning_of_javas_reaches_a_run_and_the_sessions_log_level_stays(spark: SparkSession) -> None:
+    """`build_session` lets errors through only. What a source warns of is collected while a run lasts; what Java
+    prints, and the level that the session has afterwards, are as before."""
+    log4j = classes(spark).org.apache.logging.log4j
+    logger, root = log4j.LogManager.getLogger("org.apache.kafka.Client"), log4j.LogManager.getRootLogger()
+    before = (str(root.getLevel()), sorted(root.getAppenders()))
+    logger.warn("nobody listens")
+    warnings = JavaWarnings.begin(spark)
+    try:
+        logger.warn("a broker is away")
+        logger.info("hello")
+        taken = warnings.take()
+        assert "org.apache.kafka.Client\x1fa broker is away" in taken
+        assert "nobody listens" not in taken
+        assert "hello" not in taken
+        assert "broker" not in warnings.take()
+    finally:
+        warnings.end()
+    assert (str(root.getLevel()), sorted(root.getAppenders())) == before
+    assert warnings.take() == ""
 
 
 def test_a_setting_of_the_user_wins_over_a_recommended_one() -> None:

@@ -1,0 +1,174 @@
+"""What Spark's Java warns of while a run reads, in our log: bounded, each kind once and then at its 10th, 100th … time.
+
+`build_session` sets Spark's log level to ERROR, because Java warns in hundreds of lines of what a driver says in one.
+But a source that passes over rows (`failOnDataLoss=false`), and the client of a broker that went away, only warn. So a
+run collects the warnings of the driver's Java in memory and tells them through Python's logging; what Java prints
+itself stays as it was. Rows that a source says to have passed over are counted.
+
+Warnings of executors on other hosts are in their own logs, and are not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from state_runtime.spark.jvm import classes
+
+__all__ = ["JavaWarnings", "WarningBook"]
+
+_LOG = logging.getLogger(__name__)
+_RECORD, _FIELD = "\x1e", "\x1f"
+_PATTERN: Final = f"{_RECORD}%c{_FIELD}%m%ex{{none}}"
+_NAME: Final = "stillstate-warnings"
+KINDS_MAX: Final = 200
+SHOWN_CHARS_MAX: Final = 600
+TAKEN_CHARS_MAX: Final = 1_000_000
+# What Java keeps until it is asked, about once a second: more than a source has to say, and not a log that explodes.
+_RATE_PER_S, _BURST_MAX = 20.0, 500
+_OTHERS: Final = "other kinds of warnings"
+
+_VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27,}|-?\d+")
+# Numbers of Spark's structured logging come as `MDC[key=OFFSET, value=10]` where its texts were put together wrongly.
+_NUMBER = r"(?:MDC\[key=\w+, value=)?(\d+)\]?"
+_SKIPPED = re.compile(rf"records in\s*\[{_NUMBER},\s*{_NUMBER}[\])]|starts from {_NUMBER} instead of 0")
+
+
+class WarningBook:
+    """Which warnings there were, and how often. For any thread.
+
+    Args:
+        take: gives what Java has warned of since it was last asked.
+    """
+
+    def __init__(self, take: Callable[[], str]) -> None:
+        self._take = take
+        self._lock = threading.Lock()
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._skipped = 0
+        self._untold = 0
+
+    def look(self) -> None:
+        """Tell what is new."""
+        with self._lock:
+            for record in self._take().split(_RECORD)[1:]:
+                logger, _, message = record.partition(_FIELD)
+                self._hear(logger.rpartition(".")[2], " ".join(message.split()))
+
+    def skipped_rows(self) -> int:
+        """How many rows sources have said to have passed over since this was last asked."""
+        self.look()
+        with self._lock:
+            untold, self._untold = self._untold, 0
+        return untold
+
+    def _hear(self, logger: str, message: str) -> None:
+        rows = sum(_rows_of(*match.groups()) for match in _SKIPPED.finditer(message))
+        self._skipped += rows
+        self._untold += rows
+        kind = (logger, _VARIES.sub("#", message)[:SHOWN_CHARS_MAX])
+        if kind not in self._seen and len(self._seen) >= KINDS_MAX:
+            kind = (_OTHERS, "")
+        self._seen[kind] += 1
+        times = self._seen[kind]
+        if not _is_told(times):
+            return
+        again = "" if times == 1 else f" ({times:,} times by now)"
+        skipped = f"; {self._skipped:,} rows that are gone were passed over by now" if rows else ""
+        _LOG.warning("%s warns%s: %s%s", logger, again, message[:SHOWN_CHARS_MAX], skipped)
+
+
+def _rows_of(first: str | None, end: str | None, before: str | None) -> int:
+    return int(before) if before is not None else max(0, int(end or 0) - int(first or 0))
+
+
+def _is_told(times: int) -> bool:
+    """At the first time, the tenth, the hundredth …"""
+    return str(times).strip("0") == "1"
+
+
+class JavaWarnings:
+    """Collects the warnings of the driver's Java. Life cycle: `begin` → `take`* → `end`.
+
+    Spark's log4j writes them to a buffer in Java's memory, at most so many a second. What it prints stays as the
+    session's log level says. With another logging library in its place nothing is collected, which the log says.
+    """
+
+    def __init__(self, writer: Any = None, undo: Callable[[], None] = lambda: None) -> None:
+        self._writer = writer
+        self._undo = undo
+
+    @staticmethod
+    def begin(spark: SparkSession) -> JavaWarnings:
+        """Never fails."""
+        try:
+            return _collecting(spark)
+        except (Py4JError, TypeError, AttributeError) as error:
+            _LOG.info("warnings of Spark's Java are not collected: %s", str(error).partition("\n")[0])
+            return JavaWarnings()
+
+    def take(self) -> str:
+        """What was collected since the last time. Never fails: Java may have ended."""
+        if self._writer is None:
+            return ""
+        try:
+            buffer = self._writer.getBuffer()
+            length = min(int(buffer.length()), TAKEN_CHARS_MAX)
+            if not length:
+                return ""
+            text = str(buffer.substring(0, length))
+            buffer.delete(0, length)
+        except (Py4JError, OSError) as error:
+            _LOG.debug("warnings of Spark's Java cannot be read: %s", error)
+            return ""
+        return text
+
+    def end(self) -> None:
+        """Put Spark's logging back. Never fails."""
+        try:
+            self._undo()
+        except (Py4JError, OSError) as error:
+            _LOG.debug("Spark's logging went with its Java: %s", error)
+        self._writer, self._undo = None, lambda: None
+
+
+def _collecting(spark: SparkSession) -> JavaWarnings:
+    jvm = classes(spark)
+    log4j = jvm.org.apache.logging.log4j
+    warn, core = log4j.Level.WARN, log4j.core
+    context = log4j.LogManager.getContext(False)
+    config = context.getConfiguration()
+    root, writer = config.getRootLogger(), jvm.java.io.StringWriter()
+    layout = core.layout.PatternLayout.newBuilder().withConfiguration(config).withPattern(_PATTERN).build()
+    bounds = core.filter.BurstFilter.newBuilder().setLevel(warn).setRate(_RATE_PER_S).setMaxBurst(_BURST_MAX).build()
+    ours = core.appender.WriterAppender.createAppender(layout, bounds, writer, _NAME, False, True)
+    ours.start()
+    before = root.getLevel()
+    # A level that lets warnings through prints them already; else what prints keeps the level that the session has.
+    silent = {} if warn.isMoreSpecificThan(before) else dict(root.getAppenders())
+
+    def set_printing(level: Any) -> None:
+        for name, appender in silent.items():
+            root.removeAppender(name)
+            root.addAppender(appender, level, None)
+
+    def undo() -> None:
+        root.removeAppender(_NAME)
+        if silent and root.getLevel().equals(warn):
+            root.setLevel(before)
+        set_printing(None)
+        context.updateLoggers()
+
+    root.addAppender(ours, warn, None)
+    if silent:
+        set_printing(before)
+        root.setLevel(warn)
+    context.updateLoggers()
+    return JavaWarnings(writer, undo)
