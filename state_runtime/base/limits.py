@@ -24,6 +24,10 @@ SEGMENT_INDEX_BYTES_MAX = 64 * MIB
 SEGMENT_PARTS_MAX = 1_000_000
 # One Arrow part is decoded at once; its uncompressed size is stated in the index and checked before decoding.
 PART_BYTES_MAX = 4 * 1024 * MIB
+# A column of text or binary ends at 2 GiB in Arrow. So stored rows are put together so many bytes at a time, and more
+# only where one key has more; two versions of the largest key that may be written still fit.
+FOLD_BYTES_MAX = 256 * MIB
+KEY_BYTES_MAX = GIB
 # Tables of all states in a manifest, about: they take 260 bytes each, and half of a manifest may go to them.
 TABLES_MAX = MANIFEST_BYTES_MAX // 2 // 260
 

@@ -26,7 +26,7 @@ from state_runtime.materialize.plan import FoldPlan, Unit
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, TableEntry
 from state_runtime.snapshot.paths import safe_name
-from state_runtime.state.table import concat, slice_hash_range
+from state_runtime.state.table import bounded_slices, concat, slice_hash_range
 from state_runtime.store import Store
 
 __all__ = ["FoldContext", "Folded", "fold_unit", "table_name"]
@@ -188,8 +188,8 @@ class _Work:
                 for part, batch in zip(parts, batches, strict=True)
             ]
             if sum(batch.nbytes for batch in log) > bytes_max:
-                log = [self.versions.fold(log, drop_deleted=False)]
-                bytes_max = log[0].nbytes + unfolded
+                log = [self.versions.fold(part, drop_deleted=False) for part in bounded_slices(log)]
+                bytes_max = sum(batch.nbytes for batch in log) + unfolded
         return log
 
     def _slice(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from state_runtime.base.errors import CorruptSegment, InvalidData, check
 from state_runtime.base.ids import Ids
-from state_runtime.base.limits import MIB
+from state_runtime.base.limits import FOLD_BYTES_MAX, MIB
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.materialize.fold import table_name
 from state_runtime.reading.fingerprint import Fingerprint
@@ -261,6 +261,10 @@ class _OpenTable:
             if earliest is not None:
                 self.next_due_ms = earliest if self.next_due_ms is None else min(self.next_due_ms, earliest)
         self._held.append(rows)
+        if sum(b.nbytes for b in self._held) >= FOLD_BYTES_MAX:
+            # A reader takes a row group into memory.
+            self._write(concat(self._held, self._schema))
+            self._held = []
         while sum(b.num_rows for b in self._held) >= self._row_group_rows:
             batch = concat(self._held, self._schema)
             self._write(batch.slice(0, self._row_group_rows))

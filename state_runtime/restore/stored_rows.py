@@ -17,6 +17,7 @@ from state_runtime.changelog.segment import SegmentIndex
 from state_runtime.changelog.snapshot_state import StoredPart, StoredTable
 from state_runtime.changelog.versions import StateVersions
 from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange
+from state_runtime.restore.stream import windows
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry, TableEntry
 from state_runtime.state.table import StateSchema, concat, hashes_of, slice_hash_range
 
@@ -108,8 +109,8 @@ class StoredRows:
                         raise CorruptSegment(f"{table.path} is not sorted by key hash")
                     last = int(hashes[-1]) if len(hashes) else last
                     rows = slice_hash_range(batch, low, high)
-                    if rows.num_rows:
-                        yield versions.read(rows, stored.snapshot_id, table.path)
+                    for window in windows(rows):
+                        yield versions.read(window, stored.snapshot_id, table.path)
         except StillstateError:
             raise  # some of them are OSErrors too
         except (pa.ArrowException, OSError, KeyError, ValueError, IndexError, OverflowError) as error:

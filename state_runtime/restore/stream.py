@@ -13,20 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.state.table import HASH_MAX, concat, hashes_of
+from state_runtime.base.limits import MIB
+from state_runtime.state.table import HASH_MAX, bounded_slices, concat, hashes_of
 
 __all__ = ["WINDOW_ROWS", "merge_sorted", "whole_hashes", "windows"]
 
 WINDOW_ROWS = 1 << 17
 """Rows of one source that are looked at together: a few megabytes, and enough for vectorised work."""
+_WINDOW_BYTES = 64 * MIB
 
 Batches = Iterator[pa.RecordBatch]
 
 
 def windows(batch: pa.RecordBatch, rows_max: int = WINDOW_ROWS) -> Batches:
-    """A batch in slices, without a copy."""
-    for start in range(0, batch.num_rows, rows_max):
-        yield batch.slice(start, rows_max)
+    """A sorted batch in slices of bounded rows and bytes, without a copy."""
+    for (part,) in bounded_slices([batch], _WINDOW_BYTES):
+        for start in range(0, part.num_rows, rows_max):
+            yield part.slice(start, rows_max)
 
 
 def whole_hashes(batches: Batches) -> Batches:
@@ -55,7 +58,8 @@ def merge_sorted(
 
     Args:
         newest_first: sources of one state in one hash range.
-        fold: of sorted batches, newest first, the rows that stay, sorted; see `state_runtime.state.table.fold`.
+        fold: of sorted batches, newest first, the rows that stay, sorted; see `state_runtime.state.table.fold`. It is
+            given bounded bytes at a time, unless one hash has more.
 
     Yields:
         Batches in ascending order of hash; no hash is in two of them; none is empty.
@@ -63,9 +67,10 @@ def merge_sorted(
     cursors = [_Cursor(source) for source in newest_first]
     while cuts := [cut for cursor in cursors if (cut := cursor.complete_through()) is not None]:
         parts = [cursor.take_through(min(cuts)) for cursor in cursors]
-        merged = fold([part for part in parts if part is not None and part.num_rows])
-        if merged.num_rows:
-            yield merged
+        for some in bounded_slices([part for part in parts if part is not None]):
+            merged = fold(some)
+            if merged.num_rows:
+                yield merged
 
 
 class _Cursor:

@@ -68,7 +68,16 @@ from state_runtime.state.runs import (
     side_by_side,
     start_merge,
 )
-from state_runtime.state.table import HASH_MAX, Hashes, StateSchema, concat, fold, hashes_of, slice_hash_range
+from state_runtime.state.table import (
+    HASH_MAX,
+    Hashes,
+    StateSchema,
+    bounded_slices,
+    concat,
+    fold,
+    hashes_of,
+    slice_hash_range,
+)
 from state_runtime.state.version import OpenVersion
 
 __all__ = ["LocalShard", "cut_hash"]
@@ -228,6 +237,9 @@ class LocalShard:
             low = layout.inputs(current)[0].low
             end = cut_hash(inputs, low, budget)
             parts = [slice_hash_range(batch, low, HASH_MAX if end is None else end - 1) for batch in inputs]
+            cut = list(itertools.islice(bounded_slices(parts), 2))
+            if len(cut) > 1:
+                parts, end = cut[0], min(int(hashes_of(batch)[0]) for batch in cut[1])
             folded = fold(parts, schema, drop_deleted=layout.reaches_bottom(current), now_ms=now_ms)
             piece = None
             if folded.num_rows:

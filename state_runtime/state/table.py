@@ -26,7 +26,7 @@ keys, because hashes collide. Equality is Spark's grouping equality: null equals
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -36,7 +36,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.errors import CorruptSegment, InvalidData
+from state_runtime.base.limits import FOLD_BYTES_MAX, GIB
 
 __all__ = [
     "CLEAR_MARKER",
@@ -46,6 +47,7 @@ __all__ = [
     "HASH_MAX",
     "StateSchema",
     "adapt",
+    "bounded_slices",
     "check_names",
     "concat",
     "entries_of",
@@ -395,12 +397,49 @@ def _canonical(value: Any) -> Any:
 
 
 def concat(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch from many, in order."""
+    """One batch from many, in order.
+
+    Raises:
+        InvalidData: a column would have more text or binary than Arrow's offsets reach, 2 GiB.
+    """
     if len(batches) == 1:
         return batches[0]
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=schema)
-    return pa.concat_batches(batches)
+    try:
+        return pa.concat_batches(batches)
+    except pa.ArrowInvalid as error:
+        size = sum(batch.nbytes for batch in batches)
+        if size < 2 * GIB:
+            raise
+        raise InvalidData(
+            f"{size:,} bytes in {sum(batch.num_rows for batch in batches):,} rows are to be held together, and a "
+            "column of text or binary ends at 2 GiB. Give the job more shards (parallelism), its source a bound "
+            "(maxFilesPerTrigger, maxOffsetsPerTrigger), or keep smaller values"
+        ) from error
+
+
+def bounded_slices(batches: Sequence[pa.RecordBatch], bytes_max: int | None = None) -> Iterator[list[pa.RecordBatch]]:
+    """Sorted batches of one state, all cut at the same hashes, in ascending order; without a copy.
+
+    Args:
+        bytes_max: of what is folded at a time, if None.
+
+    Yields:
+        In the order of the batches what they have of some hashes: at most so many bytes together, or all of one hash.
+    """
+    filled = [batch for batch in batches if batch.num_rows]
+    if not filled:
+        return
+    if bytes_max is None:
+        bytes_max = FOLD_BYTES_MAX
+    low, high = (select(int(hashes_of(b)[at]) for b in filled) for select, at in ((min, 0), (max, -1)))
+    if low == high or sum(batch.nbytes for batch in filled) <= bytes_max:
+        yield filled
+        return
+    middle = (low + high) // 2
+    for first, last in ((low, middle), (middle + 1, high)):
+        yield from bounded_slices([slice_hash_range(batch, first, last) for batch in filled], bytes_max)
 
 
 def removal_of(rows: pa.RecordBatch, schema: StateSchema) -> pa.RecordBatch:
@@ -448,6 +487,11 @@ def fold(
             for they hide older ones.)
     """
     batches = [b for b in newest_first if b.num_rows]
+    if len(batches) > 2 and sum(b.nbytes for b in batches) > FOLD_BYTES_MAX:
+        # Versions of large values: what is out of date goes before everything is put together.
+        half = len(batches) // 2
+        halves = [fold(part, schema, drop_deleted=False) for part in (batches[:half], batches[half:])]
+        batches = [b for b in halves if b.num_rows]
     if not batches:
         return schema.empty()
     order = None

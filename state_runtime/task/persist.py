@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import pyarrow as pa
+
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidData
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.limits import KEY_BYTES_MAX
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.parts_writer import PartsWriter
 from state_runtime.changelog.upload import Uploader, UploadPolicy
@@ -16,11 +20,12 @@ from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.processors.operator import Operator
 from state_runtime.state.changed_rows import Changed, on_top
 from state_runtime.state.reader import StateReader
+from state_runtime.state.table import bounded_slices, hashes_of
 from state_runtime.task.acknowledgement import PersistedFiles
 from state_runtime.task.persist_files import persist_files
 from state_runtime.task.shard_access import ShardAccess, TaskJob
 
-__all__ = ["Persisted", "Step", "changes_writer", "persist", "uploader"]
+__all__ = ["Persisted", "Step", "changes_writer", "persist", "refuse_large_keys", "uploader"]
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,10 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
     """Make a shard's step durable, as far as a task can: the driver's manifest completes it.
 
     Raises:
+        InvalidData: a key has more in this epoch than is read back.
         StoreUnavailable, OutcomeUnknown: an upload failed; the epoch fails and is run again.
     """
+    refuse_large_keys(operator.uid, step.changes)
     if job.settings.changelog == "off":
         return _persist_files(job, operator, access, step)
     writer = step.writer if step.writer is not None else changes_writer(job, operator.uid, access)
@@ -101,6 +108,25 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
     changes = pending.result()
     faults.reach("task-logged")
     return Persisted(version, failed, changes)
+
+
+def refuse_large_keys(operator: str, changes: Mapping[str, pa.RecordBatch], bytes_max: int = KEY_BYTES_MAX) -> None:
+    """Refuse changes of one key that are too large: two versions of a key are put together when they are read.
+
+    Args:
+        changes: per state.
+
+    Raises:
+        InvalidData: a key has more than `bytes_max`.
+    """
+    for state, batch in changes.items():
+        for (rows,) in bounded_slices([batch], bytes_max):
+            if rows.nbytes > bytes_max:
+                raise InvalidData(
+                    f"operator {operator!r}, state {state!r}: the key with the hash {int(hashes_of(rows)[0]):016x} has "
+                    f"{rows.nbytes:,} bytes in this epoch, and a key may have {bytes_max:,}. Nothing of the epoch was "
+                    "committed. Keep less of it: a shorter value, a digest, or a key for each part of it"
+                )
 
 
 def _persist_files(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -> Persisted:
