@@ -381,7 +381,7 @@ class JobRun:
             driver.run_batch(frame, batch_id)
             pieces.seen(driver.row_bytes)
 
-        writer = source.writeStream.foreachBatch(run_batch).option("checkpointLocation", checkpoint.folder.as_uri())
+        writer = source.writeStream.foreachBatch(run_batch).option("checkpointLocation", str(checkpoint.folder))
         if trigger:
             writer = writer.trigger(**trigger)
         query = writer.queryName(f"{self._plan.name} (term {committer.term.term})").start()

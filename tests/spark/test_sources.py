@@ -119,6 +119,17 @@ def test_an_input_file_that_does_not_fit_is_named_and_no_restart_is_tried(spark:
     assert status.message.startswith("InvalidData: the input file file:")
 
 
+def test_a_scratch_folder_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark takes it for a path and not for a URI: with an escaped one no job ran, and a second folder was made. Over a
+    restart, which lays Spark's files out."""
+    home = tmp_path / "scratch"
+    for number in range(2):
+        write_input(tmp_path / "in", number, 1)
+        job = two_step_job(tmp_path, scratch_dir=str(home / "a b é%20#@[x]{y,z}+*?"))
+        assert job.run(spark, trigger={"availableNow": True}).epochs > 0
+    assert [path.name for path in home.iterdir()] == ["a b é%20#@[x]{y,z}+*?"]
+
+
 def test_the_users_interval_of_compaction_is_that_of_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     """Spark computes where compacted files are; laid out for ten, a log cannot be read with another interval."""
     spark.conf.set(COMPACT_INTERVAL_CONF, "3")
