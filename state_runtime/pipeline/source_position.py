@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from state_runtime.base.errors import CorruptData, InvalidData, StillstateError
 from state_runtime.base.limits import (
@@ -54,6 +55,8 @@ COMPACT_INTERVAL = 10
 """Spark writes a compacted log of seen files after so many entries, unless `COMPACT_INTERVAL_CONF` says otherwise."""
 _COMPACT = re.compile(r"([0-9]+)\.compact\Z")
 _BLOCK_BYTES = 64 * KIB
+# In a line of the log; the path is that of a URI.
+_PATTERN_PATH = re.compile(r'"path":\s*"([^"]*(?:[\[\]{}*?]|%5[BCDbcd]|%7[BDbd]|%3[Ff]|%2[Aa])[^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ class SparkCheckpoint:
         """Per file source, the lines of its log that are new since `before`. What it reads is as much as is new.
 
         Raises:
-            CorruptData: the log is not as Spark writes it. InvalidData: a source has seen more files than can be kept.
+            CorruptData: the log is not as Spark writes it.
+            InvalidData: a source has seen more files than can be kept, or Spark may have read files of the batch twice.
         """
         new: dict[int, list[str]] = {}
         for source in after.logs:
@@ -145,6 +149,7 @@ class SparkCheckpoint:
             for entry in range(first, last + 1):
                 lines.extend(self._log_entry(source, entry))
             if lines:
+                _refuse_read_twice(lines)
                 new[source] = lines
         return new
 
@@ -214,6 +219,24 @@ class SparkCheckpoint:
                 SOURCE_LOG_TOTAL_BYTES_MAX,
                 advice,
             )
+
+
+def _refuse_read_twice(lines: list[str]) -> None:
+    """Refuse a batch of several files if the name of one is a pattern.
+
+    Spark expands the names of a batch, so that a file is read for its own name and for each pattern that fits it.
+
+    Raises:
+        InvalidData: which file, and what to do.
+    """
+    found = _PATTERN_PATH.search("\n".join(lines)) if len(lines) > 1 else None
+    if found is not None:
+        raise InvalidData(
+            f"the input file {unquote(found[1])} has one of the characters [ ] {{ }} * ? \\ in its path, and came in a "
+            f"batch of {len(lines)} files. Spark takes such a name for a pattern, and may have read files of the batch "
+            "more than once. Nothing of the batch was committed. Start the job with the source's option "
+            "maxFilesPerTrigger=1, with which each file is a batch of its own, or rename the file"
+        )
 
 
 def write_source_log(folder: Path, texts: Iterable[str], last: int, interval: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -56,7 +58,9 @@ class FakeSpark:
             (self.folder / "commits" / str(batch_id - 1)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
 
-names = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=6)
+names = st.text(
+    alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\n\r[]{}*?"), min_size=1, max_size=6
+)
 # Per batch some log entries, per entry some files.
 batches = st.lists(
     st.lists(st.lists(names, min_size=1, max_size=2), min_size=1, max_size=4), min_size=1, max_size=12
@@ -161,6 +165,28 @@ def test_a_missing_entry_is_an_error_that_names_the_folder(tmp_path: Path) -> No
     checkpoint = SparkCheckpoint(tmp_path)
     with pytest.raises(StillstateError, match="has no entry 1 for source 0"):
         checkpoint.new_log_lines(None, checkpoint.position(0))
+
+
+@pytest.mark.parametrize("name", ["a%5B1%5D", "a%7Bb,c%7D", "a*", "a%3F", "a%5C1", "in%5B1%5D/a", "]"])
+def test_a_file_whose_name_is_a_pattern_is_refused_beside_others(tmp_path: Path, name: str) -> None:
+    """Spark reads what the pattern fits once more, and sums are wrong without a word. Alone in its batch it is fine."""
+    pattern, plain = f"file:///in/{name}.parquet", ["file:///in/a1.parquet", "file:///in/a%255B1%20%C3%A9.parquet"]
+    spark = FakeSpark(tmp_path)
+    checkpoint = SparkCheckpoint(tmp_path)
+    spark.entry(0, [pattern])
+    spark.batch(0, 0)
+    alone = checkpoint.position(0)
+    assert len(checkpoint.new_log_lines(None, alone)[0]) == 1
+    spark.entry(1, plain)
+    spark.batch(1, 1)
+    others = checkpoint.position(1)
+    assert len(checkpoint.new_log_lines(alone, others)[0]) == 2
+    spark.entry(2, [plain[0], pattern])
+    spark.batch(2, 2)
+    with pytest.raises(
+        InvalidData, match=rf"{re.escape(unquote(pattern))}.*batch of 2 files.*maxFilesPerTrigger=1.*rename"
+    ):
+        checkpoint.new_log_lines(others, checkpoint.position(2))
 
 
 def test_a_log_of_another_version_is_corrupt(tmp_path: Path) -> None:
