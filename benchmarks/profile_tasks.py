@@ -144,7 +144,13 @@ class ProfiledShard:
     def _log(self, changes: Mapping[str, pa.RecordBatch]) -> None:
         uid = self._operator.uid
         writer = task_writer(
-            lambda: self._store, self._uploader, term=1, operator=uid, settings=JobSettings(), ids=SYSTEM_IDS
+            lambda: self._store,
+            self._uploader,
+            term=1,
+            snapshot_id=1,
+            operator=uid,
+            settings=JobSettings(),
+            ids=SYSTEM_IDS,
         )
         begin_task_changes(
             writer, operator=uid, hash_range=hash_range_of_shard(SHARD, SHARDS), changes=changes

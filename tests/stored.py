@@ -121,7 +121,7 @@ def write_task_changes(
     """What `begin_task_changes` does, in one step and with one attempt: an upload goes to the root in this thread."""
     settings = replace(JobSettings(), inline_bytes_max=inline_bytes_max)
     writer = task_writer(
-        lambda: root, cast(Uploader, _AtOnce()), term=term, operator=operator, settings=settings, ids=ids
+        lambda: root, cast(Uploader, _AtOnce()), term=term, snapshot_id=1, operator=operator, settings=settings, ids=ids
     )
     return begin_task_changes(writer, operator=operator, hash_range=hash_range, changes=changes).result()
 

@@ -15,7 +15,7 @@ from state_runtime.changelog.segment import SegmentIndex, build_segment, placed_
 from state_runtime.changelog.source_log import cut_lines
 from state_runtime.changelog.upload import Uploader
 from state_runtime.snapshot.manifest import SegmentEntry
-from state_runtime.snapshot.paths import segment_path
+from state_runtime.snapshot.paths import named_for, segment_path
 from state_runtime.state.changed_rows import Changed, batches_of
 from state_runtime.store import Store
 
@@ -30,14 +30,23 @@ __all__ = [
 
 
 def task_writer(
-    root: Callable[[], Store], uploader: Uploader, *, term: int, operator: str, settings: JobSettings, ids: Ids
+    root: Callable[[], Store],
+    uploader: Uploader,
+    *,
+    term: int,
+    snapshot_id: int,
+    operator: str,
+    settings: JobSettings,
+    ids: Ids,
 ) -> PartsWriter:
     """For the changes of a task.
 
     Args:
         root: opens the job root; only called for an upload.
+        snapshot_id: that they will end in.
     """
-    return PartsWriter(root, uploader, term=term, name=f"direct-{operator}", settings=settings, ids=ids)
+    name = named_for(snapshot_id, f"direct-{operator}")
+    return PartsWriter(root, uploader, term=term, name=name, settings=settings, ids=ids)
 
 
 def begin_task_changes(

@@ -99,7 +99,7 @@ class Checkpointer:
             context.root,
             context.settings,
             context.ids,
-            context.clock,
+            committer.clock,
             committer.ownership,
             f"{term.host}:{term.pid}",
         )

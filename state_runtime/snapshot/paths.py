@@ -35,6 +35,8 @@ __all__ = [
     "manifest_path",
     "materialization_path",
     "migration_path",
+    "named_for",
+    "named_snapshot_of",
     "pin_path",
     "pinned_id_of",
     "run_mark_path",
@@ -69,6 +71,7 @@ SAVEPOINTS_DIR = "savepoints"
 _JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 _PIN = re.compile(r"([0-9]{20})-[0-9A-Za-z]+\.json\Z")
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+_NAMED_FOR = re.compile(r"(?:.*-)?([0-9]{20})-[0-9A-Za-z]+(?:\.seg|\.json)?\Z")
 _RUN_MARK = re.compile(r"(run-(?P<term>[0-9]{20})-|root-)[0-9A-Za-z]+\Z")
 _DIGITS = 20
 
@@ -170,6 +173,18 @@ def shard_file_path(term: int, operator: str, name: str) -> str:
 
 def listing_path(term: int, name: str) -> str:
     return f"files/{term:0{_DIGITS}d}/{name}.json"
+
+
+def named_for(snapshot_id: int, name: str) -> str:
+    """The name of data that a task writes for a snapshot to come; a uid follows it. By it, and by no clock, collection
+    knows that it may still be named."""
+    return f"{name}-{snapshot_id:0{_DIGITS}d}"
+
+
+def named_snapshot_of(path: str) -> int | None:
+    """The snapshot that a segment, a listing or data of a task was written for; None where its name does not say."""
+    found = _NAMED_FOR.match(path.rpartition("/")[2])
+    return int(found[1]) if found else None
 
 
 def snapshot_id_of(name: str) -> int | None:

@@ -6,6 +6,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.changelog.parts_writer import PartsWriter, WrittenParts
 from state_runtime.changelog.rows import ROWS_PART_BYTES
 from state_runtime.changelog.upload import Uploader
+from state_runtime.snapshot.paths import named_for
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.row_passes import RowPass, batch_of
 from state_runtime.task.shard_access import ShardAccess, TaskJob
@@ -26,7 +27,7 @@ def begin_keeping(
         lambda: access.root,
         uploader,
         term=job.term,
-        name=f"rows-{operator}",
+        name=named_for(job.snapshot_id, f"rows-{operator}"),
         settings=job.settings,
         ids=ids,
         on_part=host.keep,

@@ -77,6 +77,7 @@ def changes_writer(job: TaskJob, operator: str, access: ShardAccess) -> PartsWri
         lambda: access.root,
         uploader(UploadPolicy.of(job.settings)),
         term=job.term,
+        snapshot_id=job.snapshot_id,
         operator=operator,
         settings=job.settings,
         ids=SYSTEM_IDS,

@@ -22,7 +22,7 @@ from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.local_versions import NO_VERSION
-from state_runtime.snapshot.paths import shard_file_path
+from state_runtime.snapshot.paths import named_for, shard_file_path
 from state_runtime.snapshot.shard_files import ShardFiles, StoredFile, encode_schema
 from state_runtime.state.backend import LocalCopyUnusable, VersionFiles
 from state_runtime.state.reader import StateReader
@@ -144,7 +144,7 @@ def _upload(
     try:
         for digest, body in bodies.items():
             if len(body) > SMALL_FILE_BYTES_MAX:
-                names = _attempt_names(job.term, operator.uid, access.shard, version, digest)
+                names = _attempt_names(job, operator.uid, access.shard, version, digest)
                 uploads[digest] = uploader.begin(access.root, partial(next, names), body)
         paths = {digest: upload.result() for digest, upload in uploads.items()}
     except BaseException:
@@ -164,7 +164,8 @@ def _upload(
     ), totals
 
 
-def _attempt_names(term: int, operator: str, shard: int, version: str, digest: str) -> Iterator[str]:
+def _attempt_names(job: TaskJob, operator: str, shard: int, version: str, digest: str) -> Iterator[str]:
     """Every attempt has a name of its own; nobody else writes for this version, whose id is random."""
     while True:
-        yield shard_file_path(term, operator, f"{shard}-{version}-{digest[:16]}-{SYSTEM_IDS.short()}")
+        name = named_for(job.snapshot_id, f"{shard}-{version}-{digest[:16]}")
+        yield shard_file_path(job.term, operator, f"{name}-{SYSTEM_IDS.short()}")

@@ -329,7 +329,7 @@ def begin(uploader: Uploader, store: DictStore | None, **settings: object) -> Wr
         return store
 
     chosen = JobSettings(**settings)  # type: ignore[arg-type]
-    writer = task_writer(root, uploader, term=1, operator=OPERATOR, settings=chosen, ids=CountingIds())
+    writer = task_writer(root, uploader, term=1, snapshot_id=1, operator=OPERATOR, settings=chosen, ids=CountingIds())
     return begin_task_changes(writer, operator=OPERATOR, hash_range=ALL_HASHES, changes=CHANGES)
 
 

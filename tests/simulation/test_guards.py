@@ -196,16 +196,24 @@ def test_without_the_pins_own_look_at_the_boundary_nobody_holds_it(
 
 
 def test_without_the_watermark_what_is_on_its_way_is_deleted(monkeypatch: pytest.MonkeyPatch, guarded: Any) -> None:
-    """Uploaded before the collector listed, named after it had read the manifests."""
-    monkeypatch.setattr(survey, "_watermark_ms", lambda root, catalog: 1 << 60)
+    """Uploaded before the collector listed, named after it had read the manifests. (Of data whose name does not say what it is for.)"""
+    monkeypatch.setattr(survey.Survey, "_is_under_way", lambda self, kind, path: False)
+    monkeypatch.setattr(survey, "_watermark_ms", lambda root, newest, now_ms: 1 << 60)
     guarded(with_only(drivers=2, collectors=2), "is missing")
 
 
-def test_without_the_floor_a_clock_of_the_store_that_jumps_loses_what_is_on_its_way() -> None:
-    """What was written after the newest manifest looks older than it."""
+def test_without_names_and_floor_a_clock_of_the_store_that_jumps_loses_what_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was written after the newest manifest looks older than it. Its name says that it is not, and so does the floor where names
+    say nothing."""
     plan = with_only(drivers=2, collectors=2, store_jump_ms=HOUR_MS)
+    by_name = survey.Survey._is_under_way
+    monkeypatch.setattr(survey.Survey, "_is_under_way", lambda self, kind, path: False)
     seed = first_violation(plan, "is missing")
     assert not play(seed, replace(plan, floor_ms=24 * HOUR_MS)).violations
+    monkeypatch.setattr(survey.Survey, "_is_under_way", by_name)
+    assert not play(seed, plan).violations
 
 
 @pytest.mark.parametrize(("field", "law"), [("paths", "is missing")])

@@ -3,15 +3,16 @@
 The first pass (`plan_gc`) marks, lists and shows; it only reads. The second (`apply_gc`) does all of it again and
 deletes what both passes found. In each, in this order:
 
-1. the watermark: when the newest manifest was written, by the store's own clock
+1. the watermark: when the newest manifest was written, by the store's own clock, but not later than now
 2. what exists, pins, materializations, manifests (marks.py)
 3. the listing of all objects
 4. before anything is deleted: pins and materializations once more
 
 Data is garbage if nothing of 2 needs it and it is older than the watermark by the floor. A job names what it writes in
 its next manifest or never; so what was written before a manifest that does not lead to it is garbage, and what was
-written after the newest is not, however old: the job may stand still, or its next checkpoint be a day away. The floor
-allows for clocks of stores that jump.
+written after the newest is not, however old: the job may stand still, or its next checkpoint be a day away. What the
+newest run writes has the id of the snapshot that it is for in its name, and is under way as long as that is newer than
+the newest, whatever the store's clock says. The floor allows for clocks of stores that jump where names do not say it.
 
 Nothing is deleted if a manifest, a pin or a record cannot be read, if a listing fails, or if something that is needed
 is missing (then the store is damaged, and what is left may be what somebody repairs it with). Names that are not ours

@@ -23,9 +23,9 @@ from state_runtime.maintenance.marks import (
 )
 from state_runtime.maintenance.plans import Made
 from state_runtime.materialize.records import PIN_KEPT_MS, RECORD_KEPT_MS, read_pin
-from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.handover import refuse_if_handed_over
-from state_runtime.snapshot.paths import SAVEPOINTS_DIR, manifest_path, materialization_path
+from state_runtime.snapshot.manifest import Manifest
+from state_runtime.snapshot.paths import SAVEPOINTS_DIR, manifest_path, materialization_path, named_snapshot_of
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import list_savepoints, savepoint_names
 from state_runtime.snapshot.term_files import newest_term
@@ -47,7 +47,8 @@ class Survey:
     """What was found.
 
     Attributes:
-        watermark_ms: when the newest manifest was written; 0 if there is none: then no data is garbage.
+        newest_id: of the newest snapshot, before everything else was read.
+        watermark_ms: when its manifest was written, but at most now; 0 if there is none: then no data is garbage.
         floor_ms: the age floor.
         told_ms: the local clock, less by what clocks may differ: for ages of what holds no data.
         unneeded: objects of ours that nothing needs.
@@ -59,6 +60,7 @@ class Survey:
     holders: Holders
     marks: Marks
     term: int
+    newest_id: int
     watermark_ms: int
     floor_ms: int
     told_ms: int
@@ -86,7 +88,8 @@ class Survey:
         # Of a root that is being copied or moved to, not all that its snapshots need need be there.
         refuse_if_handed_over(root)
         marker = Marker(root, clock)
-        term, watermark_ms = newest_term(root), _watermark_ms(root, marker.catalog)
+        term, newest = newest_term(root), marker.catalog.latest()
+        watermark_ms = _watermark_ms(root, newest, clock.now_ms())
         existing, holders, marks = mark(root, marker, clock)
         survey = Survey(
             root=root,
@@ -95,6 +98,7 @@ class Survey:
             holders=holders,
             marks=marks,
             term=term,
+            newest_id=newest.snapshot_id if newest is not None else 0,
             watermark_ms=watermark_ms,
             floor_ms=int(min_age_s * 1000),
             told_ms=clock.now_ms() - CLOCK_SKEW_MS,
@@ -140,10 +144,18 @@ class Survey:
         data = [
             Candidate(o.path, kind, o.bytes, o.modified_ms, "no snapshot needs it")
             for o in self.unneeded
-            if (kind := kind_of(o.path)) in DATA_KINDS and o.modified_ms < self.watermark_ms - self.floor_ms
+            if (kind := kind_of(o.path)) in DATA_KINDS
+            and o.modified_ms < self.watermark_ms - self.floor_ms
+            and not self._is_under_way(kind, o.path)
         ]
         found = [*data, *self._leftovers({c.path for c in data})]
         return sorted(found, key=lambda c: c.path)
+
+    def _is_under_way(self, kind: str, path: str) -> bool:
+        """Whether the newest run may still name it, by its name: the clock may have jumped since it was written."""
+        if kind not in ("segment", "direct", "listing", "shard-file") or number_in(path) < self.term:
+            return False
+        return (named_snapshot_of(path) or 0) > self.newest_id
 
     def given_up(self) -> list[int]:
         """Snapshots that are gone by the boundary and whose manifest still lies there: cut short, or created anew by a
@@ -312,11 +324,10 @@ class _Still:
         return self._at_ms / 1000
 
 
-def _watermark_ms(root: Store, catalog: Catalog) -> int:
-    newest = catalog.latest()
+def _watermark_ms(root: Store, newest: Manifest | None, now_ms: int) -> int:
     if newest is None:
         return 0
     path = manifest_path(newest.snapshot_id)
     found = [o for o in root.list_objects(path.rpartition("/")[0]) if o.path == path]
     # Given up and removed since: then a newer one was there, and the next collection finds it.
-    return found[0].modified_ms if found else 0
+    return min(found[0].modified_ms, now_ms) if found else 0

@@ -15,6 +15,7 @@ from maintenance_root import DAY_S, JOB, Death, FakeWorld, Interrupt, Job, dies_
 from model import CountingIds, FakeClock
 from schedule import one_at_a_time
 
+from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
@@ -44,18 +45,21 @@ from state_runtime.snapshot.paths import (
     boundary_path,
     epochs_path,
     heartbeat_path,
+    listing_path,
     manifest_path,
     materialization_path,
+    named_for,
     pin_path,
     savepoint_path,
     segment_path,
+    shard_file_path,
     term_path,
 )
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
 from state_runtime.store import Store, open_store
 
-ORPHAN = segment_path(1, "00000000000000000009-orphan.seg")
+ORPHAN = segment_path(1, "00000000000000000003-orphan.seg")
 ANSWERED = "control/00000000000000000001-savepoint-a"
 
 
@@ -107,7 +111,8 @@ def test_a_collection_on_a_real_store_takes_orphans_and_what_was_given_up(
 ) -> None:
     """The store's own clock says what is old: the floor is none here, and the newest manifest decides."""
     url, options = (str(tmp_path / "s"), None) if place == "local" else request.getfixturevalue("s3_location")
-    job = Job(open_store(url, options), inline_bytes_max=0).checkpoints(3)
+    clock = FakeClock(SYSTEM_CLOCK.now_ms() + 3_600_000)
+    job = Job(open_store(url, options), clock, inline_bytes_max=0).checkpoints(3)
     job.fold()
     job.root.put(ORPHAN, b"orphan")
     later = materialize(job.root, job.committer.last, "major", clock=job.clock, ids=job.ids)
@@ -173,6 +178,40 @@ def test_what_is_younger_than_the_newest_manifest_is_kept_however_old_it_is(job:
     world.clock.advance_s(365 * DAY_S)
     assert collected(job) == {ORPHAN}
     assert planned(job.root, job.clock).young_objects == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        segment_path(1, "00000000000000000006-1f.seg"),
+        segment_path(1, named_for(6, "direct-op") + "-1f.seg"),
+        segment_path(1, named_for(6, "rows-op") + "-1f.seg"),
+        listing_path(1, "00000000000000000006-1f"),
+        shard_file_path(1, "op", named_for(6, "3-v1-1f") + "-1f"),
+    ],
+)
+def test_what_is_for_a_snapshot_to_come_is_kept_whatever_the_stores_clock_said(
+    job: Job, world: FakeWorld, name: str
+) -> None:
+    """The clock ran days ahead when the newest manifest was written, and again where the collector looks; in between it was right.
+    Once a snapshot of that id is there without it, it is an orphan as any other."""
+    job.root.put(name, b"under way")
+    world.times[f"/store/{JOB}/{name}"] = world.clock.now_ms() - int(9 * DAY_S * 1000)
+    assert collected(job) == {ORPHAN}
+    job.checkpoint()
+    assert collected(job) == {name}
+
+
+def test_a_manifest_of_the_future_makes_nothing_old(job: Job, world: FakeWorld) -> None:
+    """The clock of a local store was set back since: also of data whose name says nothing, of earlier versions."""
+    old = f"changelog/{1:020d}/direct-op-1f.seg"
+    job.root.put(old, b"under way")
+    world.clock.advance_s(3 * DAY_S)
+    job.checkpoint()
+    world.clock.advance_s(-3 * DAY_S)
+    assert collected(job) == {ORPHAN}
+    world.clock.advance_s(3 * DAY_S)
+    assert collected(job) == {old}
 
 
 def test_the_floor_is_measured_from_the_newest_manifest(job: Job) -> None:
@@ -537,7 +576,7 @@ def test_savepoints_that_failed_long_ago_go_and_others_stay(job: Job, world: Fak
 
 def test_only_what_both_passes_found_is_deleted(job: Job, world: FakeWorld) -> None:
     plan = planned(job.root, job.clock)
-    second = segment_path(1, "00000000000000000009-second.seg")
+    second = segment_path(1, "00000000000000000003-second.seg")
     job.root.put(second, b"written since")
     world.times[f"/store/{JOB}/{second}"] = 0
     done = applied(job.root, plan, job.clock)
@@ -604,7 +643,7 @@ def test_a_plan_may_be_executed_twice(job: Job) -> None:
 
 
 def test_a_key_that_cannot_be_deleted_is_named_and_the_others_go(job: Job, world: FakeWorld) -> None:
-    other = segment_path(1, "00000000000000000009-other.seg")
+    other = segment_path(1, "00000000000000000003-other.seg")
     job.root.put(other, b"x")
     world.times[f"/store/{JOB}/{other}"] = 0
 
@@ -723,7 +762,8 @@ def loses(run: Callable[[], object]) -> None:
 
 
 def test_without_the_watermark_a_live_job_loses_its_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "_watermark_ms", lambda root, catalog: 1 << 60)
+    monkeypatch.setattr(survey, "_watermark_ms", lambda root, newest, now_ms: 1 << 60)
+    monkeypatch.setattr(survey.Survey, "_is_under_way", lambda self, kind, path: False)
     loses(lambda: [test_a_live_job_loses_nothing_although_the_floor_is_none(split) for split in (3, 8, 25)])
 
 
