@@ -18,6 +18,7 @@ from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLaunche
 from orchestration.standby import CAUSE_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.base.process_space import is_our_space
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = ["LocalLauncher"]
@@ -67,7 +68,7 @@ class LocalLauncher(StoreLauncher):
         return "dead" if is_gone else "alive"
 
     def _is_here(self, status: RunStatus) -> bool:
-        return status.host == self._host
+        return status.host == self._host and is_our_space(status.process_space)
 
     def _gone(self, status: RunStatus) -> str:
         if self.is_alive(status) == "restarting" and self._end_supervisor(status):

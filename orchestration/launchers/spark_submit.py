@@ -26,6 +26,7 @@ from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLaunche
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.base.process_space import is_our_space
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = ["SparkSubmitLauncher", "find_spark_submit"]
@@ -89,7 +90,8 @@ class SparkSubmitLauncher(StoreLauncher):
 
     def _is_here(self, status: RunStatus) -> bool:
         # A container of the cluster may have this host's name, and processes of its own.
-        return status.host == self._host and not self._job.launcher.drives_elsewhere
+        is_of_host = status.host == self._host and is_our_space(status.process_space)
+        return is_of_host and not self._job.launcher.drives_elsewhere
 
     def _end_beside(self, status: RunStatus) -> str:
         """Java ends by itself when its Python has; unless it hangs, and then executors would stay with it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["process_space"]
+__all__ = ["is_our_space", "process_space"]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -25,3 +25,9 @@ def process_space(boot: Path = _BOOT, namespace: Path = _NAMESPACE) -> str:
         return f"{boot.read_text().strip()}:{os.stat(namespace).st_ino}"
     except OSError:
         return ""
+
+
+def is_our_space(told: str) -> bool:
+    """Whether a process id from a space of that id may be one of this process's own. Where nothing was told (earlier
+    versions, a run that has not spoken yet, other systems) the name of the host has to do."""
+    return not told or told == process_space()

@@ -33,6 +33,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, JobAlreadyRunning, Unavailable
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
+from state_runtime.base.process_space import is_our_space
 from state_runtime.snapshot.boundary import leave_mark, remove_older_marks
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import refuse_if_claimed
@@ -108,7 +109,7 @@ def live_run(catalog: Catalog, clock: Clock) -> RunStatus | None:
     timeout_s = (
         max(LIVE_INTERVALS * status.heartbeat_interval_s, 5.0) if status.state == "running" else STARTING_GRACE_S
     )
-    is_live = status.is_live(clock.now_ms(), timeout_s) and not _is_dead_here(status.host, status.pid)
+    is_live = status.is_live(clock.now_ms(), timeout_s) and not _is_dead_here(status)
     return status if is_live else None
 
 
@@ -129,13 +130,13 @@ def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
         )
 
 
-def _is_dead_here(host: str, pid: int) -> bool:
-    """Whether the process certainly does not exist: only knowable on its own host."""
-    if host != socket.gethostname() or pid == os.getpid():
+def _is_dead_here(status: RunStatus) -> bool:
+    """Whether the process certainly does not exist: only knowable on its own host, and not from another container."""
+    if status.host != socket.gethostname() or not is_our_space(status.process_space) or status.pid == os.getpid():
         return False
     try:
         # A killed process whose parent has not collected it yet still has its number.
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return psutil.Process(status.pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:

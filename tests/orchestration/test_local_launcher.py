@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
 from orchestration.launchers.log_files import LOGS_KEPT
 from orchestration.launchers.processes import process_of
 from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
+from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.control import pending_stop
 from state_runtime.snapshot.term_files import RunStatus
 
@@ -162,6 +164,20 @@ def test_processes_of_other_hosts_are_unknown_and_never_touched(make: Make, flig
     launcher = make()
     assert launcher.is_alive(status) == "unknown"
     assert "elsewhere" in launcher.end_lost(status)
+
+
+def test_processes_of_containers_with_this_host_s_name_are_unknown_and_never_touched(
+    make: Make, flights: JobRoot
+) -> None:
+    """Their ids are others' here, or nobody's: neither says that the run is dead."""
+    flights.pid = 2**22 - 1
+    flights.start()
+    status = flights.catalog.status()
+    assert status is not None
+    launcher = make()
+    for space, alive in (("another boot:1", "unknown"), (process_space(), "dead"), ("", "dead")):
+        assert launcher.is_alive(replace(status, process_space=space)) == alive
+    assert "out of reach" in launcher.end_lost(replace(status, process_space="another boot:1"))
 
 
 def test_a_process_id_that_was_given_to_another_program_is_not_our_driver(make: Make, flights: JobRoot) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,8 @@ def test_a_container_that_has_this_host_s_name_is_not_on_this_host(
     for launcher, alive in ((CLIENT, "dead"), (CLUSTER, "unknown")):
         config, job = section(write_config, launcher)
         assert SparkSubmitLauncher(config, job).is_alive(status) == alive
+        elsewhere = replace(status, process_space="another boot:1")
+        assert SparkSubmitLauncher(config, job).is_alive(elsewhere) == "unknown"
 
 
 def test_a_driver_of_the_cluster_that_fails_before_it_runs_fails_the_start(make: Make) -> None:

@@ -21,12 +21,13 @@ from state_runtime.base.errors import (
     OutcomeUnknown,
     UnsupportedFormat,
 )
+from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.boundary import Boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import pending_stop, request_stop
 from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_ROWS, encode_document
-from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_live
+from state_runtime.snapshot.fencing import live_run, open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import JOB_FILE, boundary_path, heartbeat_path, manifest_path
@@ -195,12 +196,18 @@ def test_a_collected_id_is_fenced_at_the_start_too(catalog: Catalog, clock: Fake
 
 
 def beat(
-    catalog: Catalog, state: RunState, clock: FakeClock, pid: int, host: str = HERE, interval_s: float = 2.0
+    catalog: Catalog,
+    state: RunState,
+    clock: FakeClock,
+    pid: int,
+    host: str = HERE,
+    interval_s: float = 2.0,
+    space: str = "",
 ) -> None:
     term = newest_term(catalog.root)
     write_status(
         catalog.root,
-        RunStatus(term, "r", state, clock.now_ms(), clock.now_ms(), interval_s, pid, host),
+        RunStatus(term, "r", state, clock.now_ms(), clock.now_ms(), interval_s, pid, host, process_space=space),
     )
 
 
@@ -262,6 +269,21 @@ def test_a_silent_run_turns_nobody_away(catalog: Catalog, clock: FakeClock, ids:
     clock.advance_s(-3600)
     with pytest.raises(JobAlreadyRunning):
         refuse_if_live(catalog, clock)
+
+
+def test_a_live_run_in_another_container_of_the_same_host_name_is_not_taken_for_dead(
+    catalog: Catalog, clock: FakeClock, ids: CountingIds
+) -> None:
+    """A pod and its replacement, `hostname:` of a compose file: its process id is nobody's here, and that says nothing. Whoever
+    deletes, moves, claims, rolls back or starts asks `live_run`."""
+    start(catalog, clock, ids)
+    pid = dead_pid()
+    beat(catalog, "running", clock, pid=pid, space=process_space())
+    assert live_run(catalog, clock) is None
+    beat(catalog, "running", clock, pid=pid, space="another boot:1")
+    assert live_run(catalog, clock) is not None
+    clock.advance_s(11)
+    assert live_run(catalog, clock) is None, "its heartbeat says in the end that it is gone"
 
 
 def test_a_run_whose_process_is_gone_from_this_host_turns_nobody_away(
