@@ -12,6 +12,7 @@ from state_runtime.driver.advance import Advance
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.task_book import TaskBook
+from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import new_requests
 from state_runtime.snapshot.epoch_tasks import RunEpochs
@@ -148,7 +149,12 @@ class Heartbeat:
             return None
         next_id = self._committer.last.snapshot_id + 1
         if not self._root.exists(manifest_path(next_id)):
-            return None
+            if read_boundary(self._root).keeps(next_id):
+                return None  # whoever claimed the newer term has not begun
+            return (
+                f"snapshot {next_id}, which this run (term {term}) would have made next, was made and given up by a "
+                "newer one while this run slept; it stops and publishes nothing"
+            )
         newest = Manifest.decode(self._root.read(manifest_path(next_id), MANIFEST_BYTES_MAX), manifest_path(next_id))
         if newest.term <= term:
             return None  # our own commit, just made

@@ -13,7 +13,8 @@ Where an older run is stopped (`Fenced`):
 
     its next commit         the id is taken by the fencing snapshot (`Committer.commit`)
     after its next commit   the id was given up, or the root removed, while it slept (`check_not_given_up`)
-    an idle one             its heartbeat looks for the fencing snapshot of a newer term (driver/heartbeat.py)
+    an idle one             its heartbeat looks for the fencing snapshot of a newer term, or that it was given up
+                            (driver/heartbeat.py)
 
 `refuse_if_live` is a courtesy to whoever starts a second driver by hand. Nothing depends on it.
 """
