@@ -15,7 +15,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Supervised", "stand_by"]
 
 LINE_BYTES_MAX: Final = 64 * 1024
-_OURS: Final = ("state_runtime", "orchestration")
 _FOLDER: Final = "stillstate-standby-"
 
 _LOG = logging.getLogger(__name__)
@@ -127,7 +126,7 @@ def stand_by(supervised: Supervised, session: SparkSession, is_current: Callable
                 break
             run()
     cause = supervised.wait()
-    changed = next((path for path, before in loaded.items() if _fingerprint(path) != before), None)
+    changed = changed_since(loaded)
     if changed is not None:
         supervised.start_again(cause, f"{changed} was changed")
     if not is_current():
@@ -144,21 +143,31 @@ def _remove_leavings(folder: Path) -> None:
 
 
 def code_files() -> Iterator[Path]:
-    """Files of the modules that are loaded: ours, and those that no package manager has put where they are."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    for name, module in list(sys.modules.items()):
+    """Files of the modules that are loaded, but for Python's own library; and the lists that a package manager writes
+    anew with each installation: a module that is loaded later would be of another version than those that are."""
+    packages = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not file:
             continue
         path = Path(file)
-        if name.partition(".")[0] in _OURS or not any(path.is_relative_to(folder) for folder in installed):
+        # Packages may lie in a folder of the library.
+        if any(map(path.is_relative_to, packages)) or not any(map(path.is_relative_to, library)):
             yield path
+    for entry in {*sys.path, *map(str, packages)} - {""}:
+        yield from Path(entry).glob("*.dist-info/RECORD")
 
 
 def fingerprints(paths: Iterable[Path]) -> dict[Path, Fingerprint]:
     """Of the files that are there."""
     found = {path: _fingerprint(path) for path in paths}
     return {path: print_ for path, print_ in found.items() if print_ is not None}
+
+
+def changed_since(loaded: Mapping[Path, Fingerprint]) -> Path | None:
+    """A file that is not as it was, or not there any more; None if all are."""
+    return next((path for path, before in loaded.items() if _fingerprint(path) != before), None)
 
 
 def _fingerprint(path: Path) -> Fingerprint | None:

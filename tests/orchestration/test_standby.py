@@ -7,16 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from orchestration.running.standby import LINE_BYTES_MAX, Supervised, code_files, fingerprints
+from orchestration.running.standby import LINE_BYTES_MAX, Supervised, changed_since, code_files, fingerprints
 from orchestration.standby import AT_WORK, READY, Drivers, call_line, cause_of_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,19 +232,44 @@ def test_a_call_is_read_whole_and_what_never_ends_is_not_read_for_ever() -> None
         os.close(pipe)
 
 
-def test_what_a_process_has_loaded_is_told_from_what_is_installed(tmp_path: Path) -> None:
-    """The job's code and our own, wherever they are; not the library of Python, nor packages."""
+def test_what_a_process_has_loaded_is_watched_but_for_the_library_of_python(tmp_path: Path) -> None:
+    """The job's code, our own and packages, wherever they are."""
     found = {str(path) for path in code_files()}
     assert __file__ in found
     assert any(name.endswith("orchestration/standby.py") for name in found)
     assert json.__file__ not in found
-    assert psutil.__file__ not in found
+    assert psutil.__file__ in found
     file = tmp_path / "code.py"
     file.write_text("a")
     before = fingerprints([file, tmp_path / "gone"])
     assert list(before) == [file]
     file.write_text("ab")
     assert fingerprints([file]) != before
+
+
+@pytest.mark.parametrize("upgraded", ["module", "list", "version"])
+def test_code_that_was_installed_anew_is_not_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgraded: str
+) -> None:
+    """A wheel with the job's code is upgraded while a driver stands by: its next takeover would run the old code, or old modules beside
+    new ones. Packages may lie below Python's own library."""
+    site, real = tmp_path / "site-packages", sysconfig.get_path
+    folders = {"stdlib": tmp_path, "platstdlib": tmp_path, "purelib": site, "platlib": site}
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folders.get(name) or real(name)))
+    record, module = site / "acme-1.dist-info" / "RECORD", site / "acme_jobs.py"
+    record.parent.mkdir(parents=True)
+    record.write_text("acme_jobs.py")
+    module.write_text("VERSION = 1")
+    monkeypatch.setitem(sys.modules, "acme_jobs", SimpleNamespace(__file__=str(module)))  # type: ignore[misc]
+    loaded = fingerprints(code_files())
+    assert changed_since(loaded) is None
+    if upgraded == "module":
+        module.write_text("VERSION = 2.0")
+    elif upgraded == "list":
+        record.write_text("acme_jobs.py, acme_more.py")
+    else:
+        record.parent.rename(site / "acme-2.dist-info")
+    assert changed_since(loaded) == (module if upgraded == "module" else record)
 
 
 def test_a_signal_reaches_the_driver_that_works_and_none_stands_by_after_it(house: House) -> None:
