@@ -24,6 +24,7 @@ __all__ = [
     "CAUSE_ENV",
     "PIPES_ENV",
     "READY",
+    "RESTARTED",
     "SUPERVISOR_ENV",
     "WAITS_ENV",
     "Driver",
@@ -34,6 +35,8 @@ __all__ = [
 
 CAUSE_ENV: Final = "STILLSTATE_START_CAUSE"
 """Why a driver was started, for people."""
+RESTARTED: Final = "restarted by its supervisor"
+"""How the cause of a start in place begins."""
 SUPERVISOR_ENV: Final = "STILLSTATE_SUPERVISOR_PID"
 PIPES_ENV: Final = "STILLSTATE_SUPERVISOR_PIPES"
 """Descriptors of the supervisor's two pipes: calls come from the first, the second is written to."""

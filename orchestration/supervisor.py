@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV, Drivers
+from orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV, Drivers
 
 __all__ = ["Death", "decide_restart", "main", "supervise"]
 
@@ -133,9 +133,12 @@ def supervise(
             return death.exit_code
         is_first = False
         tried = number
-        said = f"restarted by its supervisor after {death.cause} (restart {number} of {restarts_max} in a row)"
+        said = f"{RESTARTED} after {death.cause} (restart {number} of {restarts_max} in a row)"
         say(said)
-        if wait(restart_wait_s(number)):
+        # A stop that was asked for meanwhile holds: it is a wish for the job, and not for the run that has died.
+        wait_s = restart_wait_s(number)
+        if wait(wait_s) or (wait_s and look()[1]):
+            say("it is not started again: a stop was asked for")
             return death.exit_code
         process = start(said)
 

@@ -149,7 +149,7 @@ def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     else:
         print_table(views.jobs_table(rows))
     # A script should not take a store that could not be read for a job that is well.
-    failed = next((row for row in rows if row.exit_code), None)
+    failed = next((row for row in rows if row.health == views.UNREADABLE), None)
     if failed is not None:
         raise typer.Exit(failed.exit_code)
 

@@ -132,16 +132,18 @@ class StoreLauncher(ABC):
         status = self._catalog.status()
         if status is None:
             raise JobNotFound(f"job {self._job.name!r} has never run; there is nothing to stop")
-        if status.state in _ENDED:
-            return Stopped(self._job.name, status.term, status.state, f"it was already over: {status.state}")
-        # Asked even when the process is gone, so that the recovery sensor knows that nobody wants it back.
+        over = f"it was already over: {status.state}" if status.state in _ENDED else ""
+        if over and status.state != "failed":
+            return Stopped(self._job.name, status.term, status.state, over)
+        # Asked even when the process is gone, or the run has failed: its supervisor and the recovery sensor would bring
+        # it back, and look whether anybody wants that.
         request_stop(self._store, self._job.name, status.term, clock=self._clock, ids=self._ids)
-        gone = self._gone(status)
+        gone = self._gone(status) or over
         if gone:
             return Stopped(self._job.name, status.term, status.state, gone)
         ended = self._wait_until_ended(status.term, self._job.launcher.stop_timeout_s)
         if ended is not None:
-            return ended
+            return self.stop() if self._is_restart_of(status) else ended
         process = process_of(status, self._job.name) if self._is_here(status) else None
         if process is None:
             last = self._catalog.status() or status
@@ -221,6 +223,14 @@ class StoreLauncher(ABC):
     def _end_beside(self, status: RunStatus) -> str:
         """End what would bring a lost run's driver back, before the driver; words for it, empty if there is nothing."""
         return ""
+
+    def _is_restart_of(self, status: RunStatus) -> bool:
+        """Whether the newest run is one that the supervisor of another one has started in its place: nobody but the
+        supervisor wants it, which had not heard of the stop."""
+        newest = self._catalog.status()
+        if newest is None or newest.term <= status.term or not status.supervisor_pid:
+            return False
+        return (newest.host, newest.supervisor_pid) == (status.host, status.supervisor_pid)
 
     def _begin(
         self, command: Sequence[str], environment: Mapping[str, str], before: int, *, leaves: bool = False

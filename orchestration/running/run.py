@@ -25,14 +25,16 @@ from orchestration.config.home import home_of, moved_text
 from orchestration.config.spec import JobSpec, to_context, to_trigger
 from orchestration.config.start_options import AS_IT_IS, StartOptions
 from orchestration.launchers.submit_command import driver_conf
+from orchestration.recovery.observe import progress_marker
 from orchestration.running.standby import Supervised, stand_by
-from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
+from orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.progress import Progress
 from state_runtime.base.usercode import step_at
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
+from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.store import open_store
 
@@ -177,11 +179,13 @@ def run_job(
         session, job = stood_by.session, _build(spec, load_entry_point(spec.entry_point, folder))
     if supervised is not None:
         on_progress = _telling(supervised, on_progress)
-    from state_runtime.driver.run import StartedBy
+    from state_runtime.driver.run import RunResult, StartedBy
 
     try:
         # After the session: SparkContext installs a SIGINT handler of its own, which would cancel the epoch.
         with _stop_on_signals() as stop, _watched(catalog, on_restore, on_progress) as show:
+            if _is_unwanted(catalog, cause):
+                return RunResult("stopped", progress_marker(catalog), 0)
             return job.run(
                 session,
                 trigger=to_trigger(spec, until_idle=options.until_idle),
@@ -199,6 +203,16 @@ def run_job(
             )
     finally:
         _end_session(session)
+
+
+def _is_unwanted(catalog: Catalog, cause: str) -> bool:
+    """Whether this is a restart in place of a run that was asked to stop since its supervisor has looked: Java took
+    seconds to start. A start by anybody else is wanted."""
+    status = catalog.status() if cause.startswith(RESTARTED) else None
+    if status is None or not asked_to_stop(catalog.root, status.term):
+        return False
+    _LOG.warning("this restart ends before it begins: term %d, which it follows, was asked to stop", status.term)
+    return True
 
 
 def _session_and_job(

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.launchers.first_checkpoint import exit_code_of
 from orchestration.recovery.health import Verdict
 from orchestration.recovery.observe import Observation
 from orchestration.show.tables import new_table
@@ -25,6 +26,7 @@ from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = [
+    "UNREADABLE",
     "JobRow",
     "SnapshotRow",
     "StateRows",
@@ -37,6 +39,7 @@ __all__ = [
     "waiting_operators",
 ]
 
+UNREADABLE = "unreadable"
 _CELL_CHARS_MAX = 500
 
 _TIMES = {"": "", "expires": "TTL", "due": "due"}
@@ -53,7 +56,7 @@ _COLOURS: dict[Verdict | str, str] = {
     "stalled": "red",
     "silent": "red",
     "failed": "red",
-    "unreadable": "red",
+    UNREADABLE: "red",
     "fenced": "yellow",
 }
 
@@ -64,6 +67,7 @@ class JobRow:
 
     Attributes:
         inflight_rows, inflight_age_s: rows in flight in the newest snapshot, about, and how long the oldest has waited.
+        exit_code: of a driver that failed, or of the command where the root could not be read; else 0.
         slowest: operator and shard of the task that took longest; empty where no rows are in flight.
     """
 
@@ -111,13 +115,14 @@ class JobRow:
             reason=seen.health.reason,
             inflight_rows=sum(o.rows for o in waiting),
             inflight_age_s=None if oldest_ms is None else round(max(0, now_ms - oldest_ms) / 1000, 3),
+            exit_code=exit_code_of(status) if status is not None and seen.health.verdict == "failed" else 0,
             slowest=progress.inflight.slowest if waiting and progress is not None and progress.inflight else "",
         )
 
     @staticmethod
     def broken(job: str, error: StillstateError) -> JobRow:
         """A job whose root could not be read."""
-        return JobRow(job=job, health="unreadable", reason=str(error), exit_code=error.exit_code)
+        return JobRow(job=job, health=UNREADABLE, reason=str(error), exit_code=error.exit_code)
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -13,17 +13,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job_roots import SECRET, JobRoot
+from job_roots import SECRET, FakeClock, JobRoot
 
 from orchestration.config.spec import load_spec
 from orchestration.config.start_options import StartOptions
 from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
 from orchestration.launchers.log_files import LOGS_KEPT
 from orchestration.launchers.processes import process_of
+from orchestration.recovery.health import Health
+from orchestration.recovery.observe import Observation
+from orchestration.running.run import _is_unwanted
+from orchestration.show.views import JobRow
+from orchestration.standby import RESTARTED
 from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
 from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.control import pending_stop
-from state_runtime.snapshot.term_files import RunStatus
+from state_runtime.snapshot.term_files import RunStatus, write_status
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 Make = Callable[..., LocalLauncher]
@@ -275,6 +280,69 @@ def test_a_stop_is_not_undone_by_the_supervisor(make: Make) -> None:
     launcher.stop()
     eventually(lambda: has_ended(supervisor))
     assert (status_of(launcher).term, status_of(launcher).state) == (1, "stopped")
+
+
+def test_a_stop_of_a_run_that_has_failed_is_not_undone_by_its_supervisor(make: Make) -> None:
+    """It is over, and its supervisor is about to start the next one: a stop is a wish for the job."""
+    launcher = make()
+    launched = launcher.start()
+    status = status_of(launcher)
+    supervisor = psutil.Process(status.supervisor_pid)
+    supervisor.suspend()
+    os.kill(launched.pid, signal.SIGKILL)
+    eventually(lambda: launcher.is_alive(status) == "restarting")
+    write_status(launcher._catalog.root, replace(status, state="failed", message="it broke"))
+    assert "supervisor" in launcher.stop().how
+    eventually(lambda: has_ended(supervisor))
+    assert pending_stop(launcher._catalog.root, 1) is not None, "the sensor must see that nobody wants it back"
+    assert status_of(launcher).term == 1
+
+
+@pytest.mark.parametrize("supervisor_pid", [7, 0])
+def test_a_stop_goes_on_to_the_run_that_a_supervisor_has_started_meanwhile(
+    make: Make, flights: JobRoot, supervisor_pid: int
+) -> None:
+    """Of another host, where no process can be ended from here. A run that somebody else has started is wanted."""
+    launcher = make()
+    flights.host = "elsewhere"
+    flights.start()
+    flights.beat(supervisor_pid=supervisor_pid)
+
+    def poll(seconds: float) -> None:
+        status = status_of(launcher)
+        if status.term == 1:
+            flights.start()
+            flights.beat(supervisor_pid=supervisor_pid)
+        elif pending_stop(flights.catalog.root, status.term) is not None:
+            flights.beat("stopped")
+
+    launcher._poll = poll
+    stopped = launcher.stop()
+    assert (stopped.term, stopped.state) == ((2, "stopped") if supervisor_pid else (1, "fenced"))
+
+
+def test_a_restart_in_place_whose_run_was_asked_to_stop_meanwhile_does_not_begin(make: Make, flights: JobRoot) -> None:
+    """Java takes seconds to start, in which no run hears anything. Whoever starts a stopped job by hand wants it."""
+    flights.start()
+    assert not _is_unwanted(flights.catalog, f"{RESTARTED} after signal 9")
+    flights.beat("failed")
+    make().stop()
+    assert _is_unwanted(flights.catalog, f"{RESTARTED} after signal 9")
+    assert not _is_unwanted(flights.catalog, "")
+    assert not _is_unwanted(flights.catalog, "recovery of term 1, which was dead")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("user-code", 7), ("corrupt", 5), ("unavailable", 4), ("", 1)])
+def test_a_driver_that_failed_is_shown_with_the_exit_code_of_its_error(
+    flights: JobRoot, clock: FakeClock, kind: str, code: int
+) -> None:
+    flights.start()
+    flights.beat("failed", "it broke", error_kind=kind)
+    status = flights.catalog.status()
+    assert (
+        JobRow.of("flights", Observation(status, Health("failed", "it broke")), None, clock.now_ms()).exit_code == code
+    )
+    assert JobRow.of("flights", Observation(status, Health("stopped", "")), None, clock.now_ms()).exit_code == 0
 
 
 def has_ended(process: psutil.Process) -> bool:

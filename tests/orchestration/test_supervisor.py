@@ -96,13 +96,21 @@ def test_checkpoints_in_between_make_a_crash_loop_a_series_of_deaths() -> None:
 
 def test_a_root_that_cannot_be_read_is_no_progress() -> None:
     """Else an unreachable store would make the row endless."""
-    seen = iter([(None, False), (7, False), (None, False), (7, False), (None, False), (None, False)])
+    # From the third death on a second look follows, after the wait.
+    seen = iter([(progress, False) for progress in (None, 7, None, None, 7, 7, None, None)])
     assert len(play([1] * 6, look=lambda: next(seen))[1]) <= 5
 
 
 def test_a_supervisor_that_is_asked_to_end_starts_nothing() -> None:
     assert len(play([-signal.SIGKILL, 0], ends_in=0)[1]) == 1
     assert len(play([-signal.SIGKILL, 0], ends_in=1)[1]) == 1
+
+
+def test_a_stop_that_is_asked_for_while_a_restart_waits_holds() -> None:
+    """The run that died is over, so nobody else would obey it."""
+    seen = iter([(7, False), (7, False), (7, True)])
+    code, causes = play([1, 1, 0], look=lambda: next(seen))
+    assert (code, len(causes)) == (1, 2)
 
 
 @pytest.mark.parametrize("has_taken", [True, False])
