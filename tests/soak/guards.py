@@ -56,6 +56,8 @@ class Guard:
 
 _BATCH_BOOK = "tests/state_runtime/driver/test_batch_book.py::"
 _SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
+_DRIVER = "tests/state_runtime/driver/test_driver_schedule.py::"
+_TIME = "tests/state_runtime/driver/test_processing_time.py::"
 _FIT = "tests/state_runtime/pipeline/test_inflight_fit.py::"
 _STAGE = "tests/state_runtime/task/test_stage_task.py::"
 _SLEEPERS = "tests/state_runtime/snapshot/test_sleepers.py::"
@@ -174,17 +176,23 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "commit-rows-look",
         "state_runtime/snapshot/commit.py",
-        "for path, size in _named(manifest).items() if path not in known}",
-        "for path, size in _named(manifest).items() if False}",
+        "named = {s.path: s.bytes for s in manifest.stored_segments}",
+        "named = {s.path: s.bytes for s in manifest.segments}",
         f"{_SLEEPERS}test_a_run_whose_rows_in_flight_went_with_the_root_commits_no_manifest_that_names_them",
+    ),
+    Guard(
+        "commit-segments-look",
+        "state_runtime/snapshot/commit.py",
+        "for path, size in named.items()),",
+        "for path, size in [*named.items()][-1:]),",
+        f"{_DRIVER}test_a_commit_looks_at_every_object_that_its_manifest_is_the_first_to_lead_to",
     ),
     Guard(
         "commit-objects-look",
         "state_runtime/snapshot/commit.py",
-        "*(pool.submit(self._check_object, path, None) for path in objects if path not in named),",
-        "",
-        "tests/state_runtime/driver/test_driver_schedule.py::"
-        "test_a_commit_looks_at_every_object_that_its_manifest_is_the_first_to_lead_to",
+        "for path in objects if path not in named),",
+        "for path in ()),",
+        f"{_DRIVER}test_a_commit_looks_at_every_object_that_its_manifest_is_the_first_to_lead_to",
     ),
     Guard(
         "commit-last-look",
@@ -233,15 +241,100 @@ GUARDS: tuple[Guard, ...] = (
         "state_runtime/snapshot/fencing.py",
         "    Ownership(catalog.root, info.uid, term).check_term()\n",
         "",
-        f"{_SLEEPERS}test_a_start_that_slept_fences_nothing_in_a_backup_that_was_put_in_its_place",
+        f"{_SLEEPERS}test_a_start_whose_term_went_with_a_backup_does_not_begin",
     ),
-    # --- collection ------------------------------------------------------------------------------------------------
+    # --- deletions and copies --------------------------------------------------------------------------------------
     Guard(
         "gc-previous-boundary",
         "state_runtime/maintenance/gc/survey.py",
         "number >= self.existing.boundary.sequence - 1)",
         "number >= self.existing.boundary.sequence)",
         f"{_GC}test_requests_answers_probes_old_terms_boundaries_and_void_pins_go",
+    ),
+    Guard(
+        "gc-floor",
+        "state_runtime/maintenance/gc/survey.py",
+        "and o.modified_ms < self.watermark_ms - self.floor_ms\n",
+        "and o.modified_ms < self.watermark_ms\n",
+        f"{_GC}test_the_floor_is_measured_from_the_newest_manifest",
+    ),
+    Guard(
+        "gc-watermark",
+        "state_runtime/maintenance/gc/survey.py",
+        "o.modified_ms < self.watermark_ms - self.floor_ms\n        ]",
+        "o.modified_ms < self.told_ms - self.floor_ms\n        ]",
+        f"{_GC}test_what_is_younger_than_the_newest_manifest_is_kept_however_old_it_is",
+    ),
+    Guard(
+        "gc-missing-refuses",
+        "state_runtime/maintenance/gc/survey.py",
+        "self._check([*missing, *wrong])",
+        "pass",
+        f"{_GC}test_a_missing_file_that_is_needed_refuses_and_is_named_with_its_snapshot",
+    ),
+    Guard(
+        "gc-size-refuses",
+        "state_runtime/maintenance/gc/survey.py",
+        "self._check([*missing, *wrong])",
+        "self._check([*missing])",
+        f"{_GC}test_a_file_of_another_size_refuses",
+    ),
+    Guard(
+        "gc-both-passes",
+        "state_runtime/maintenance/gc/collect.py",
+        "if (c.path, c.bytes, c.modified_ms) in wanted]",
+        "]",
+        f"{_GC}test_only_what_both_passes_found_is_deleted",
+    ),
+    Guard(
+        "gc-of-the-same-job",
+        "state_runtime/snapshot/ownership.py",
+        "if info is None or info.uid != self.job_uid:",
+        "if False:",
+        f"{_SLEEPERS}test_a_deletion_of_snapshots_that_slept_leaves_the_next_job_alone",
+    ),
+    Guard(
+        "gc-since-the-boundary",
+        "state_runtime/snapshot/ownership.py",
+        'wanted"\n            )\n        if since and newest_boundary_sequence(self.root) < since:',
+        'wanted"\n            )\n        if False:',
+        f"{_SLEEPERS}test_a_collection_that_slept_removes_nothing_that_only_a_backups_snapshots_need",
+    ),
+    Guard(
+        "retention-share-of-the-driver",
+        "state_runtime/maintenance/retention/background.py",
+        "if policy.goes_by_age and len(doomed) > checkpoints_in_a_round(self._settings):",
+        "if False:",
+        "tests/state_runtime/maintenance/test_maintenance_background.py::test_a_jump_of_the_clock_costs_no_history",
+    ),
+    Guard(
+        "copy-by-content",
+        "state_runtime/maintenance/copy/objects.py",
+        "        if need.digest or need.parts:\n            return self._reads_back(need, scratch)\n        return need",
+        "        return need",
+        "tests/state_runtime/maintenance/test_copying.py::test_what_is_in_the_target_is_believed_by_its_content",
+    ),
+    # --- clocks and data -------------------------------------------------------------------------------------------
+    Guard(
+        "clock-jump-lasts",
+        "state_runtime/base/trusted_clock.py",
+        "if doubt.is_contradicted or now_s - doubt.since_s < CLOCK_LASTS_S:",
+        "if doubt.is_contradicted:",
+        f"{_TIME}test_a_jump_of_the_clock_is_not_believed_before_it_has_lasted",
+    ),
+    Guard(
+        "clock-jump-contradicted",
+        "state_runtime/base/trusted_clock.py",
+        "if doubt.is_contradicted or now_s - doubt.since_s < CLOCK_LASTS_S:",
+        "if now_s - doubt.since_s < CLOCK_LASTS_S:",
+        f"{_TIME}test_the_stores_clock_confirms_a_jump_or_contradicts_it",
+    ),
+    Guard(
+        "text-of-the-input",
+        "state_runtime/task/gathered.py",
+        "        found = broken_text(batch)\n",
+        "        found = None\n",
+        "tests/state_runtime/task/test_text.py::test_whatever_a_task_accepts_every_reader_reads",
     ),
 )
 

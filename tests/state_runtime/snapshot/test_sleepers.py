@@ -686,6 +686,34 @@ def test_a_start_that_slept_fences_nothing_in_a_backup_that_was_put_in_its_place
     assert gaps == 1
 
 
+def test_a_start_whose_term_went_with_a_backup_does_not_begin() -> None:
+    """The next run would claim the same term, and neither could tell the other's marks and data from its own. Before whichever
+    request up to the first one after the fencing snapshot and the boundary."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(2)
+    backup = dict(world.objects)
+    job.checkpoints(3)
+    first, asked = dict(world.objects), list[str]()
+
+    def begun(before: Callable[[str, str], None]) -> Committer:
+        world.objects.clear()
+        world.objects.update(first)
+        info = job.committer.info
+        catalog = Catalog.of_root(world.root(before=before))
+        return open_run(catalog, info, empty_manifest(info.uid), clock=world.clock, ids=CountingIds(9), host="h", pid=9)
+
+    begun(lambda operation, path: asked.append(f"{operation} {path}"))
+    created = next(n for n, request in enumerate(asked) if request.startswith("create /store/job/snapshots/"))
+    last_look = next(n for n, request in enumerate(asked) if n > created and not request.startswith("list"))
+    for at in range(1, last_look + 2):
+        try:
+            term = begun(Asleep(at, lambda: restored(world, backup))).term
+        except StillstateError:
+            continue
+        stored = world.objects.get(f"/store/job/{term_path(term.term)}", b"")
+        assert term.run_uid.encode() in stored, f"it has begun without its term: before {asked[at - 1]}"
+
+
 # --- the other threads of a run -----------------------------------------------------------------------------------
 
 
