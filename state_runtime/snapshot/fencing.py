@@ -204,9 +204,11 @@ def open_run(
 
     def propose() -> Proposal[Manifest]:
         latest = newest()
-        # A first snapshot without the job.json above it would be in the way of whoever begins anew.
-        if latest is None and (found is not None or not _is_root_of(catalog.root, info)):
+        if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
+        if latest is None:
+            # A first snapshot without the job.json above it would be in the way of whoever begins anew.
+            _refuse_removed(catalog.root, info, term)
         if latest is not None:
             # Also one that came since: a run that slept while this root was removed leaves a snapshot of the job that
             # was here before.
@@ -234,15 +236,15 @@ def open_run(
     # A backup that was put in the root's place since the term was claimed lacks it: the next run claims it again.
     Ownership(catalog.root, info.uid, term).check_term()
     # After the mark: one that was left where the root had been removed already is a sign of nothing.
-    if not _is_root_of(catalog.root, info):
-        raise Fenced(f"{catalog.root.url} was deleted, or moved elsewhere, while term {term.term} was starting")
+    _refuse_removed(catalog.root, info, term)
     _tidy_marks(catalog.root, term)
     return Committer(catalog.root, info, term, fencing, actor, boundary)
 
 
-def _is_root_of(root: Store, info: JobInfo) -> bool:
+def _refuse_removed(root: Store, info: JobInfo, run: Term) -> None:
     now = read_job_info(root)
-    return now is not None and now.uid == info.uid
+    if now is None or now.uid != info.uid:
+        raise Fenced(f"{root.url} was deleted, or moved elsewhere, while term {run.term} was starting")
 
 
 def _tidy_marks(root: Store, run: Term) -> None:
