@@ -261,9 +261,16 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "gc-watermark",
         "state_runtime/maintenance/gc/survey.py",
-        "o.modified_ms < self.watermark_ms - self.floor_ms\n        ]",
-        "o.modified_ms < self.told_ms - self.floor_ms\n        ]",
+        "and o.modified_ms < self.watermark_ms - self.floor_ms\n",
+        "and o.modified_ms < self.told_ms - self.floor_ms\n",
         f"{_GC}test_what_is_younger_than_the_newest_manifest_is_kept_however_old_it_is",
+    ),
+    Guard(
+        "gc-under-way-by-name",
+        "state_runtime/maintenance/gc/survey.py",
+        "\n            and not self._is_under_way(kind, o.path)",
+        "",
+        f"{_GC}test_what_is_for_a_snapshot_to_come_is_kept_whatever_the_stores_clock_said",
     ),
     Guard(
         "gc-missing-refuses",
