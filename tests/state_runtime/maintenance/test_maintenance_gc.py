@@ -172,12 +172,13 @@ def test_a_plan_deletes_nothing_and_names_what_and_why(job: Job, world: FakeWorl
 
 
 def test_what_is_younger_than_the_newest_manifest_is_kept_however_old_it_is(job: Job, world: FakeWorld) -> None:
-    """Scenario 3 and 19: the job may stand still for a year and then name it."""
-    pending = segment_path(1, "00000000000000000006-pending.seg")
-    job.root.put(pending, b"pending")
+    """Scenario 3 and 19: the job may stand still for a year and then name it; also what has a name of earlier versions,
+    which does not say for which snapshot it is."""
+    for name in ("00000000000000000006-pending.seg", "direct-op-1f.seg"):
+        job.root.put(segment_path(1, name), b"pending")
     world.clock.advance_s(365 * DAY_S)
     assert collected(job) == {ORPHAN}
-    assert planned(job.root, job.clock).young_objects == 1
+    assert planned(job.root, job.clock).young_objects == 2
 
 
 @pytest.mark.parametrize(
