@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import pyarrow as pa
-
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidData
@@ -18,7 +16,7 @@ from state_runtime.changelog.parts_writer import PartsWriter
 from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.processors.operator import Operator
-from state_runtime.state.changed_rows import Changed, on_top
+from state_runtime.state.changed_rows import Changed, batches_of, on_top
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import bounded_slices, hashes_of
 from state_runtime.task.acknowledgement import PersistedFiles
@@ -111,7 +109,7 @@ def persist(job: TaskJob, operator: Operator, access: ShardAccess, step: Step) -
     return Persisted(version, failed, changes)
 
 
-def refuse_large_keys(operator: str, changes: Mapping[str, pa.RecordBatch], bytes_max: int = KEY_BYTES_MAX) -> None:
+def refuse_large_keys(operator: str, changes: Mapping[str, Changed], bytes_max: int = KEY_BYTES_MAX) -> None:
     """Refuse changes of one key that are too large: two versions of a key are put together when they are read.
 
     Args:
@@ -120,7 +118,8 @@ def refuse_large_keys(operator: str, changes: Mapping[str, pa.RecordBatch], byte
     Raises:
         InvalidData: a key has more than `bytes_max`.
     """
-    for state, batch in changes.items():
+    # No key is in two batches.
+    for state, batch in ((state, batch) for state, changed in changes.items() for batch in batches_of(changed)):
         for (rows,) in bounded_slices([batch], bytes_max):
             if rows.nbytes > bytes_max:
                 raise InvalidData(
