@@ -96,7 +96,14 @@ def applied_spec(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetSpec:
 
 # --- plans -----------------------------------------------------------------------------------------------------------
 
-_RETENTION_COLUMNS: Final = {"what": "string", "snapshot": "string", "of": "string", "size": "string", "why": "string"}
+_RETENTION_COLUMNS: Final = {
+    "what": "string",
+    "snapshot": "string",
+    "of": "string",
+    "state": "string",
+    "freed": "string",
+    "why": "string",
+}
 _COLLECTION_COLUMNS: Final = {"what": "string", "kind": "string", "objects": "int", "size": "string", "why": "string"}
 
 
@@ -107,7 +114,8 @@ def retention_plan_metadata(plan: RetentionPlan) -> Metadata:
             "what": "keep" if decision.kept else "delete",
             "snapshot": decision.item.name if decision.item.kind == "checkpoint" else f"savepoint {decision.item.name}",
             "of": unbroken(time_text(decision.item.created_at_ms)),
-            "size": unbroken(bytes_text(decision.item.bytes)),
+            "state": unbroken(bytes_text(decision.item.bytes)),
+            "freed": "" if decision.kept else unbroken(bytes_text(decision.freed_bytes)),
             "why": "; ".join(decision.reasons) or "no rule keeps it",
         }
         for decision in [*plan.deleted, *plan.kept]
@@ -117,6 +125,7 @@ def retention_plan_metadata(plan: RetentionPlan) -> Metadata:
         DIGEST: dg.MetadataValue.text(plan.digest),
         "deleted": dg.MetadataValue.int(len(plan.deleted)),
         "kept": dg.MetadataValue.int(len(plan.kept)),
+        "freed_bytes": dg.MetadataValue.int(plan.freed_bytes),
         "deleted_share": dg.MetadataValue.float(round(len(plan.deleted) / max(1, len(plan.decisions)), 4)),
     }
 

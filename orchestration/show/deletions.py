@@ -71,9 +71,9 @@ def retention_table(plan: RetentionPlan) -> Table:
     deleted = plan.deleted
     title = (
         f"{plan.made.job}: {count_text(len(plan.kept))} kept, {count_text(len(deleted))} deleted "
-        f"({bytes_text(sum(d.item.bytes for d in deleted))} of state; files that others need stay)"
+        f"({bytes_text(plan.freed_bytes)} are freed; files that others need stay)"
     )
-    table = new_table(title, "", "snapshot", "of", "state>", "why")
+    table = new_table(title, "", "snapshot", "of", "state>", "freed>", "why")
     shown = plan.decisions[:_ROWS_MAX]
     for decision in shown:
         item = decision.item
@@ -82,6 +82,7 @@ def retention_table(plan: RetentionPlan) -> Table:
             Text(item.name if item.kind == "checkpoint" else f"savepoint {item.name}"),
             time_text(item.created_at_ms),
             bytes_text(item.bytes),
+            "" if decision.kept else bytes_text(decision.freed_bytes),
             Text("; ".join(decision.reasons) or "no rule keeps it"),
         )
     if len(plan.decisions) > len(shown):
@@ -99,6 +100,7 @@ def retention_json(plan: RetentionPlan) -> dict[str, Any]:
             "name": item.name,
             "created_at_ms": item.created_at_ms,
             "bytes": item.bytes,
+            "freed_bytes": decision.freed_bytes,
             "tags": list(item.tags),
             "kept": decision.kept,
             "reasons": list(decision.reasons),

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from orchestration.config.spec import JobSpec, to_policy
 from state_runtime.base.actor import Actor
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import RetentionPolicy
 from state_runtime.maintenance.delete.snapshots import Failure
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
@@ -137,11 +138,22 @@ class Retaining(Deletions[RetentionPlan]):
         share_max: float | None = None,
         refuse: bool = True,
     ) -> Retaining:
-        """By the job's section, where nothing else is given."""
+        """By the job's section, where nothing else is given.
+
+        Raises:
+            InvalidConfiguration: nothing is given, and the section has no rule.
+        """
+        if policy is None:
+            policy = to_policy(job)
+            if policy.is_empty:
+                raise InvalidConfiguration(
+                    f"job {job.name!r} has no rule of retention, and without one nothing would be kept. Add one to "
+                    f"stillstate.yaml, under jobs.{job.name}.retention or defaults.retention: for example keep_last: 20"
+                )
         return Retaining(
             root,
             actor,
-            to_policy(job) if policy is None else policy,
+            policy,
             job.retention.deleted_share_max if share_max is None else share_max,
             refuse=refuse,
         )

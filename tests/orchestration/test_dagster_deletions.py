@@ -275,3 +275,12 @@ def test_a_schedule_is_off_or_a_time_of_the_jobs_own() -> None:
     assert cron_of("1 2 * * *", "night", "x") == "1 2 * * *"
     assert cron_of("auto", "night", "x") == cron_of("auto", "night", "x")
     assert cron_of("auto", "week", "x") != cron_of("auto", "week", "y")
+
+
+def test_a_job_without_a_rule_is_told_where_to_write_one(world: Callable[..., World], five: JobRoot) -> None:
+    """The run has no place for it: the file has."""
+    done = run(world(), "retain_flights")
+    assert not done.success
+    said = repr([e.event_specific_data for e in done.all_events if e.is_step_failure])
+    assert "jobs.flights.retention" in said
+    assert "keep_last: 20" in said

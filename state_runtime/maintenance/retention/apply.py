@@ -3,8 +3,8 @@ what a policy means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
@@ -22,14 +22,19 @@ from state_runtime.maintenance.delete.snapshots import (
 from state_runtime.maintenance.marks import CLOCK_SKEW_MS, Marker, read_existing, read_holders
 from state_runtime.maintenance.plans import Made, check_fresh
 from state_runtime.maintenance.retention.plan import RetentionPlan
-from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Item, check_share, plan_retention
+from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Decision, Item, check_share, plan_retention
+from state_runtime.restore.uploaded_files import direct, read_listing
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import SavepointRecord, list_savepoints
 from state_runtime.snapshot.term_files import newest_term
 from state_runtime.store import Store
 
 __all__ = ["Retained", "apply_retention", "make_retention_plan", "read_items"]
+
+Objects = dict[str, int]
+"""Paths with bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +58,30 @@ def read_items(root: Store, *, clock: Clock) -> list[Item]:
     """Snapshots and savepoints of a job, with who needs them. Reads every manifest.
 
     Raises:
+        as `_read`.
+    """
+    return _read(root, clock)[0]
+
+
+def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
+    """Snapshots and savepoints of a job with who needs them, and the objects that each snapshot names.
+
+    Raises:
         CorruptData, UnsupportedFormat: one cannot be read; nothing is planned.
         StoreUnavailable: try again.
     """
     catalog = Catalog.of_root(root, clock)
     existing = read_existing(root)
     needed = needed_by(catalog, existing, read_holders(root, clock)[0], clock)
-    items = []
+    items: list[Item] = []
+    objects: dict[str, Objects] = {}
     for snapshot_id in existing.snapshot_ids:
         try:
             manifest = catalog.manifest(snapshot_id)
         except MissingSnapshot:
             continue  # on its way, or given up by somebody else since
         held = needed.get(snapshot_id, ())
+        objects[str(snapshot_id)] = _objects(root, manifest)
         items.append(
             Item(
                 kind="checkpoint",
@@ -76,7 +92,35 @@ def read_items(root: Store, *, clock: Clock) -> list[Item]:
                 held=held,
             )
         )
-    return [*items, *(_savepoint(root, record, clock) for record in list_savepoints(root))]
+    return [*items, *(_savepoint(root, record, clock) for record in list_savepoints(root))], objects
+
+
+def _objects(root: Store, manifest: Manifest) -> Objects:
+    """Of a snapshot; with a segment goes what its index names."""
+    found = {s.path: s.total_bytes for s in manifest.stored_segments}
+    for layer in manifest.layers:
+        found |= {table.path: table.bytes for table in layer.tables}
+        found |= {log.path: log.bytes for log in layer.source_logs}
+    listing = read_listing(direct(root), manifest)
+    if listing is not None and manifest.shards is not None:
+        found[manifest.shards.path] = manifest.shards.bytes
+        found |= {f.path: f.bytes for shard in listing.shards for f in shard.files if f.path}
+    return found
+
+
+def _with_freed(decisions: Sequence[Decision], objects: Mapping[str, Objects]) -> Iterator[Decision]:
+    """Decisions with what each would free. A savepoint shares its objects with nothing."""
+    needed = {path for d in decisions if d.kept and d.item.kind == "checkpoint" for path in objects[d.item.name]}
+    for decision in decisions:  # the newest first
+        item = decision.item
+        if decision.kept:
+            yield decision
+        elif item.kind == "savepoint":
+            yield replace(decision, freed_bytes=item.bytes)
+        else:
+            own = {path: size for path, size in objects[item.name].items() if path not in needed}
+            needed |= own.keys()
+            yield replace(decision, freed_bytes=sum(own.values()))
 
 
 def _savepoint(root: Store, record: SavepointRecord, clock: Clock) -> Item:
@@ -136,8 +180,9 @@ def _planned(root: Store, policy: RetentionPolicy, *, clock: Clock, share_max: f
         newest_snapshot_id=max(existing.snapshot_ids, default=0),
         term=newest_term(root),
     )
-    decisions = plan_retention(read_items(root, clock=clock), policy, now_ms=clock.now_ms() - CLOCK_SKEW_MS)
-    return RetentionPlan(made, policy, share_max, tuple(decisions))
+    items, objects = _read(root, clock)
+    decisions = plan_retention(items, policy, now_ms=clock.now_ms() - CLOCK_SKEW_MS)
+    return RetentionPlan(made, policy, share_max, tuple(_with_freed(decisions, objects)))
 
 
 def apply_retention(

@@ -40,6 +40,11 @@ class RetentionPlan:
     def deleted(self) -> list[Decision]:
         return [d for d in self.decisions if not d.kept]
 
+    @property
+    def freed_bytes(self) -> int:
+        """What executing it would free, about: snapshots share most of their objects."""
+        return sum(d.freed_bytes for d in self.decisions)
+
 
 def write_retention_plan(file: Path, plan: RetentionPlan) -> None:
     """Write a plan to a local file; see `write_plan`."""

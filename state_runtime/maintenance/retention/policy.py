@@ -67,10 +67,16 @@ class Item:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of an item. A kept one says why, a deleted one has no reason to be kept."""
+    """What becomes of an item. A kept one says why, a deleted one has no reason to be kept.
+
+    Attributes:
+        freed_bytes: of a deleted one: of its objects those that no kept snapshot needs. What several deleted ones need is
+            counted once, with the newest.
+    """
 
     item: Item
     reasons: tuple[str, ...]
+    freed_bytes: int = 0
 
     @property
     def kept(self) -> bool:

@@ -82,6 +82,21 @@ def test_who_needs_a_snapshot_is_why_it_is_kept(job: Job) -> None:
     assert why["6"][0] == "the job's next run, which goes on from it"
 
 
+def test_a_plan_says_what_it_would_free_and_not_how_large_what_it_deletes_is(job: Job) -> None:
+    """Snapshots share most of their objects: what one that stays needs is not freed, and what several need is freed once."""
+    job.fold()
+    job.checkpoints(1)  # from here on the log of the older ones is needed by none that stays
+
+    def data_bytes() -> int:
+        return sum(found.bytes for folder in ("changelog", "tables") for found in job.root.list_objects(folder))
+
+    plan, before = planned(job), data_bytes()
+    applied(job, plan)
+    assert plan.freed_bytes == before - data_bytes() > 0
+    assert plan.freed_bytes < sum(d.item.bytes for d in plan.deleted)
+    assert all(d.freed_bytes == 0 for d in plan.kept)
+
+
 def test_a_share_that_is_too_large_is_refused_and_nothing_is_written(job: Job, world: FakeWorld) -> None:
     before = dict(world.objects)
     with pytest.raises(InvalidConfiguration, match="4 of 6"):
