@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,12 +21,8 @@ from orchestration.commands.base import (
 from orchestration.commands.begin_options import BeginOptions, with_begin_options
 from orchestration.commands.logs import logged_run
 from orchestration.config.held import held_settings, refuse_while_migrating
-from orchestration.config.spec import JobSpec, Spec, load_spec
+from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.errors import StillstateError
-
-if TYPE_CHECKING:
-    from orchestration.show.views import JobRow
 
 __all__ = ["register"]
 
@@ -139,34 +135,27 @@ def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = Fa
 
 @guarded
 def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show all jobs: health, term, shards (the parallelism that it runs with), heartbeat, newest snapshot, speed."""
+    """Show all jobs: health, term, shards (the parallelism that it runs with), heartbeat, newest snapshot, speed.
+
+    One look at each job, as Dagster's sensors look: a store that does not answer within observation.timeout_s is a job
+    that was not seen, and keeps no other from being shown. Ages are those of the moment of the look.
+    """
+    from orchestration.launchers import build_launcher
+    from orchestration.looking.lookout import Lookout
+    from orchestration.looking.watch import watch_looks
     from orchestration.show import views
 
     spec = load_spec(config)
-    rows = [_job_row(spec, job) for job in spec.jobs.values()]
+    looks = watch_looks(spec, list(spec.jobs), build_launcher, lookout=Lookout(), clock=SYSTEM_CLOCK).found
+    rows = [views.JobRow.of(name, looks[name]) for name in spec.jobs]
     if as_json:
         print_json([row.to_json_dict() for row in rows])
     else:
         print_table(views.jobs_table(rows))
     # A script should not take a store that could not be read for a job that is well.
-    failed = next((row for row in rows if row.health == views.UNREADABLE), None)
+    failed = next((row for row in rows if row.health in (views.UNREADABLE, views.NOT_SEEN)), None)
     if failed is not None:
         raise typer.Exit(failed.exit_code)
-
-
-def _job_row(spec: Spec, job: JobSpec) -> JobRow:
-    """One row of `jobs`; a store that cannot be read is a row of its own, so that the others still show."""
-    from orchestration.launchers import build_launcher
-    from orchestration.recovery.observe import observe
-    from orchestration.show import views
-
-    try:
-        catalog = catalog_of(job)
-        seen = observe(job, catalog, build_launcher(spec, job), SYSTEM_CLOCK)
-        latest = catalog.latest()
-    except StillstateError as error:
-        return views.JobRow.broken(job.name, error)
-    return views.JobRow.of(job.name, seen, latest, SYSTEM_CLOCK.now_ms())
 
 
 def register(app: typer.Typer) -> None:

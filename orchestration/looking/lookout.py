@@ -18,10 +18,12 @@ from orchestration.text import duration_text
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import StillstateError, StoreRefused, Unavailable
 
-__all__ = ["HOUSE", "NAMES_MAX", "Lookout", "NoLook", "Task", "troubles"]
+__all__ = ["HOUSE", "NAMES_MAX", "NOT_SEEN", "Lookout", "NoLook", "Task", "troubles"]
 
 T = TypeVar("T")
 
+NOT_SEEN: Final = "not seen"
+"""The health of a job of which there is nothing to see, for people and metrics."""
 NAMES_MAX: Final = 10
 """Every tick is stored with what it says."""
 HANGING_MAX: Final = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook
+from orchestration.looking.lookout import NOT_SEEN, NoLook
 from orchestration.recovery.health import Verdict
 from state_runtime.base.errors import CorruptData
 from state_runtime.base.progress import Progress
@@ -14,9 +14,8 @@ from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["DAMAGED", "NOT_SEEN", "Vitals", "vitals_of"]
+__all__ = ["DAMAGED", "Vitals", "vitals_of"]
 
-NOT_SEEN: Final = "not seen"
 DAMAGED: Final = "damaged"
 _WELL: Final[frozenset[Verdict]] = frozenset({"healthy", "starting", "stopped", "finished", "never-started"})
 

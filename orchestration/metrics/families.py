@@ -12,8 +12,9 @@ from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from orchestration.looking.lookout import NOT_SEEN
 from orchestration.looking.newest_savepoint import SavepointsSeen
-from orchestration.looking.vitals import DAMAGED, NOT_SEEN, Vitals
+from orchestration.looking.vitals import DAMAGED, Vitals
 from orchestration.recovery.health import Verdict
 from state_runtime.snapshot.manifest import Manifest
 

@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.launchers.first_checkpoint import exit_code_of
+from orchestration.looking.look import Look
+from orchestration.looking.lookout import NOT_SEEN, NoLook
 from orchestration.recovery.health import Verdict
 from orchestration.recovery.observe import Observation
 from orchestration.show.tables import new_table
@@ -26,6 +28,7 @@ from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = [
+    "NOT_SEEN",
     "UNREADABLE",
     "JobRow",
     "SnapshotRow",
@@ -57,6 +60,7 @@ _COLOURS: dict[Verdict | str, str] = {
     "silent": "red",
     "failed": "red",
     UNREADABLE: "red",
+    NOT_SEEN: "red",
     "fenced": "yellow",
 }
 
@@ -69,6 +73,7 @@ class JobRow:
         inflight_rows, inflight_age_s: rows in flight in the newest snapshot, about, and how long the oldest has waited.
         exit_code: of a driver that failed, or of the command where the root could not be read; else 0.
         slowest: operator and shard of the task that took longest; empty where no rows are in flight.
+        seen_at_ms: when the job was looked at; all ages are those of then. None if it was not seen.
     """
 
     job: str
@@ -90,16 +95,21 @@ class JobRow:
     inflight_rows: int = 0
     inflight_age_s: float | None = None
     slowest: str = ""
+    seen_at_ms: int | None = None
 
     @staticmethod
-    def of(job: str, seen: Observation, latest: Manifest | None, now_ms: int) -> JobRow:
+    def of(job: str, look: Look | NoLook) -> JobRow:
         """What one look at a job showed."""
+        if isinstance(look, NoLook):
+            health = UNREADABLE if look.why == "failed" else NOT_SEEN
+            return JobRow(job=job, health=health, reason=str(look.error), exit_code=look.error.exit_code)
+        seen, latest, now_ms, trouble = look.seen, look.head, look.at_ms, look.trouble
         status, progress = seen.status, latest.progress if latest is not None else None
         waiting = waiting_operators(latest) if latest is not None else ()
         oldest_ms = min((o.read_at_ms for o in waiting), default=None)
         return JobRow(
             job=job,
-            health=seen.health.verdict,
+            health=seen.health.verdict if trouble is None else UNREADABLE,
             state=None if status is None else status.state,
             term=None if status is None else status.term,
             parallelism=_parallelism(status, latest),
@@ -112,17 +122,13 @@ class JobRow:
             state_rows=None if progress is None else progress.state_rows,
             restored=0 if status is None else status.restored,
             restoring=0 if status is None else status.restoring,
-            reason=seen.health.reason,
+            reason=seen.health.reason if trouble is None else str(trouble),
             inflight_rows=sum(o.rows for o in waiting),
             inflight_age_s=None if oldest_ms is None else round(max(0, now_ms - oldest_ms) / 1000, 3),
-            exit_code=exit_code_of(status) if status is not None and seen.health.verdict == "failed" else 0,
+            exit_code=trouble.exit_code if trouble is not None else _exit_code(seen),
             slowest=progress.inflight.slowest if waiting and progress is not None and progress.inflight else "",
+            seen_at_ms=now_ms,
         )
-
-    @staticmethod
-    def broken(job: str, error: StillstateError) -> JobRow:
-        """A job whose root could not be read."""
-        return JobRow(job=job, health=UNREADABLE, reason=str(error), exit_code=error.exit_code)
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -276,7 +282,17 @@ def jobs_table(rows: list[JobRow]) -> Table:
             _number(row.state_rows),
             Text(_why(row)),
         )
+    seen_ms = [row.seen_at_ms for row in rows if row.seen_at_ms is not None]
+    if seen_ms:
+        first, last = time_text(min(seen_ms)), time_text(max(seen_ms))
+        table.caption = f"looked at {first}" if first == last else f"looked at {first} to {last}"
+        table.caption_justify = "left"
     return table
+
+
+def _exit_code(seen: Observation) -> int:
+    """What the driver ended with, if it failed."""
+    return exit_code_of(seen.status) if seen.status is not None and seen.health.verdict == "failed" else 0
 
 
 def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | None:

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_roots import SECRET, JobRoot
+from black_holes import black_hole
+from house import write_house
+from job_roots import SECRET, FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
 from orchestration.cli import app
 from orchestration.config.start_options import StartOptions
 from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
+from orchestration.show.views import JobRow, jobs_table
+from orchestration.text import time_text
 from state_runtime.base.errors import JobAlreadyRunning
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
@@ -74,7 +78,30 @@ def test_jobs_shows_the_others_and_fails_when_one_cannot_be_read(
     assert result.exit_code == 5
     rows = {row["job"]: row for row in json.loads(result.stdout)}
     assert rows["flights"]["health"] == "unreadable"
+    assert rows["flights"]["term"] == 1, "how its driver is, is known all the same"
     assert rows["trains"]["health"] == "never-started"
+
+
+def test_jobs_looks_as_sensors_do_so_that_a_store_that_hangs_costs_its_own_deadline_only(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the retries of a run, one hung store kept the table away for two minutes; the ages were of two minutes ago."""
+    monkeypatch.setattr("orchestration.commands.jobs.SYSTEM_CLOCK", clock)
+    with black_hole() as hole:
+        house = write_house(
+            tmp_path, clock, jobs=4, hanging=1, refused=0, hole=hole, closed="", extra="observation: {timeout_s: 1}"
+        )
+        clock.advance_s(7)
+        result = call("jobs", "--json", "-c", str(house.file))
+    rows = {row["job"]: row for row in json.loads(result.stdout)}
+    assert result.exit_code == 4
+    (hanging,) = house.hanging
+    assert rows[hanging]["health"] == "not seen"
+    assert "has not answered within 1 s" in rows[hanging]["reason"]
+    seen = [rows[name] for name in house.healthy]
+    assert {(row["seen_at_ms"], row["last_snapshot_age_s"]) for row in seen} == {(clock.now_ms(), 7.0)}
+    table = jobs_table([JobRow(**row) for row in rows.values()])
+    assert table.caption == f"looked at {time_text(clock.now_ms())}", "an age says when it was one"
 
 
 def test_snapshots_are_listed_newest_first_damaged_ones_included(
