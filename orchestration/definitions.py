@@ -21,8 +21,9 @@ from orchestration.jobs.deletions import build_deletion_jobs
 from orchestration.jobs.matches_check import build_matches_check
 from orchestration.jobs.migrate import build_migrate_job
 from orchestration.jobs.prune import build_prune_job
+from orchestration.jobs.rollback import build_rollback_job
 from orchestration.jobs.savepoints import build_savepoint_job
-from orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job
+from orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job, build_shared_rollback_job
 from orchestration.jobs.upkeep import UpkeepJob
 from orchestration.jobs.verification import build_drill_job, build_verify_job
 from orchestration.resources import SparkSessionResource, StillstateResource
@@ -113,8 +114,9 @@ def _shared(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
     """One job for each kind of work."""
     made = build_shared_jobs(mount, list(spec.jobs.values()), resource)
     migrate = build_shared_migrate_job(mount, list(spec.jobs.values()), resource)
+    rollback = build_shared_rollback_job(mount, list(spec.jobs.values()), resource)
     return _Made(
-        drivers=[*made.drivers.all(), migrate],
+        drivers=[*made.drivers.all(), migrate, rollback],
         recover=dict.fromkeys(spec.jobs, made.drivers.recover),
         migrate=dict.fromkeys(spec.jobs, migrate),
         folds=[made.fold],
@@ -137,6 +139,7 @@ def _per_job(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
         drivers=[
             *(d for made in drivers.values() for d in made.all()),
             *migrate.values(),
+            *(build_rollback_job(mount, job, resource) for job in jobs),
         ],
         recover={name: made.recover for name, made in drivers.items()},
         migrate=migrate,

@@ -47,13 +47,10 @@ def rollback(
     """
     from orchestration.show.deletions import confirm
     from orchestration.show.progress import count_bar
-    from orchestration.text import bytes_text, count_text
+    from orchestration.upkeep.rollbacks import own_place, rollback_text
     from state_runtime.base.actor import Actor
     from state_runtime.driver.rollback import execute_rollback, plan_rollback
     from state_runtime.maintenance.copy.objects import CopyProgress
-    from state_runtime.snapshot.locate import own_restore_point
-    from state_runtime.snapshot.paths import savepoint_path
-    from state_runtime.snapshot.savepoint import read_savepoint
 
     if (place is None) != reset:
         raise InvalidConfiguration("give a PLACE to go back to, or --reset to begin empty: one of the two")
@@ -62,11 +59,7 @@ def rollback(
     refuse_while_migrating(job, catalog.root)
     where = NamedPlace(place or "", spec.storage_options)
     if place is not None and "/" not in place and "@" not in place[1:]:
-        wanted = own_restore_point(place)
-        if isinstance(wanted, str):
-            read_savepoint(catalog.root, wanted)  # a name that is none is told so in these words
-        own = f"@{wanted}" if isinstance(wanted, int) else catalog.root.child(savepoint_path(wanted)).url
-        where = NamedPlace(own, spec.storage_options)
+        where = NamedPlace(own_place(catalog, place), spec.storage_options)
     elif place is not None:
         where = named_place(place, config)
     plan = plan_rollback(catalog, where.text, takeover=takeover, storage_options=where.options)
@@ -79,18 +72,7 @@ def rollback(
         "objects": len(plan.objects),
         "bytes": plan.bytes,
     }
-    data = (
-        f"{count_text(len(plan.objects))} objects ({bytes_text(plan.bytes)}) are missing in the job's root and are "
-        "copied; all others are read, and replaced where they are damaged. "
-        if plan.source is not None
-        else ""
-    )
-    what = (
-        f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. "
-        f"{count_text(plan.abandoned)} newer snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; "
-        f"{data}Input since then is read again. Output that was published since then stays, and comes again under "
-        "higher epoch numbers."
-    )
+    what = rollback_text(job, plan)
     if dry_run:
         if as_json:
             print_json(shown)

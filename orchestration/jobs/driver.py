@@ -199,6 +199,8 @@ def runtime_max_s(action: str, job: JobSpec) -> int:
     there_s = job.launcher.start_timeout_s + job.launcher.stop_timeout_s
     more_s = {
         "recover": job.recovery.first_checkpoint_s + LOOK_FOR_DAMAGE_S,
+        # What is gone back to is read before.
+        "rollback": job.verification.timeout_s,
         # There and back, with a savepoint that is made and read.
         "migrate": there_s + job.recovery.first_checkpoint_s + job.savepoints.timeout_s + job.verification.timeout_s,
     }

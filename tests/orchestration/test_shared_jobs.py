@@ -29,7 +29,8 @@ from state_runtime.snapshot.savepoint import list_savepoints
 ROOT = Path(__file__).resolve().parents[2]
 STREAM_TAGS = {f"stillstate/{name}" for name in ("materialize", "savepoint", "upkeep")}
 SHARED = "dagster: {jobs: shared}"
-ACTIONS = {"start", "stop", "recover", "migrate", "materialize", "savepoint", "retain", "collect", "verify", "drill"}
+ACTIONS = {"start", "stop", "recover", "migrate", "rollback"}
+ACTIONS |= {"materialize", "savepoint", "retain", "collect", "verify", "drill"}
 
 
 def config(op: str, **fields: Any) -> dict[str, Any]:
@@ -154,6 +155,7 @@ def test_a_run_that_a_person_launched_gets_the_tag_by_which_the_queue_counts(
         ("start", "start_driver", "stillstate/job"),
         ("stop", "stop_driver", "stillstate/job"),
         ("recover", "recover_driver", "stillstate/job"),
+        ("rollback", "rollback_driver", "stillstate/job"),
         ("materialize", "materialize_stream", "stillstate/materialize"),
         ("verify", "verify_stream", "stillstate/upkeep"),
         ("drill", "drill_stream", "stillstate/upkeep"),

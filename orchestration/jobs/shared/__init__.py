@@ -5,6 +5,6 @@ stream, two hundred streams take it most of a minute; these take it seconds.
 """
 
 from orchestration.jobs.shared.build import SharedJobs, build_shared_jobs
-from orchestration.jobs.shared.drivers import build_shared_migrate_job
+from orchestration.jobs.shared.drivers import build_shared_migrate_job, build_shared_rollback_job
 
-__all__ = ["SharedJobs", "build_shared_jobs", "build_shared_migrate_job"]
+__all__ = ["SharedJobs", "build_shared_jobs", "build_shared_migrate_job", "build_shared_rollback_job"]

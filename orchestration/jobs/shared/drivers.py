@@ -1,4 +1,4 @@
-"""`start`, `stop`, `recover` and `migrate` of any stream."""
+"""`start`, `stop`, `recover`, `migrate` and `rollback` of any stream."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,12 @@ from orchestration.jobs.driver import (
 )
 from orchestration.jobs.migrate import MIGRATE_TEXT, MigrateConfig, migrate_stream
 from orchestration.jobs.recover import RecoverConfig
+from orchestration.jobs.rollback import ROLLBACK_TEXT, RollbackConfig, rollback_stream
 from orchestration.jobs.shared.stream import StreamConfig, tag_run
 from orchestration.jobs.tags import JOB_TAG
 from orchestration.resources import StillstateResource
 
-__all__ = ["build_shared_driver_jobs", "build_shared_migrate_job"]
+__all__ = ["build_shared_driver_jobs", "build_shared_migrate_job", "build_shared_rollback_job"]
 
 
 class StartStreamConfig(StartConfig):
@@ -40,6 +41,12 @@ class RecoverStreamConfig(RecoverConfig):
 
 class MigrateStreamConfig(MigrateConfig):
     """Which stream, and what is to change."""
+
+    stream: str
+
+
+class RollbackStreamConfig(RollbackConfig):
+    """Which stream, and where it goes back to."""
 
     stream: str
 
@@ -72,6 +79,20 @@ def build_shared_migrate_job(mount: Mount, jobs: Sequence[JobSpec], stillstate: 
 
     what = MIGRATE_TEXT.format("a stream")
     return one_op_job(mount, stillstate, mount.name("migrate"), "migrate", migrate, what, jobs, {})
+
+
+def build_shared_rollback_job(
+    mount: Mount, jobs: Sequence[JobSpec], stillstate: StillstateResource
+) -> dg.JobDefinition:
+    """The job that takes any stream back."""
+
+    @dg.op(name=mount.name("rollback", "driver"), out=VALUE, required_resource_keys={mount.resource})
+    def rollback(context: dg.OpExecutionContext, config: RollbackStreamConfig) -> dg.Output[dict[str, Any]]:
+        tag_run(context, JOB_TAG, mount.tag(config.stream))
+        return rollback_stream(context, config, mount, config.stream)
+
+    what = ROLLBACK_TEXT.format("a stream")
+    return one_op_job(mount, stillstate, mount.name("rollback"), "rollback", rollback, what, jobs, {})
 
 
 def _start_op(mount: Mount) -> dg.OpDefinition:

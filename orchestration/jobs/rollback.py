@@ -1,0 +1,105 @@
+"""`rollback_<job>`: plan → check → apply of that very plan. A job that does not run goes back, in place, to an older
+snapshot or a savepoint of its own, and stays stopped. `recover_<job>` with `from_snapshot` goes back and starts it."""
+
+from typing import Any, Final, Literal
+
+import dagster as dg
+
+from assets.mount import Mount
+from orchestration.config.held import refuse_while_migrating
+from orchestration.config.spec import JobSpec
+from orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
+from orchestration.jobs.tags import JOB_TAG
+from orchestration.jobs.upkeep import LogsSteps, actor_of
+from orchestration.resources import StillstateResource
+from orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text
+from state_runtime.base.errors import CorruptData, InvalidConfiguration
+from state_runtime.driver.rollback import RollbackPlan, execute_rollback, plan_rollback
+
+__all__ = ["ROLLBACK_TEXT", "RollbackConfig", "build_rollback_job", "rollback_stream"]
+
+ROLLBACK_TEXT: Final = (
+    "Make an older snapshot or a savepoint of {} its newest snapshot again: plan, check of the content, apply. It must "
+    "not run, and stays stopped; nothing is overwritten. `plan_only` shows what would be done."
+)
+
+
+class RollbackConfig(dg.Config):
+    """Where to go back to, as `stillstate rollback` is told it.
+
+    Attributes:
+        to: @ID of a snapshot, or the name of a savepoint, as `stillstate snapshots` lists them.
+        reset: begin empty instead: no state, the input anew.
+        takeover: take the job from a driver that still runs; it is fenced and ends.
+        verify: how much of the content is read before.
+        plan_only: show the plan and the check, and change nothing.
+    """
+
+    to: str = ""
+    reset: bool = False
+    takeover: bool = False
+    verify: Literal["structure", "sample", "full"] = "full"
+    plan_only: bool = False
+
+
+def build_rollback_job(mount: Mount, job: JobSpec, stillstate: StillstateResource) -> dg.JobDefinition:
+    """The job of one stream, which takes turns with those that start, stop and recover its driver."""
+    name = job.name
+
+    @dg.op(name=mount.name("rollback", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
+    def rollback(context: dg.OpExecutionContext, config: RollbackConfig) -> dg.Output[dict[str, Any]]:
+        return rollback_stream(context, config, mount, name)
+
+    tags = {JOB_TAG: mount.tag(name)}
+    what = ROLLBACK_TEXT.format(name)
+    return one_op_job(mount, stillstate, mount.job_name("rollback", name), "rollback", rollback, what, [job], tags)
+
+
+def rollback_stream(
+    context: dg.OpExecutionContext, config: RollbackConfig, mount: Mount, name: str
+) -> dg.Output[dict[str, Any]]:
+    """Take a stream back."""
+    stillstate = stillstate_of(context, mount)
+    with typed_failures():
+        if bool(config.to) == config.reset:
+            raise InvalidConfiguration("give `to` (a snapshot's @ID or a savepoint's name) or `reset`: one of the two")
+        job = stillstate.spec().job(name)
+        catalog, actor = stillstate.catalog(job), actor_of(stillstate)
+        refuse_while_migrating(name, catalog.root)
+        place = own_place(catalog, config.to) if config.to else ""
+        plan = plan_rollback(catalog, place, takeover=config.takeover, storage_options=job.storage_options)
+        value = _value(name, plan)
+        # Events of their own: the output of a run that fails is not there.
+        _observe(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
+        dangers = dangers_of_rollback(
+            catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes")
+        )
+        if dangers:
+            raise CorruptData(f"{name}: {'; '.join(dangers)}. Nothing was changed; choose another snapshot")
+        if config.plan_only:
+            return _output({**value, "outcome": "planned", "check": "what it needs is there and right"})
+        made = execute_rollback(catalog, plan, actor)
+    done = {**value, "outcome": "gone back", "made": made.snapshot_id, "next": mount.launch_text("start", name)}
+    said = f"snapshot {made.snapshot_id} is the newest; the next start goes on from it"
+    _observe(context, mount, name, said, done)
+    return _output(done)
+
+
+def _value(name: str, plan: RollbackPlan) -> dict[str, Any]:
+    return {
+        "job": name,
+        "place": plan.place or "empty",
+        "snapshot_id": plan.target.snapshot_id,
+        "newest": plan.newest.snapshot_id,
+        "abandoned": plan.abandoned,
+        "objects": len(plan.objects),
+        "bytes": plan.bytes,
+    }
+
+
+def _observe(context: dg.OpExecutionContext, mount: Mount, name: str, said: str, metadata: dict[str, Any]) -> None:
+    context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
+
+
+def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
+    return dg.Output(value, metadata=value)

@@ -1,0 +1,75 @@
+"""Going back in place, for the command and Dagster's runs: which place a name means, what is said of a plan, and what
+is read before it is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestration.text import bytes_text, count_text
+from state_runtime.base.actor import Actor
+from state_runtime.driver.rollback import RollbackPlan
+from state_runtime.maintenance.verify.report import VerifyLevel
+from state_runtime.maintenance.verify.roots import verify_root
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.locate import own_restore_point
+from state_runtime.snapshot.paths import savepoint_path
+from state_runtime.snapshot.savepoint import read_savepoint
+
+__all__ = ["dangers_of_rollback", "own_place", "rollback_text"]
+
+_NAMED_MAX = 10
+
+
+def own_place(catalog: Catalog, name: str) -> str:
+    """Where a restore point of the job's own lies, by the name that `stillstate snapshots` lists.
+
+    Raises:
+        SavepointNotFound: there is no savepoint of that name. InvalidConfiguration: it cannot be a name.
+    """
+    wanted = own_restore_point(name)
+    if isinstance(wanted, int):
+        return f"@{wanted}"
+    read_savepoint(catalog.root, wanted)  # a name that is none is told so in these words
+    return catalog.root.child(savepoint_path(wanted)).url
+
+
+def rollback_text(job: str, plan: RollbackPlan) -> str:
+    """What a plan would do, for people."""
+    data = (
+        f"{count_text(len(plan.objects))} objects ({bytes_text(plan.bytes)}) are missing in the job's root and are "
+        "copied; all others are read, and replaced where they are damaged. "
+        if plan.source is not None
+        else ""
+    )
+    return (
+        f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. "
+        f"{count_text(plan.abandoned)} newer snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; "
+        f"{data}Input since then is read again. Output that was published since then stays, and comes again under "
+        "higher epoch numbers."
+    )
+
+
+def dangers_of_rollback(
+    catalog: Catalog,
+    plan: RollbackPlan,
+    actor: Actor,
+    level: VerifyLevel,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Why a plan must not be executed: what is damaged or missing where the content lies; empty if it is sound.
+
+    Raises:
+        StoreUnavailable: it cannot be read now.
+    """
+    if not plan.place:
+        return []  # begins empty
+    report = verify_root(
+        catalog.root if plan.source is None else plan.source,
+        snapshot_ids=[plan.target.snapshot_id],
+        level=level,
+        progress=None if on_progress is None else lambda now: on_progress(now.bytes_done, now.bytes),
+        clock=actor.clock,
+        ids=actor.ids,
+    )
+    found = [f"{finding.path} ({finding.kind}: {finding.detail})" for finding in report.findings[:_NAMED_MAX]]
+    return found or ([] if report.complete else [f"{plan.place} could not be read to its end"])
