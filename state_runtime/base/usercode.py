@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from state_runtime.base.errors import InvalidPipeline
@@ -17,6 +17,7 @@ __all__ = [
     "UserTraceback",
     "called_at",
     "described_class",
+    "described_method",
     "place_in_user_code",
     "raised_by_user",
     "step_at",
@@ -89,6 +90,14 @@ def described_class(kind: type) -> str:
     written = [code for code in codes if not code.co_filename.startswith("<")]  # not those that a dataclass generates
     first = min(written, key=lambda code: code.co_firstlineno, default=None)
     return kind.__name__ if first is None else f"{kind.__name__} ({first.co_filename}, line {first.co_firstlineno})"
+
+
+def described_method(method: Callable[..., object]) -> str:
+    """A method of the job's own code and where it stands, as in "handleInputRows (/jobs/shop.py, line 14)"."""
+    function = inspect.unwrap(method)
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def user_traceback(error: BaseException) -> str:

@@ -15,11 +15,30 @@ import pyarrow.compute as pc
 from state_runtime.base.errors import InvalidData
 from state_runtime.state.text import is_readable
 
-__all__ = ["UnknownField", "fit_column", "from_normal", "from_python", "refuse_unknown_fields", "to_python"]
+__all__ = [
+    "Misfit",
+    "UnknownField",
+    "fit_column",
+    "from_normal",
+    "from_python",
+    "read_columns",
+    "refuse_unknown_fields",
+    "to_python",
+    "told",
+]
 
 
-class UnknownField(ValueError):
+class Misfit(ValueError):
+    """Why a value does not fit, for messages: the text holds no value, which Arrow's own does."""
+
+
+class UnknownField(Misfit):
     """A value names a field that its struct does not have. Arrow would drop it."""
+
+
+def told(error: Exception) -> str:
+    """Why a value does not fit, in brackets, to be put behind a text; empty if the reason may hold the value."""
+    return f" ({error})" if isinstance(error, Misfit) else ""
 
 
 def refuse_unknown_fields(values: Iterable[Any], data_type: pa.DataType) -> None:
@@ -52,6 +71,27 @@ def to_python(column: pa.Array) -> list[Any]:
     return values
 
 
+def read_columns(
+    columns: Sequence[pa.Array], names: Sequence[str], read: Callable[[pa.Array], list[Any]], uid: str
+) -> list[list[Any]]:
+    """Columns of an operator as Python values, by `to_python` or another function.
+
+    Raises:
+        InvalidData: a time that no datetime of Python's tells; the message names the column, and holds no value.
+    """
+    made = []
+    for column, name in zip(columns, names):
+        try:
+            made.append(read(column))
+        except (OverflowError, ValueError):
+            raise InvalidData(
+                f"operator {uid!r}: column {name!r} ({column.type}) holds a date or time that Python cannot represent: "
+                "its years are 1 to 9999, in UTC and in the session's time zone. Filter or correct such rows before "
+                "the operator, or hand the column over as a number (`unix_micros`)"
+            ) from None  # Arrow's own message holds the value
+    return made
+
+
 def _times(column: pa.Array) -> list[Any] | None:
     """Dates and times, made by numpy; None if one is beyond the years that Python knows, of which Arrow complains."""
     numbers = column.to_numpy(zero_copy_only=False)
@@ -82,11 +122,11 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
         return _array(plain, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         position, culprit = _first_misfit(values, field.type)
-        why = f" ({error})" if isinstance(error, UnknownField) else ""
         raise InvalidData(
             f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of "
             f"{len(values)} "
-            f"is a {type(culprit).__name__} that does not fit{why}. Change the declared schema or convert the value"
+            f"is a {type(culprit).__name__} that does not fit{told(error)}. Change the declared schema or convert the "
+            "value"
         ) from None  # Arrow's own message holds the value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
+from types import GeneratorType
 from typing import Any, Protocol
 
 import pandas as pd
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
 
-from state_runtime.base.errors import InvalidData
-from state_runtime.processors.columns import from_python, to_python
+from state_runtime.base.errors import InvalidData, UserCodeError
+from state_runtime.base.usercode import described_method
+from state_runtime.processors.columns import from_python, read_columns, to_python
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.user.frames import (
     NullableIntegers,
@@ -25,11 +27,14 @@ from state_runtime.processors.user.frames import (
 )
 from state_runtime.processors.user.rows import row_class_of
 
-__all__ = ["Flavour", "FrameFlavour", "RowFlavour", "refuse_row", "time_zone_of"]
+__all__ = ["ITERABLES", "Flavour", "FrameFlavour", "RowFlavour", "refuse_returned", "time_zone_of"]
 
 
 _ROWS_OF_A_KEY = 4_096
 """Of a large key so many are Python objects at once: more are not faster."""
+
+ITERABLES = frozenset({GeneratorType, list, type(iter([]))})
+"""What handlers usually return; anything else is looked at by `refuse_returned`."""
 
 
 class Flavour(Protocol):
@@ -86,8 +91,8 @@ class RowFlavour:
         for name, column in zip(self._key_columns, rows.keys):
             given = rows.rows.schema.field(name).type
             # Keys are stored in UTC; user code sees the session's zone, as in its rows.
-            columns.append(to_python(column.cast(given) if pa.types.is_timestamp(given) else column))
-        return list(zip(*columns))
+            columns.append(column.cast(given) if pa.types.is_timestamp(given) else column)
+        return list(zip(*read_columns(columns, self._key_columns, to_python, self._uid)))
 
     def inputs(self, rows: GroupedRows) -> Iterable[Iterator[Any]]:
         if rows.rows.num_rows > self._rows_max and rows.groups == 1:
@@ -99,8 +104,11 @@ class RowFlavour:
         return self.inputs(rows)
 
     def _made(self, batch: pa.RecordBatch) -> list[Any]:
-        row_class = row_class_of(batch.schema.names)
-        return list(map(partial(tuple.__new__, row_class), zip(*map(to_python, batch.columns))))
+        names = batch.schema.names
+        row_class = row_class_of(names)
+        return list(
+            map(partial(tuple.__new__, row_class), zip(*read_columns(batch.columns, names, to_python, self._uid)))
+        )
 
     def _row_by_row(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """The rows of a key that has more of them than are made at once."""
@@ -169,15 +177,12 @@ class FrameFlavour:
         self._time_zone = time_zone
 
     def keys(self, rows: GroupedRows) -> list[tuple[Any, ...]]:
-        columns: list[Any] = []
+        columns = []
         for name, column in zip(self._key_columns, rows.keys):
             given = rows.rows.schema.field(name).type
-            if pa.types.is_timestamp(given):
-                wall = pc.local_timestamp(column.cast(given)) if given.tz is not None else column
-                columns.append(list(pd.Series(wall.to_pandas())))
-            else:
-                columns.append(to_python(column))
-        return list(zip(*columns))
+            is_zoned = pa.types.is_timestamp(given) and given.tz is not None
+            columns.append(pc.local_timestamp(column.cast(given)) if is_zoned else column)
+        return list(zip(*read_columns(columns, self._key_columns, _key_of_frame, self._uid)))
 
     def inputs(self, rows: GroupedRows) -> Iterable[Iterator[Any]]:
         if rows.rows.num_rows > self._rows_max and rows.groups == 1:
@@ -205,22 +210,40 @@ class FrameFlavour:
         return frames_to_batches(outputs, self._schema, f"the output of operator {self._uid!r}", self._time_zone)
 
 
+def _key_of_frame(column: pa.Array) -> list[Any]:
+    """A key column as values: times are pandas' own, as in frames."""
+    return list(pd.Series(column.to_pandas())) if pa.types.is_timestamp(column.type) else to_python(column)
+
+
 def time_zone_of(schema: pa.Schema) -> str:
     """The session's time zone, which Spark puts into the types of timestamps; UTC if there is none."""
     zones = [f.type.tz for f in schema if pa.types.is_timestamp(f.type) and f.type.tz is not None]
     return zones[0] if zones else "UTC"
 
 
-def refuse_row(returned: Any, uid: str) -> None:
-    """Refuse what a handler gave back if that is one row: iterated over, it would give its fields as rows.
+def refuse_returned(returned: Any, handler: Callable[..., Any], uid: str) -> None:
+    """Refuse what a handler gave back if it is no iterable of outputs, or is one output.
+
+    A row would give its fields as rows, a frame its labels. Asked for what is not of the types in `ITERABLES`.
 
     Raises:
-        InvalidData: it is a row.
+        UserCodeError: it is nothing that can be iterated over. InvalidData: it is a row or a frame.
     """
+    where = f"operator {uid!r}: {described_method(handler)}"
     if isinstance(returned, Row):
         raise InvalidData(
-            f"operator {uid!r}: a handler said `return Row(…)`, which gives the fields of the row one by one: "
-            "write `yield Row(…)`, or return a list of rows"
+            f"{where} said `return Row(…)`, which gives the fields of the row one by one: write `yield Row(…)`, or "
+            "return a list of rows"
+        )
+    if isinstance(returned, pd.DataFrame):
+        raise InvalidData(
+            f"{where} returned a DataFrame, which gives its labels one by one: write `yield frame`, or return a list "
+            "of frames"
+        )
+    if not isinstance(returned, Iterable):
+        raise UserCodeError(
+            f"{where} returned {'None' if returned is None else f'a {type(returned).__name__}'}; it must return an "
+            "iterator of its outputs. Write `return iter([])` where it has none, or `yield` each output"
         )
 
 

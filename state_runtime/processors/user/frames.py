@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.columns import UnknownField, refuse_unknown_fields
+from state_runtime.processors.columns import Misfit, refuse_unknown_fields, told
 from state_runtime.state.text import is_readable
 
 __all__ = ["NullableIntegers", "frames_to_batches", "nullable_integers", "split_frame", "table_to_frame"]
@@ -164,10 +164,9 @@ def _to_batch(columns: dict[Any, Any], schema: pa.Schema, where: str, time_zone:
         try:
             arrays.append(_to_array(values, field.type, time_zone))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            why = f" ({error})" if isinstance(error, UnknownField) else ""
             raise InvalidData(
                 f"{where}: column {field.name!r} is declared as {field.type} but holds {getattr(values, 'dtype', '?')} "
-                f"values that do not fit{why}. Change the declared schema or convert the column"
+                f"values that do not fit{told(error)}. Change the declared schema or convert the column"
             ) from None  # Arrow's own message holds the value
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -176,10 +175,27 @@ def _to_array(values: Any, data_type: pa.DataType, time_zone: str) -> pa.Array:
     kind = getattr(getattr(values, "dtype", None), "kind", "")
     if kind == "M" and getattr(values.dtype, "tz", None) is None and pa.types.is_timestamp(data_type) and data_type.tz:
         wall = pa.Array.from_pandas(values).cast(pa.timestamp("us"))
-        return pc.assume_timezone(wall, time_zone, ambiguous="latest", nonexistent="raise").cast(data_type)
+        return _in_zone(wall, time_zone).cast(data_type)
     if pa.types.is_nested(data_type):
         refuse_unknown_fields(values, data_type)
     made = pa.Array.from_pandas(values, type=data_type, safe=True)
     if not is_readable(made):  # columns of Arrow's own types are taken as they are
-        raise ValueError("text that is not UTF-8")
+        raise Misfit("text that is not UTF-8")
     return made
+
+
+def _in_zone(wall: pa.Array, time_zone: str) -> pa.Array:
+    """Local times as moments. Of an hour that comes twice it is the second.
+
+    Raises:
+        Misfit: a time in the gap of an hour that the clocks skip.
+    """
+    as_moments = partial(pc.assume_timezone, wall, time_zone, ambiguous="latest")
+    try:
+        return as_moments(nonexistent="raise")
+    except pa.ArrowInvalid:
+        as_moments(nonexistent="earliest")  # raises, if that was not the reason
+        raise Misfit(
+            f"a local time that does not exist in the session's time zone {time_zone}, where the clocks skip an hour; "
+            f"give times with a zone, for example by tz_localize({time_zone!r}, nonexistent='shift_forward')"
+        ) from None

@@ -21,12 +21,20 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 
 from state_runtime.base.errors import InvalidData, StillstateError
 from state_runtime.base.usercode import described_class
+from state_runtime.processors.columns import read_columns
 from state_runtime.processors.event_time import drop_late
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import Changes, slices_of, without_rows
-from state_runtime.processors.user.flavours import Flavour, FrameFlavour, RowFlavour, refuse_row, time_zone_of
+from state_runtime.processors.user.flavours import (
+    ITERABLES,
+    Flavour,
+    FrameFlavour,
+    RowFlavour,
+    refuse_returned,
+    time_zone_of,
+)
 from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
 from state_runtime.processors.user.passes import DueTimers, due_slices, too_early
 from state_runtime.processors.user.refusals import plain
@@ -269,8 +277,8 @@ class _Epoch:
                     if more is not None:
                         given = chain(given, chain.from_iterable(map(one_key, more)))
                     outputs = handle_input(key, given, timer_values)
-                    if isinstance(outputs, tuple):
-                        refuse_row(outputs, self._operator.uid)
+                    if type(outputs) not in ITERABLES:
+                        refuse_returned(outputs, handle_input, self._operator.uid)
                     pending.extend(outputs)
                     if len(pending) >= most:
                         yield pending
@@ -288,7 +296,7 @@ class _Epoch:
         due = self._reader.due(TIMERS, bound_ms)
         make_key = partial(tuple.__new__, row_class_of(operator.key_columns))
         for piece in due_slices(due, schema, operator.slice_keys_max):
-            keys = list(map(make_key, zip(*map(read_column, piece.keys))))
+            keys = list(map(make_key, zip(*read_columns(piece.keys, operator.key_columns, read_column, operator.uid))))
             self._enter(piece.hashes, piece.keys, piece.groups)
             yield from self._outputs(self._guarded(self._fire(piece, keys, flavour)), flavour)
             self._leave()
@@ -306,8 +314,8 @@ class _Epoch:
             scope.group, scope.place = group, place
             expired = ExpiredTimerInfo(time_ms)
             outputs = handle_expired(key=keys[group], timerValues=timer_values, expiredTimerInfo=expired)
-            if isinstance(outputs, tuple):
-                refuse_row(outputs, operator_uid)
+            if type(outputs) not in ITERABLES:
+                refuse_returned(outputs, handle_expired, operator_uid)
             pending.extend(outputs)
             timers.delete(time_ms)
             if len(pending) >= flavour.pending_max:

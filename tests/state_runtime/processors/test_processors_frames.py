@@ -17,6 +17,8 @@ from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
+from state_runtime.processors.grouping import GroupedRows
+from state_runtime.processors.user.flavours import RowFlavour
 from state_runtime.processors.user.frames import frames_to_batches, nullable_integers, split_frame, table_to_frame
 
 ROWS = pa.RecordBatch.from_arrays(
@@ -269,6 +271,46 @@ def test_a_time_beyond_pythons_years_is_refused_as_arrow_refuses_it(data_type: p
         column.to_pylist()
     with pytest.raises((ValueError, OverflowError)):
         to_python(column)
+
+
+MOMENT = pa.timestamp("us", "Asia/Tokyo")
+LAST_OF_UTC = pa.array([0, 253_402_300_799_999_999], pa.int64()).cast(MOMENT)
+"""Its year is 9999 in UTC and 10000 in Tokyo."""
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        LAST_OF_UTC,
+        pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us")),
+        pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32()),
+        pa.StructArray.from_arrays([LAST_OF_UTC], ["t"]),
+        pa.ListArray.from_arrays([0, 1, 2], LAST_OF_UTC),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_time_that_python_cannot_represent_names_its_column_and_is_no_fault_of_user_code(column: pa.Array) -> None:
+    """The conversion for user code overflows before that code is called: as a value and as a key."""
+    rows = pa.record_batch([column], names=["opened"])
+    starts = np.array([0, 1])
+    shard = GroupedRows(rows, starts, starts + 1, np.array([1, 2], np.uint64), [column], starts)
+    flavour = RowFlavour("o", ["opened"], rows.schema, 10, 10)
+    for convert in (flavour.inputs, flavour.keys):
+        with pytest.raises(InvalidData, match=r"operator 'o': column 'opened' .* years are 1 to 9999"):
+            list(convert(shard))
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/St_Johns"])
+def test_a_local_time_that_does_not_exist_says_so(zone: str) -> None:
+    """The hour that the clocks skip in spring: with the zone and a way out, and without the value."""
+    skipped = {"Europe/Berlin": "2013-03-31 02:30", "America/St_Johns": "2013-03-10 02:30"}[zone]
+    frame = pd.DataFrame({"at": pd.to_datetime(["2013-01-01 00:00", skipped])})
+    schema = pa.schema([("at", pa.timestamp("us", "UTC"))])
+    with pytest.raises(InvalidData, match=rf"column 'at'.*does not exist .* time zone {zone}.*shift_forward") as told:
+        list(frames_to_batches([frame], schema, "here", zone))
+    assert "02:30" not in str(told.value)
+    moved = frame.assign(at=frame["at"].dt.tz_localize(zone, nonexistent="shift_forward"))
+    assert len(list(frames_to_batches([moved], schema, "here", zone))) == 1
 
 
 def test_nan_and_null_are_not_the_same() -> None:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -476,15 +477,31 @@ def test_a_shard_without_rows_and_timers_calls_init_and_close_only() -> None:
 
 
 @pytest.mark.parametrize("pandas", [True, False], ids=["pandas", "rows"])
-def test_a_handler_that_returns_none_is_the_users_error(pandas: bool) -> None:
-    """As in Spark: TypeError."""
+@pytest.mark.parametrize("handler", ["handleInputRows", "handleExpiredTimer"])
+@pytest.mark.parametrize("produce", [None, 7], ids=repr)
+def test_a_handler_that_returns_nothing_to_iterate_over_is_named_with_its_line(
+    pandas: bool, handler: str, produce: Any
+) -> None:
+    """And with what to write instead; Spark raises a TypeError which names no line of the user's."""
 
-    class Nothing(Calls):
-        def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Any:
-            return None
+    def returning(*_: Any, **__: Any) -> Any:
+        return produce
 
-    with pytest.raises(UserCodeError, match="TypeError"):
-        run(Nothing(Setup(pandas=pandas)))
+    job, rows = Job(Setup(pandas=pandas)), grouped([("a", 0)], spread)
+    processor = Calls(Setup(pandas=pandas), on_input=register({"a": [-10]}))
+    setattr(processor, handler, returning)
+    where = rf"returning \({__file__}, line {returning.__code__.co_firstlineno}\) returned .*`return iter\(\[\]\)`"
+    call = partial(job.run, processor, rows, EpochClock(100))
+    with pytest.raises(UserCodeError, match=where):
+        call() if handler == "handleInputRows" else fired(processor, job, rows, 0)
+
+
+def test_a_frame_that_is_returned_and_not_yielded_is_refused() -> None:
+    """Iterated over, it would give its labels."""
+    processor = Calls(Setup(pandas=True))
+    processor.handleInputRows = lambda *_: pd.DataFrame({"k": ["a"]})  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(InvalidData, match=r"write `yield frame`"):
+        run(processor)
 
 
 @pytest.mark.parametrize("produce", [7, "row", {"name": "a"}], ids=repr)
