@@ -23,6 +23,7 @@
     │   │   └── StoreRefused
     │   ├── StoreNotCapable
     │   ├── OutcomeUnknown
+    │   ├── ScratchRemoved
     │   └── TasksDisagree
     ├── CorruptData                exit 5   repair, or restore from an older snapshot
     │   ├── CorruptManifest
@@ -59,6 +60,7 @@ __all__ = [
     "OutcomeUnknown",
     "ProcessEnded",
     "SavepointExists",
+    "ScratchRemoved",
     "SnapshotExpired",
     "SnapshotInUse",
     "StillstateError",
@@ -189,6 +191,11 @@ class OutcomeUnknown(Unavailable):
     """A write may or may not have landed. Nothing is cleaned up after it: the next run reads back."""
 
 
+class ScratchRemoved(Unavailable):
+    """Files that Spark keeps for as long as a run lasts were removed under it. This run cannot go on, also not a little
+    later; the next start makes them anew."""
+
+
 class TasksDisagree(Unavailable):
     """Spark ran a task of an epoch twice, because the executor with its output was lost, and the second time it came to
     another row by the deadline. What was made of the first output does not fit the second: the epoch is run again."""
@@ -236,7 +243,7 @@ class WorkerEnded(UserCodeError, ProcessEnded):
 
 def can_pass(error: BaseException) -> bool:
     """Whether the same request may succeed a little later, although nobody does anything."""
-    return isinstance(error, Unavailable) and not isinstance(error, (StoreRefused, StoreNotCapable))
+    return isinstance(error, Unavailable) and not isinstance(error, (StoreRefused, StoreNotCapable, ScratchRemoved))
 
 
 def check(condition: bool, message: str) -> None:

@@ -222,7 +222,7 @@ class JobRun:
 
     @contextmanager
     def _around_the_stream(self, scratch: Scratch, parallelism: int) -> Iterator[None]:
-        """Settings of the session, what becomes of a full disk, and a thread that tells what Spark's Java warns of."""
+        """Settings of the session, errors about the scratch folder, and a thread that tells what Java warns of."""
         self._java_warnings, over = JavaWarnings.begin(self._spark), threading.Event()
 
         def tell() -> None:
@@ -234,7 +234,7 @@ class JobRun:
         thread = threading.Thread(target=tell, name="stillstate-java-warnings", daemon=True)
         thread.start()
         try:
-            with scratch.clear_when_full(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
+            with scratch.explained(), shuffles_as_wide_as_the_job(self._spark.conf, parallelism):
                 yield
         finally:
             over.set()

@@ -1,4 +1,4 @@
-"""Where Spark's checkpoint directory of a run lies, and what happens when that disk is full.
+"""Where Spark's checkpoint directory of a run lies, and what happens when that disk is full or somebody cleans it.
 
 Nothing of value is there: a run primes a fresh directory from the snapshot and removes it at its end. But Spark cannot
 plan a batch without it. So, in this order: local copies of state on the same disk give way, which costs a restore and
@@ -23,12 +23,15 @@ from state_runtime.base.errors import InvalidConfiguration, StillstateError, Una
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.restore.disk import oldest_copies
+from state_runtime.spark.errors import cause_of, typed_error
+from state_runtime.spark.java_errors import is_of_session, removed_scratch
 
 __all__ = ["SCRATCH_FREE_BYTES_MIN", "Scratch"]
 
 _LOG = logging.getLogger(__name__)
 SCRATCH_FREE_BYTES_MIN = 16 * MIB
 """Local copies give way while the disk has less: a batch writes some kilobytes, a position with a long log more."""
+_CAUSES_MAX = 16
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -113,21 +116,38 @@ class Scratch:
             write()
 
     @contextmanager
-    def clear_when_full(self) -> Iterator[None]:
-        """Whatever Spark or we say about a full disk becomes one short error.
+    def explained(self) -> Iterator[None]:
+        """Whatever Spark or we say about a full disk, or about files that were removed from here, becomes one short
+        error.
 
         Raises:
-            Unavailable: the disk is full. Anything else as it is.
+            Unavailable: the disk is full. ScratchRemoved: files of it are gone. Anything else typed, or as it is.
         """
         try:
             yield
         except Exception as error:
+            typed = typed_error(error)
             # An error that is typed by its reaction says already what to do.
-            if (isinstance(error, StillstateError) and type(error) is not StillstateError) or not is_full(error):
-                raise
+            is_told = isinstance(typed, StillstateError) and type(typed) is not StillstateError
+            removed = "" if is_told else self._removed(error)
+            if removed:
+                raise removed_scratch(removed) from error
+            if is_told or not is_full(error):
+                if typed is error:
+                    raise
+                raise typed from cause_of(typed, error)
             # For the next run: a supervisor starts it again by itself.
             self.make_room()
             raise self._unavailable() from error
+
+    def _removed(self, error: BaseException) -> str:
+        """The file of Spark's that Python looked for and that is gone; empty: the error is another one. What Java did
+        not find, `java_errors` knows."""
+        for seen in _causes(error):
+            name = str(seen.filename or "") if isinstance(seen, FileNotFoundError) else ""
+            if name.startswith(f"{self.folder}{os.sep}") or is_of_session(name):
+                return name
+        return ""
 
     def _is_short(self) -> bool:
         free = _free_bytes(self.folder)
@@ -151,16 +171,21 @@ class Scratch:
 
 def is_full(error: BaseException) -> bool:
     """Whether an error, or one that led to it, is about a full disk; those of the JVM say it in their text only."""
+    return any(
+        (isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT))
+        or any(text in str(seen) for text in _FULL)
+        for seen in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that led to it, at most so many."""
     seen: BaseException | None = error
-    for _ in range(16):
+    for _ in range(_CAUSES_MAX):
         if seen is None:
-            return False
-        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if any(text in str(seen) for text in _FULL):
-            return True
+            return
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def _free_bytes(folder: Path) -> int | None:

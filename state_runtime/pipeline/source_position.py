@@ -35,6 +35,7 @@ from state_runtime.base.limits import (
     SOURCE_LOG_TOTAL_BYTES_MAX,
 )
 from state_runtime.snapshot.manifest import SourceFile, SourcePosition
+from state_runtime.spark.java_errors import removed_scratch
 from state_runtime.store.paths import check_relative_path
 
 __all__ = [
@@ -138,9 +139,12 @@ class SparkCheckpoint:
         """Per file source, the lines of its log that are new since `before`. What it reads is as much as is new.
 
         Raises:
-            CorruptData: the log is not as Spark writes it.
+            CorruptData: the log is not as Spark writes it. ScratchRemoved: files of a source are gone.
             InvalidData: a source has seen more files than can be kept, or Spark may have read files of the batch twice.
         """
+        if before is not None and (removed := _keeping(before) - _keeping(after)):
+            # Without its log a source of files reads all of them again after the next restart.
+            raise removed_scratch(str(self.folder / "sources" / str(min(removed))))
         new: dict[int, list[str]] = {}
         for source in after.logs:
             first = _log_offset(before.offsets, source) + 1 if before is not None else 0
@@ -194,7 +198,8 @@ class SparkCheckpoint:
             return _newest_lines(compact, entry)
         raise StillstateError(
             f"Spark's log of seen files has no entry {entry} for source {source} in {folder}; "
-            "its layout is not the one of Spark 4.3 (is spark.sql.streaming.fileSource.log.* set?)"
+            "its layout is not the one of Spark 4.3 (is spark.sql.streaming.fileSource.log.* set?), or a cleaner of "
+            "temporary files removed it (set scratch_dir to a folder that none visits)"
         )
 
     def _check_total(self, source: int, compact: Path) -> None:
@@ -219,6 +224,11 @@ class SparkCheckpoint:
                 SOURCE_LOG_TOTAL_BYTES_MAX,
                 advice,
             )
+
+
+def _keeping(position: SourcePosition) -> set[int]:
+    """Numbers of the sources that keep something of their own."""
+    return {*position.logs, *(int(file.path.partition("/")[0]) for file in position.files)}
 
 
 def _refuse_read_twice(lines: list[str]) -> None:

@@ -25,11 +25,12 @@ from state_runtime.base.errors import (
     InvalidPipeline,
     MissingSource,
     ProcessEnded,
+    ScratchRemoved,
     StillstateError,
     Unavailable,
 )
 
-__all__ = ["Thrown", "chain_of", "error_of_chain", "root_first"]
+__all__ = ["Thrown", "chain_of", "error_of_chain", "is_of_session", "removed_scratch", "root_first"]
 
 CHAIN_MAX: Final = 20
 MESSAGE_CHARS_MAX: Final = 16_000
@@ -268,6 +269,36 @@ def _store_away(match: re.Match[str], chain: Chain) -> StillstateError:
     )
 
 
+_OF_SESSION: Final = r"(?:blockmgr|spark)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+"""A folder of a session's, below spark.local.dir."""
+_OF_RUN: Final = r"-[0-9a-f]{16}-\d+/(?:offsets|commits|sources|metadata|state)"
+"""What is in the checkpoint directory of a run."""
+
+
+def is_of_session(path: str) -> bool:
+    """Whether a path is in one of the folders that a session of Spark's makes for itself."""
+    return re.search(rf"/{_OF_SESSION}(?:/|$)", path) is not None
+
+
+def removed_scratch(path: str) -> ScratchRemoved:
+    """What to say when something that Spark keeps for as long as a run lasts is gone.
+
+    Args:
+        path: of the file or folder that is not there any more.
+    """
+    return ScratchRemoved(
+        f"a file or folder that Spark needs until the run ends was removed: {_shown(path)}. A cleaner of the temporary "
+        "directory (systemd-tmpfiles, tmpwatch, tmpreaper) removes what is days old, also while it is in use. Nothing "
+        "that was committed is lost; the next start makes these files anew and goes on from the newest snapshot. So "
+        "that it does not happen again, set scratch_dir and Spark's spark.local.dir to folders that no cleaner visits, "
+        "or exclude stillstate-*, spark-* and blockmgr-* from it"
+    )
+
+
+def _scratch_removed(match: re.Match[str], chain: Chain) -> StillstateError:
+    return removed_scratch(match["path"].rstrip("."))
+
+
 # --- What was read before ----------------------------------------------------------------------------------------
 
 _BOOTSTRAP = (
@@ -348,6 +379,11 @@ _RULES: Final = (
         r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|"
         r"SparkContext or SparkSession has been closed",
         _spark_ended,
+    ),
+    _rule(
+        r"(FileNotFound|NoSuchFile|ExitCode)Exception$",
+        rf"(?P<path>/[^\n]*?(?:/{_OF_SESSION}|{_OF_RUN})(?:/[^\s']*)?)",
+        _scratch_removed,
     ),
     _rule(
         r"", _GONE + r"Could not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)", _offsets_gone

@@ -9,8 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
-from state_runtime.base.errors import InvalidConfiguration, StoreUnavailable, Unavailable
+from state_runtime.base.errors import (
+    InvalidConfiguration,
+    ScratchRemoved,
+    StillstateError,
+    StoreUnavailable,
+    Unavailable,
+    can_pass,
+)
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver import scratch as module
 from state_runtime.driver.scratch import SCRATCH_FREE_BYTES_MIN, Scratch, is_full
@@ -104,7 +112,7 @@ JVM = (
 def test_a_full_disk_ends_the_run_with_one_short_message(tmp_path: Path, error: Exception) -> None:
     """Exit code 4, which a supervisor tries again; not 126 lines of Java."""
     scratch = Scratch(tmp_path / "spark", tmp_path / "state")
-    with pytest.raises(Unavailable) as raised, scratch.clear_when_full():
+    with pytest.raises(Unavailable) as raised, scratch.explained():
         raise error
     assert raised.value.exit_code == 4
     assert str(tmp_path / "spark") in str(raised.value)
@@ -117,9 +125,45 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     """A store that is full says so itself, and what nobody foresaw must not look harmless."""
     scratch = Scratch(tmp_path / "spark", tmp_path / "state")
     for error in (StoreUnavailable("No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as raised, scratch.clear_when_full():
+        with pytest.raises(type(error)) as raised, scratch.explained():
             raise error
         assert raised.value is error
+
+
+SESSION = "4b1f0c9e-0d7a-4f5e-8f43-1f0b8a9d2c11"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{scratch}/steps-a05b8a5ceea44712-1/metadata",
+        "{scratch}/steps-a05b8a5ceea44712-1/offsets/3",
+        f"/tmp/spark-{SESSION}/pyspark-{SESSION}/tmpr__dq7b1",
+        f"/var/tmp/a b/blockmgr-{SESSION}/0e",
+    ],
+)
+def test_what_a_cleaner_of_temporary_folders_took_is_named_with_the_setting_that_avoids_it(
+    tmp_path: Path, name: str
+) -> None:
+    """Exit code 4: the next start makes these files anew. It was "not foreseen … report it"."""
+    scratch, name = Scratch(tmp_path / "spark", tmp_path / "state"), name.format(scratch=tmp_path / "spark")
+    outer = RuntimeError("the query ended")
+    outer.__cause__ = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    with pytest.raises(ScratchRemoved) as raised, scratch.explained():
+        raise outer
+    assert raised.value.exit_code == 4
+    assert not can_pass(raised.value), "to run the epoch again in this run is in vain"
+    assert not [word for word in (name, "scratch_dir", "spark.local.dir", "cleaner") if word not in str(raised.value)]
+    other = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/home/me/spark/model.bin")
+    with pytest.raises(FileNotFoundError), scratch.explained():
+        raise other
+
+
+def test_an_error_of_javas_outside_of_a_batch_is_typed_as_well(tmp_path: Path) -> None:
+    """Spark's query may fail to start: its call is outside of what an epoch types."""
+    scratch = Scratch(tmp_path / "spark", tmp_path / "state")
+    with pytest.raises(StillstateError, match="Java process ended"), scratch.explained():
+        raise Py4JNetworkError("Answer from Java side is empty")
 
 
 def test_a_full_disk_is_found_behind_other_errors() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model import examples
 
 from state_runtime.base import limits
-from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidData, StillstateError
+from state_runtime.base.errors import CorruptData, CorruptManifest, InvalidData, ScratchRemoved, StillstateError
 from state_runtime.pipeline import source_position
 from state_runtime.pipeline.source_position import SparkCheckpoint, is_file_source, same_offsets, write_source_log
 from state_runtime.snapshot.manifest import Manifest, SourceFile, SourcePosition
@@ -165,6 +165,29 @@ def test_a_missing_entry_is_an_error_that_names_the_folder(tmp_path: Path) -> No
     checkpoint = SparkCheckpoint(tmp_path)
     with pytest.raises(StillstateError, match="has no entry 1 for source 0"):
         checkpoint.new_log_lines(None, checkpoint.position(0))
+
+
+def test_a_source_whose_files_were_removed_is_not_committed_without_them(tmp_path: Path) -> None:
+    """A cleaner of temporary files may come between Spark's writing and our reading. A position without the log of a
+    source of files would let the next restart read all of them again; one without a rate source's time begins anew."""
+    spark, checkpoint = FakeSpark(tmp_path), SparkCheckpoint(tmp_path)
+    own = tmp_path / "sources" / "1" / "0"
+    own.parent.mkdir()
+    own.write_text("v1\n1700000000000")
+    spark.entry(0, ["x"])
+    spark.batch(0, 0)
+    before = checkpoint.position(0)
+    spark.entry(1, ["y"])
+    spark.batch(1, 1)
+    assert checkpoint.new_log_lines(before, checkpoint.position(1))
+    for taken in (own, spark.log):
+        kept = {path: path.read_bytes() for path in ([taken] if taken.is_file() else taken.iterdir())}
+        for path in kept:
+            path.unlink()
+        with pytest.raises(ScratchRemoved, match=r"cleaner.*scratch_dir"):
+            checkpoint.new_log_lines(before, checkpoint.position(1))
+        for path, content in kept.items():
+            path.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["a%5B1%5D", "a%7Bb,c%7D", "a*", "a%3F", "a%5C1", "in%5B1%5D/a", "]"])

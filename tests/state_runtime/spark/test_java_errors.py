@@ -16,6 +16,7 @@ from state_runtime.base.errors import (
     InvalidPipeline,
     MissingSource,
     ProcessEnded,
+    ScratchRemoved,
     StillstateError,
     Unavailable,
 )
@@ -85,6 +86,19 @@ MEANINGS: Final[dict[str, tuple[type[StillstateError], tuple[str, ...]]]] = {
     "rows: an overflow": (InvalidData, ("(v * 4 as v)", "[ARITHMETIC_OVERFLOW]")),
     "rows: a cast by the DataFrame API": (InvalidData, ("expression of the job (cast):",)),
     "rows: an overflow of a time": (InvalidData, ("[DATETIME_OVERFLOW]", "create a TIMESTAMP")),
+    "scratch: blockmgr-* before a run": (
+        ScratchRemoved,
+        ("removed: /tmp/blockmgr-51e020c0-a235-46ae-8fd6-88ea7042a9d0/00. A cleaner", "spark.local.dir"),
+    ),
+    "scratch: blockmgr-* under tasks": (ScratchRemoved, ("/36/temp_shuffle_2928bfbe", "cleaner", "spark.local.dir")),
+    "scratch: a folder of blockmgr-* under tasks": (ScratchRemoved, ("88ea7042a9d0/34. A cleaner", "spark.local.dir")),
+    "scratch: a source's log of files": (
+        ScratchRemoved,
+        ("removed: /var/tmp/stillstate-1000/spark/steps-f219eb73f4989e81-1/sources/0/0. A cleaner", "scratch_dir"),
+    ),
+    "scratch: a log that is being written": (ScratchRemoved, ("/sources/0/.0.ec0f3ac7", "cleaner", "scratch_dir")),
+    "scratch: the commits": (ScratchRemoved, ("-1/commits/.0.a9e8607e", "cleaner", "scratch_dir")),
+    "scratch: the folder of a source": (ScratchRemoved, ("-1/sources/0. A cleaner", "scratch_dir")),
     "memory: Java's heap": (
         StillstateError,
         ("Java process ran out of memory: Java heap space", "spark.driver.memory"),
@@ -209,5 +223,5 @@ def test_a_full_disk_stays_what_it_is_when_java_says_so(tmp_path: Path) -> None:
     )
     typed = typed_error(FromJava(java))
     scratch = Scratch(tmp_path, tmp_path / "state")
-    with pytest.raises(Unavailable, match=r"disk of the driver's host is full"), scratch.clear_when_full():
+    with pytest.raises(Unavailable, match=r"disk of the driver's host is full"), scratch.explained():
         raise typed
