@@ -25,7 +25,7 @@ from state_runtime.snapshot.manifest import LayerEntry, TableEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import pin_snapshot
 
-ORPHAN = f"changelog/{1:020d}/{9:020d}-x.seg"
+ORPHAN = f"changelog/{1:020d}/{1:020d}-x.seg"
 DAY_S = 86_400
 KEEP_2 = "retention: {keep_last: 2, deleted_share_max: 0.7}"
 

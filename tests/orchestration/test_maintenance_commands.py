@@ -195,7 +195,7 @@ def test_rules_that_keep_nothing_are_refused(config: str, arguments: list[str]) 
 
 
 def test_garbage_is_planned_shown_and_collected(config: str, flights: JobRoot, tmp_path: Path) -> None:
-    orphan = f"changelog/{1:020d}/{9:020d}-x.seg"
+    orphan = f"changelog/{1:020d}/{1:020d}-x.seg"
     flights.catalog.root.put(orphan, b"orphan")
     flights.catalog.root.put("notes.txt", b"mine")
     plan = str(tmp_path / "plan.json")

@@ -70,8 +70,8 @@ class Decision:
     """What becomes of an item. A kept one says why, a deleted one has no reason to be kept.
 
     Attributes:
-        freed_bytes: of a deleted one: of its objects those that no kept snapshot needs. What several deleted ones need is
-            counted once, with the newest.
+        freed_bytes: of a deleted one: of its objects those that no kept snapshot needs. What several deleted ones need
+            is counted once, with the newest.
     """
 
     item: Item

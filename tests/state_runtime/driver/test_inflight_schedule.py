@@ -98,17 +98,6 @@ def test_tasks_that_come_to_other_rows_when_spark_repeats_them_double_nothing(tm
     assert seen["disagreements"], "no two attempts disagreed: the test proves nothing"
 
 
-def test_what_is_due_is_not_forgotten_by_a_rescale_in_the_middle_of_it(tmp_path: Path) -> None:
-    """A life of the kind that `make soak-inflight` found: some shards were done with what was due, others still had rows; after
-    the rescale a key whose timer was due lay in a shard without rows, which nobody looked at before the next batch. Which life it is
-    follows from all that is drawn: if the world reads its clock once more, look for another that fails without the guard."""
-    name = "20201125-87"
-    draw = random.Random(f"{name} drained and rescaled")
-    with pytest.MonkeyPatch.context() as patch:
-        seen = drained_and_rescaled(Life(name, tmp_path, draw, ALARMS, patch))
-    assert seen["rescaled with rows in flight"], "another life than the one that was found"
-
-
 @pytest.mark.parametrize("checkpoint_batches", [1, 2])
 def test_initial_state_comes_once_and_first_though_its_batch_takes_many_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_batches: int
