@@ -116,15 +116,24 @@ class Retaining(Deletions[RetentionPlan]):
 
     Args:
         refuse: raise instead of planning what deletes too large a share. Without it, that is one of the dangers.
+        rules_of: the job whose section the policy is.
     """
 
     kind = "retention"
 
     def __init__(
-        self, root: Store, actor: Actor, policy: RetentionPolicy, share_max: float, *, refuse: bool = True
+        self,
+        root: Store,
+        actor: Actor,
+        policy: RetentionPolicy,
+        share_max: float,
+        *,
+        refuse: bool = True,
+        rules_of: str = "",
     ) -> None:
         super().__init__(root, actor)
         self._policy = policy
+        self._rules_of = rules_of
         self._share_max = share_max
         self._refuse = refuse
 
@@ -138,27 +147,23 @@ class Retaining(Deletions[RetentionPlan]):
         share_max: float | None = None,
         refuse: bool = True,
     ) -> Retaining:
-        """By the job's section, where nothing else is given.
-
-        Raises:
-            InvalidConfiguration: nothing is given, and the section has no rule.
-        """
-        if policy is None:
-            policy = to_policy(job)
-            if policy.is_empty:
-                raise InvalidConfiguration(
-                    f"job {job.name!r} has no rule of retention, and without one nothing would be kept. Add one to "
-                    f"stillstate.yaml, under jobs.{job.name}.retention or defaults.retention: for example keep_last: 20"
-                )
+        """By the job's section, where nothing else is given."""
         return Retaining(
             root,
             actor,
-            policy,
+            to_policy(job) if policy is None else policy,
             job.retention.deleted_share_max if share_max is None else share_max,
             refuse=refuse,
+            rules_of=job.name if policy is None else "",
         )
 
     def plan(self, on_listed: OnCount | None = None) -> RetentionPlan:
+        if self._rules_of and self._policy.is_empty:
+            raise InvalidConfiguration(
+                f"job {self._rules_of!r} has no rule of retention: the policy is empty, and would keep nothing. Add a "
+                f"rule to stillstate.yaml, under jobs.{self._rules_of}.retention or defaults.retention, for example "
+                "keep_last: 20; the command takes one as an option too (--keep-last 20)"
+            )
         return make_retention_plan(
             self._root, self._policy, clock=self._actor.clock, share_max=self._share_max, refuse=self._refuse
         )

@@ -170,11 +170,11 @@ def test_a_plan_that_somebody_looked_at_is_executed_by_its_digest(
 
 
 def orphan(root: JobRoot) -> None:
-    """An object that nothing leads to, three days older than the newest manifest (by what its file says)."""
+    """An object that nothing leads to, four days older than the newest manifest (by what their files say)."""
     root.catalog.root.put(ORPHAN, b"orphan")
-    manifest = root.store_path / root.name / manifest_path(root.catalog.snapshot_ids()[-1])
-    at_s = manifest.stat().st_mtime + 3 * DAY_S
-    os.utime(manifest, (at_s, at_s))
+    now_s = root.clock.now_ms() / 1000
+    for path, at_s in ((ORPHAN, now_s - 4 * DAY_S), (manifest_path(root.catalog.snapshot_ids()[-1]), now_s)):
+        os.utime(root.store_path / root.name / path, (at_s, at_s))
 
 
 def test_garbage_is_planned_checked_and_collected(world: Callable[..., World], five: JobRoot) -> None:
