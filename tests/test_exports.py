@@ -58,13 +58,14 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
 
 def test_errors_are_a_tree_with_one_reaction_each() -> None:
-    """Every error has the exit code and the kind of its branch."""
+    """Every error has the exit code and the kind of its branch. A refusal of the store is a kind of its own."""
     from state_runtime.base import errors
 
     branches = {
         "invalid": 2,
         "fenced": 3,
         "unavailable": 4,
+        "refused": 4,
         "corrupt": 5,
         "unsupported": 6,
         "user-code": 7,

@@ -10,6 +10,7 @@ from state_runtime.base.errors import (
     CorruptData,
     Invalid,
     StillstateError,
+    StoreRefused,
     Unavailable,
     UnsupportedFormat,
     UserCodeError,
@@ -23,6 +24,7 @@ __all__ = ["Waiting", "exit_code_of"]
 _REACTIONS: Final[tuple[type[StillstateError], ...]] = (
     Invalid,
     Unavailable,
+    StoreRefused,
     CorruptData,
     UnsupportedFormat,
     UserCodeError,

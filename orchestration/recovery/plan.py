@@ -13,6 +13,8 @@ why                          attempts in a row
 invalid, unsupported         none: the same start gets the same answer until somebody changes something
 corrupt, user-code           one: a read may have been cut short, and user code may have called something that was away
 unavailable                  without end, at most ten minutes apart: somebody will repair the store or the source
+refused                      `recovery.max_attempts`: an output folder that is read-only, a full disk, no permission;
+                             the answer stays the same until somebody grants, pays or mounts
 anything else, or killed     `recovery.max_attempts`
 
 When they are used up, one run is requested that fails on purpose: whoever is told of failed runs is told of this.
@@ -28,6 +30,7 @@ from typing import Final
 from orchestration.recovery.health import Verdict, recovery_wait_s
 from orchestration.run_phases import UNDER_WAY, RunPhase
 from orchestration.text import duration_text
+from state_runtime.base.errors import StoreRefused
 
 __all__ = [
     "GIVE_UP",
@@ -47,6 +50,7 @@ GIVE_UP: Final = "give-up"
 
 _FEW: Final[Mapping[str, int]] = MappingProxyType({"invalid": 0, "unsupported": 0, "corrupt": 1, "user-code": 1})
 _WITHOUT_END: Final = "unavailable"
+_REFUSED: Final = StoreRefused.kind
 _KINDS: Final[Mapping[int, str]] = MappingProxyType(
     {2: "invalid", 3: "fenced", 4: "unavailable", 5: "corrupt", 6: "unsupported", 7: "user-code"}
 )
@@ -154,7 +158,9 @@ def plan_recovery(
             return RecoveryPlan(None, reason, streak, last_run_id=run.run_id if run.action == "recover" else last_id)
     kind = loss.kind
     if last is not None and last.term == loss.term and last.exit_code:
-        kind = kind_of_exit(last.exit_code)  # it died before it had a term to say so in
+        # It died before it had a term to say so in. A refusal has the exit code of what is away: it stays one.
+        said = kind_of_exit(last.exit_code)
+        kind = kind if (kind, said) == (_REFUSED, _WITHOUT_END) else said
     tried = _tried(row, kind)
     allowed = attempts_allowed(kind, max_attempts)
     if allowed is not None and tried >= allowed:
@@ -187,14 +193,19 @@ def _tried(row: Sequence[PastRun], kind: str) -> int:
 
 
 def _cause_of(kind: str) -> str:
-    """What attempts are counted by: all that is neither rarely nor endlessly tried is one cause."""
-    return kind if kind in _FEW or kind == _WITHOUT_END else ""
+    """What attempts are counted by: kinds that have no rule of their own are one cause."""
+    return kind if kind in _FEW or kind in (_WITHOUT_END, _REFUSED) else ""
 
 
 def _why_gave_up(kind: str, tried: int, max_attempts: int) -> str:
     if kind in _FEW and tried <= _FEW[kind]:
         what = "is not tried again" if _FEW[kind] == 0 else "came back after one more start"
         return f"gave up: an error of kind {kind!r} {what}; it does not pass by itself. Repair it, then start the job"
+    if kind == _REFUSED:
+        return (
+            f"gave up after {tried} recoveries: the store, or a sink's output folder, refuses what the job asks for; "
+            "waiting does not help. Grant the permission, free space or mount it writable, then start the job"
+        )
     return (
         f"gave up after {tried} recoveries without a new checkpoint (recovery.max_attempts {max_attempts}); look at "
         "the driver's log, then start the job or raise recovery.max_attempts"

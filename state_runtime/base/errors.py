@@ -180,7 +180,9 @@ class StoreUnavailable(Unavailable, OSError):
 
 class StoreRefused(StoreUnavailable):
     """The store said no (permission, credentials, quota, read-only): the same request again gets the same answer, so it
-    is not sent again. Somebody must grant, pay or mount."""
+    is not sent again. Somebody must grant, pay or mount. Recovery tries it a bounded number of times: its kind."""
+
+    kind = "refused"
 
 
 class StoreNotCapable(Unavailable):

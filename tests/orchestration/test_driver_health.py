@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from orchestration.launchers.port import Liveness
-from orchestration.recovery.health import BACKOFF_MAX_S, HealthPolicy, Verdict, decide, recovery_wait_s
-from orchestration.recovery.plan import GIVE_UP, SETTLED_S, Loss, PastRun, RecoveryPlan, plan_recovery
+from orchestration.recovery.alive import judge_alive
+from orchestration.recovery.health import BACKOFF_MAX_S, Health, HealthPolicy, Verdict, decide, recovery_wait_s
+from orchestration.recovery.plan import GIVE_UP, SETTLED_S, Loss, PastRun, RecoveryPlan, kind_of_exit, plan_recovery
+from state_runtime.base.errors import StoreRefused
 from state_runtime.snapshot.term_files import RunState, RunStatus
 
 NOW_MS = 1_700_000_000_000
@@ -229,7 +231,7 @@ def test_stalls_are_counted_in_a_row_however_long_each_lived() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "attempts"),
-    [("invalid", 0), ("unsupported", 0), ("corrupt", 1), ("user-code", 1), ("internal", 3), ("", 3)],
+    [("invalid", 0), ("unsupported", 0), ("corrupt", 1), ("user-code", 1), ("refused", 3), ("internal", 3), ("", 3)],
 )
 def test_errors_that_cannot_pass_are_not_tried_like_those_that_can(kind: str, attempts: int) -> None:
     runs: list[PastRun] = []
@@ -239,6 +241,29 @@ def test_errors_that_cannot_pass_are_not_tried_like_those_that_can(kind: str, at
         runs.insert(0, replace(recovered(1, tried + 1, 7, made.streak, ended_s=0.0), kind=made.kind))
     made = planned(Loss(term=1, progress=7, lived_s=1, kind=kind), runs, now_s=1e6)
     assert (made.attempt, made.gave_up, made.tell) == (None, True, True)
+
+
+@pytest.mark.parametrize("has_term", [True, False], ids=["ends in its term", "ends before it has a term"])
+def test_a_store_or_an_output_that_refuses_is_told_after_a_bounded_number_of_recoveries(has_term: bool) -> None:
+    """An output folder that became read-only has answered: no start can help until somebody mounts it. Its exit code is
+    that of a store that is away, which is tried for ever; its kind is not."""
+    refused = StoreRefused("cannot write part in file:///out: Read-only file system (EROFS)")
+    assert (refused.exit_code, refused.kind) != (4, kind_of_exit(4))
+    loss, runs = Loss(term=1, progress=7, lived_s=30, kind=refused.kind), list[PastRun]()
+    for tick in range(50):
+        made = planned(loss, runs, now_s=10_000.0 * (tick + 1))
+        if made.attempt is None:
+            break
+        ended = recovered(loss.term, made.attempt, 7, made.streak, ended_s=10_000.0 * tick)
+        runs.insert(0, replace(ended, kind=made.kind, exit_code=refused.exit_code))
+        loss = replace(loss, term=loss.term + has_term)
+    assert (len(runs), made.gave_up, made.tell) == (3, True, True)
+    assert "output folder" in made.reason
+    failed = Health("failed", f"term {loss.term} failed: {refused}")
+    alive = judge_alive(failed, made, now_s=1e6, is_recovered=True, max_attempts=3)
+    assert (alive.level, alive.headline) == ("error", "the driver is failed: gave up")
+    assert "Read-only file system" in alive.reason
+    assert planned(replace(loss, progress=8), runs).attempt is not None, "it was repaired, and failed anew later"
 
 
 def test_an_unreachable_store_is_tried_for_ever_at_most_ten_minutes_apart() -> None:
@@ -259,7 +284,7 @@ def test_the_exit_code_of_a_driver_that_died_before_it_had_a_term_counts() -> No
     assert not planned(newer, [replace(recovered(1, 1, 7), exit_code=2)], now_s=1e6).gave_up, "that was another term"
 
 
-CAUSES = ("", "corrupt", "user-code", "unavailable")
+CAUSES = ("", "corrupt", "user-code", "refused", "unavailable")
 
 
 @pytest.mark.parametrize("first", CAUSES)
@@ -278,7 +303,7 @@ def test_attempts_for_one_cause_are_not_taken_from_another(first: str, then: str
         tried[kind] += 1
         made_run = replace(recovered(len(runs) + 1, made.attempt, 7, made.streak), kind=made.kind)
         runs.insert(0, made_run)
-    alone = {"": 3, "corrupt": 1, "user-code": 1, "unavailable": 12}
+    alone = {"": 3, "corrupt": 1, "user-code": 1, "refused": 3, "unavailable": 12}
     assert tried == {kind: alone[kind] for kind in (first, then)}
 
 

@@ -332,7 +332,9 @@ def test_a_restart_in_place_whose_run_was_asked_to_stop_meanwhile_does_not_begin
     assert not _is_unwanted(flights.catalog, "recovery of term 1, which was dead")
 
 
-@pytest.mark.parametrize(("kind", "code"), [("user-code", 7), ("corrupt", 5), ("unavailable", 4), ("", 1)])
+@pytest.mark.parametrize(
+    ("kind", "code"), [("user-code", 7), ("corrupt", 5), ("unavailable", 4), ("refused", 4), ("", 1)]
+)
 def test_a_driver_that_failed_is_shown_with_the_exit_code_of_its_error(
     flights: JobRoot, clock: FakeClock, kind: str, code: int
 ) -> None:
