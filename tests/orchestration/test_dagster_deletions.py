@@ -170,11 +170,12 @@ def test_a_plan_that_somebody_looked_at_is_executed_by_its_digest(
 
 
 def orphan(root: JobRoot) -> None:
-    """An object that nothing leads to, four days older than the newest manifest (by what their files say)."""
+    """An object that nothing leads to, three days older than the newest manifest (by what its file says)."""
     root.catalog.root.put(ORPHAN, b"orphan")
-    now_s = root.clock.now_ms() / 1000
-    for path, at_s in ((ORPHAN, now_s - 4 * DAY_S), (manifest_path(root.catalog.snapshot_ids()[-1]), now_s)):
-        os.utime(root.store_path / root.name / path, (at_s, at_s))
+    manifest = root.store_path / root.name / manifest_path(root.catalog.snapshot_ids()[-1])
+    at_s = manifest.stat().st_mtime + 3 * DAY_S
+    os.utime(manifest, (at_s, at_s))
+    root.clock.at_ms = int(at_s * 1000)  # a manifest of the future would count as written now
 
 
 def test_garbage_is_planned_checked_and_collected(world: Callable[..., World], five: JobRoot) -> None:
