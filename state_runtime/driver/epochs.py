@@ -63,6 +63,7 @@ from state_runtime.driver.published import newest_published
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.driver.task_book import TaskBook, epoch_of
+from state_runtime.pipeline.odd_times import OddTimes
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.staged import staged_outputs
 from state_runtime.pipeline.watermark import END_OF_TIME_MS, observed
@@ -129,6 +130,7 @@ class EpochDriver:
         self._acknowledgements = Acknowledgements(spark.sparkContext)
         self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
         self._time = ProcessingTime(committer.clock, committer.last)
+        self._odd_times = OddTimes(context.pipeline.watermarks)
         self._stopping = threading.Event()
         self._books = Books.open(context, committer.last, newest_published(context, committer.last))
         self._governor = Governor(context.settings, context.pipeline.operators, context.parallelism)
@@ -530,6 +532,7 @@ class EpochDriver:
             # With the time that there was before: what was done meanwhile is not the tasks'.
             budget, due_s = self._budget(None if unlimited else batch, reads=has_batch)
             job = self._tasks.job(acting, late_ms)
+        self._odd_times.look(batch_time_ms, event_times)
         return Processed(
             acknowledged=acknowledged,
             time=observed(time, event_times),

@@ -36,7 +36,7 @@ class Heartbeat:
 
     Args:
         advance: when the run last got on; what is told of it is told here, for this thread does not hang with the run.
-        cause, supervisor_pid, parallelism, backend, settings, process_space: see `RunStatus`.
+        cause, supervisor_pid, parallelism, backend, settings, process_space, time_zone: see `RunStatus`.
 
     Attributes:
         fenced: who took over, once it is seen.
@@ -58,12 +58,13 @@ class Heartbeat:
         backend: str = "",
         settings: tuple[tuple[str, str], ...] = (),
         process_space: str = "",
+        time_zone: str = "",
     ) -> None:
         self._advance = Advance(clock) if advance is None else advance
         self._cause = cause
         self._supervisor_pid = supervisor_pid
         self._parallelism, self._backend, self._settings = parallelism, backend, settings
-        self._process_space = process_space
+        self._process_space, self._time_zone = process_space, time_zone
         self._error_kind = ""
         self._root = root
         self._committer = committer
@@ -192,6 +193,7 @@ class Heartbeat:
                 backend=self._backend,
                 settings=self._settings,
                 process_space=self._process_space,
+                time_zone=self._time_zone,
             ),
         )
 

@@ -16,7 +16,15 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from state_runtime.base.errors import Fenced, InvalidConfiguration, InvalidPipeline, ProcessEnded, StillstateError
+from state_runtime.base.errors import (
+    CorruptData,
+    Fenced,
+    InvalidConfiguration,
+    InvalidPipeline,
+    ProcessEnded,
+    StillstateError,
+    UnsupportedFormat,
+)
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.base.process_space import process_space
 from state_runtime.base.progress import Progress
@@ -35,10 +43,16 @@ from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unr
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline, refuse_other_output
 from state_runtime.pipeline.inflight_fit import refuse_misfits
+from state_runtime.pipeline.odd_times import changed_zone
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
 from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source, unwatched
-from state_runtime.pipeline.spark_settings import SHUFFLE_PARTITIONS_CONF, PieceBounds, shuffles_as_wide_as_the_job
+from state_runtime.pipeline.spark_settings import (
+    SHUFFLE_PARTITIONS_CONF,
+    TIME_ZONE_CONF,
+    PieceBounds,
+    shuffles_as_wide_as_the_job,
+)
 from state_runtime.pipeline.watermark import Policy
 from state_runtime.restore.local_folder import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
@@ -132,10 +146,9 @@ class JobRun:
         pipeline = plan.compiled(self._spark, source)
         if not allowed.takeover:
             refuse_if_live(self._catalog, self._clock)
-        described = [operator.entry() for operator in pipeline.operators]
         fit = partial(
             reconcile,
-            operators=described,
+            operators=[operator.entry() for operator in pipeline.operators],
             dropped_by_processor=pipeline.dropped,
             allow_dropped_state=allowed.dropped_state,
         )
@@ -153,7 +166,7 @@ class JobRun:
         local_dir = private_local_dir(plan.settings.local_dir)
         scratch = Scratch.of(plan.settings, local_dir)
         self._root.probe()
-        host, pid = socket.gethostname(), os.getpid()
+        host, pid, time_zone = socket.gethostname(), os.getpid(), self._time_zone()
         committer = beginning.open(self._empty, host=host, pid=pid, clock=TrustedClock(self._clock, self._root.now_ms))
         info = committer.info
         # Another start may have been first: then there is something to go on from that was not there before.
@@ -178,6 +191,7 @@ class JobRun:
             backend=self._plan.settings.backend,
             settings=started_by.settings,
             process_space=process_space(),
+            time_zone=time_zone,
         )
         # By place, not by uid: a copy of the root may run on this host too, and each removes what it finds of its own.
         checkpoint = SparkCheckpoint(
@@ -280,6 +294,18 @@ class JobRun:
             created_at_ms=0,
             parallelism=self._parallelism(None, info),
         )
+
+    def _time_zone(self) -> str:
+        """Of the session; it is warned of if the run before had another one."""
+        zone = str(self._spark.conf.get(TIME_ZONE_CONF))
+        try:
+            before = self._catalog.status()
+        except (CorruptData, UnsupportedFormat) as error:
+            _LOG.info("the time zone of the run before is not known: %s", error)
+            return zone
+        if before is not None and (text := changed_zone(before.time_zone, zone)):
+            _LOG.warning("%s", text)
+        return zone
 
     def _savepoints(self, committer: Committer) -> Savepoints:
         return Savepoints(

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -18,6 +19,7 @@ from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCode
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.collations import refuse_collations
+from state_runtime.pipeline.odd_times import hour_that_comes_twice
 from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, way_to_key
 from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import DELAY_METADATA, LATENESS_METADATA, event_time_column
@@ -49,6 +51,8 @@ __all__ = [
     "build_operator",
     "output_schema",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 TimeMode = Literal["none", "processing", "event"]
 
@@ -458,6 +462,10 @@ def _processor(
         output_event_time=step.event_time_column,
         time_zone=session.time_zone,
     )
+    if step.pandas:
+        times = [f.name for f in (*schema.fields, *_declared_output(step).fields) if f.dataType == T.TimestampType()]
+        if text := hour_that_comes_twice(step.uid, list(dict.fromkeys(times)), session.time_zone):
+            _LOG.warning("%s", text)
     return operator, frozenset(handle.dropped)
 
 

@@ -12,6 +12,7 @@ from state_runtime.base.limits import MIB
 
 __all__ = [
     "SHUFFLE_PARTITIONS_CONF",
+    "TIME_ZONE_CONF",
     "PieceBounds",
     "SessionSettings",
     "session_settings",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 SHUFFLE_PARTITIONS_CONF: Final = "spark.sql.shuffle.partitions"
+TIME_ZONE_CONF: Final = "spark.sql.session.timeZone"
 _SHUFFLE_PARTITIONS_DEFAULT: Final = "200"
 
 _LOG = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ def session_settings(settings: _Settings) -> SessionSettings:
             _LOG.warning("%s=%s has no effect on this job: %s", name, value, instead)
     rows_max = int(settings.get(_FRAME_ROWS, str(_FRAME_ROWS_DEFAULT)) or _FRAME_ROWS_DEFAULT)
     return SessionSettings(
-        time_zone=settings.get("spark.sql.session.timeZone") or "",  # unset, the machine's zone
+        time_zone=settings.get(TIME_ZONE_CONF) or "",  # unset, the machine's zone
         frame_rows_max=rows_max if rows_max > 0 else _UNLIMITED,
         is_avro=(settings.get(_ENCODING, "unsaferow") or "").lower() == "avro",
     )

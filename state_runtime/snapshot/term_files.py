@@ -75,6 +75,7 @@ class RunStatus:
             secret. Empty of runs that did not say, and of jobs without a file.
         process_space: where `pid` is the driver and nobody else (`base/process_space.py`); empty of runs that did not
             say.
+        time_zone: of the run's Spark session; empty of runs that did not say.
     """
 
     term: int
@@ -100,6 +101,7 @@ class RunStatus:
     backend: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     process_space: str = ""
+    time_zone: str = ""
 
     def age_s(self, now_ms: int) -> float:
         """Seconds since the heartbeat; never negative, whatever the clocks say."""

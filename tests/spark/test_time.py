@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ def counts(mode: str) -> Callable[[Any], Any]:
 S0 = int(START.timestamp())
 
 
+@contextmanager
+def changed(spark: SparkSession, name: str, value: str) -> Iterator[str]:
+    """With another value of a setting; the one that it has otherwise."""
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, value)
+    try:
+        yield before
+    finally:
+        spark.conf.set(name, before)
+
+
 def test_a_window_is_emitted_when_the_watermark_has_passed_it_although_no_row_comes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -39,7 +51,10 @@ def test_a_window_is_emitted_when_the_watermark_has_passed_it_although_no_row_co
     assert last.operators[0].next_due_ms == (S0 + 30) * 1000
 
 
-def test_a_restart_continues_with_the_watermark_of_an_uninterrupted_run(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_restart_continues_with_the_watermark_of_an_uninterrupted_run(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so if the session has another time zone than before."""
     batches: list[Batch] = [
         [("a", 1, 1), ("b", 2, 1)],
         [("a", 35, 1)],
@@ -49,17 +64,30 @@ def test_a_restart_continues_with_the_watermark_of_an_uninterrupted_run(spark: S
     whole = TimedJob(spark, tmp_path / "whole", counts("append"))
     whole.run(*batches)
     parts = TimedJob(spark, tmp_path / "parts", counts("append"))
-    emitted = [row for batch in batches for epoch in parts.run(batch) for row in epoch]
+    emitted = [row for batch in batches[:-1] for epoch in parts.run(batch) for row in epoch]
+    assert "timeZone" not in caplog.text
+    with changed(spark, "spark.sql.session.timeZone", "Asia/Tokyo") as before:
+        emitted += [row for epoch in parts.run(batches[-1]) for row in epoch]
+    assert f"timeZone is 'Asia/Tokyo', and the run before had '{before}'" in caplog.text
     assert parts.manifest().time.event_time_ms == whole.manifest().time.event_time_ms
     # An idle moment after each batch moves the watermark on, as Spark's batches without data do.
     assert sorted((k, s - S0, n) for k, s, n in emitted) == [("a", 0, 1), ("a", 20, 1), ("a", 30, 1), ("b", 0, 1)]
 
 
-def test_rows_behind_the_watermark_are_dropped_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_behind_the_watermark_are_dropped_and_counted(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A row of the future makes all later rows late, and is warned of once."""
     bench = TimedJob(spark, tmp_path, counts("update"))
     bench.run([("a", 100, 1)])
-    assert bench.run([("a", 1, 1), ("a", 101, 1)]) == [[("a", S0 + 100, 2)]]
+    assert "ahead of the clock" not in caplog.text
+    future = 3_000_000_000
+    assert bench.run([("a", 1, 1), ("a", 101, 1), ("b", future, 1)], [("b", future + 1, 1)]) == [
+        [("a", S0 + 100, 2), ("b", S0 + future, 1)],
+        [("b", S0 + future, 2)],
+    ]
     assert sum(p.late_rows for p in bench.progress) == 1
+    assert caplog.text.count("ahead of the clock") == 1
 
 
 class Jumping:
