@@ -27,6 +27,7 @@ from orchestration.resources import StillstateResource
 from orchestration.upkeep.deletions import Collecting, Deletions, Retaining
 from orchestration.upkeep.kept_plans import forget_plan, keep_plan_of_run, plan_of_run
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import RetentionPolicy
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.plans import Kind
 from state_runtime.maintenance.retention.plan import RetentionPlan
@@ -54,13 +55,41 @@ DELETION_TEXTS: Final[dict[Kind, str]] = {
 
 
 class PlanConfig(dg.Config):
-    """How to plan.
+    """How to plan. All of it is of retention.
 
     Attributes:
-        deleted_share_max: the share of the snapshots that this plan may delete; 0 takes the file's. Of retention.
+        deleted_share_max: the share of the snapshots that this plan may delete; 0 takes the file's.
+        keep_last … keep_tags: rules of this plan; if any is given, they count and not those of the file.
     """
 
     deleted_share_max: float = 0.0
+    keep_last: int = 0
+    keep_within_s: float = 0.0
+    keep_hourly: int = 0
+    keep_daily: int = 0
+    keep_weekly: int = 0
+    keep_monthly: int = 0
+    keep_yearly: int = 0
+    keep_tags: list[str] = []
+
+    def policy(self, job: JobSpec) -> RetentionPolicy | None:
+        """The rules of this plan; None: those of the file.
+
+        Raises:
+            InvalidConfiguration: one is out of its bounds.
+        """
+        given = RetentionPolicy(
+            keep_last=self.keep_last or None,
+            keep_within_s=self.keep_within_s or None,
+            keep_hourly=self.keep_hourly or None,
+            keep_daily=self.keep_daily or None,
+            keep_weekly=self.keep_weekly or None,
+            keep_monthly=self.keep_monthly or None,
+            keep_yearly=self.keep_yearly or None,
+            keep_tags=tuple(self.keep_tags),
+            failed_ttl_s=job.retention.failed_ttl_s,
+        )
+        return None if given.is_empty else given
 
 
 class ApplyConfig(dg.Config):
@@ -95,7 +124,7 @@ def _planned(mount: Mount, job: JobSpec, kind: Kind) -> dg.AssetsDefinition:
 
     @asset_of(planned_spec(mount, job, kind), mount.resource)
     def planned(context: dg.AssetExecutionContext, config: PlanConfig) -> Iterator[dg.MaterializeResult[None]]:
-        yield from plan_stream(context, mount, name, kind, config.deleted_share_max)
+        yield from plan_stream(context, mount, name, kind, config)
 
     return planned
 
@@ -139,17 +168,19 @@ def safe_spec(mount: Mount, name: str, kind: Kind) -> dg.AssetCheckSpec:
 
 
 def _deletions(
-    kind: Kind, stillstate: StillstateResource, job: JobSpec, share_max: float = 0.0
+    kind: Kind, stillstate: StillstateResource, job: JobSpec, config: PlanConfig | None = None
 ) -> Deletions[RetentionPlan] | Deletions[GcPlan]:
     root, actor = stillstate.catalog(job).root, actor_of(stillstate)
     if kind == "retention":
+        asked = config or PlanConfig()
+        share_max = asked.deleted_share_max or None
         # Too large a share is shown too, and stopped by the check.
-        return Retaining.of_job(job, root, actor, share_max=share_max or None, refuse=False)
+        return Retaining.of_job(job, root, actor, policy=asked.policy(job), share_max=share_max, refuse=False)
     return Collecting.of_job(job, root, actor)
 
 
 def plan_stream(
-    context: dg.AssetExecutionContext, mount: Mount, name: str, kind: Kind, share_max: float
+    context: dg.AssetExecutionContext, mount: Mount, name: str, kind: Kind, config: PlanConfig
 ) -> Iterator[dg.MaterializeResult[None]]:
     """Plan what is deleted of a stream, and keep the plan; nothing of a stream that was never started."""
     stillstate = stillstate_of(context, mount)
@@ -157,7 +188,7 @@ def plan_stream(
         now = stillstate.spec().job(name)
         if not started(stillstate.catalog(now), context.log):
             return
-        deletions: Any = _deletions(kind, stillstate, now, share_max)
+        deletions: Any = _deletions(kind, stillstate, now, config)
         plan = deletions.plan()
         keep_plan_of_run(now, deletions, plan, stillstate.clock())
     metadata = retention_plan_metadata(plan) if isinstance(plan, RetentionPlan) else collection_plan_metadata(plan)

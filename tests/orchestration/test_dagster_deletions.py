@@ -97,6 +97,23 @@ def test_what_was_planned_and_checked_is_deleted_and_nothing_else(
     assert kept_plans(tmp_path) == []
 
 
+def test_a_run_may_be_given_rules_of_its_own_which_count_instead_of_the_file_s(
+    world: Callable[..., World], five: JobRoot
+) -> None:
+    """The error of a plan without a rule asked for one, and the run had no place for it."""
+
+    def retained(house: World, **rules: object) -> dg.ExecuteInProcessResult:
+        return run(house, "retain_flights", {"ops": {"flights__retained_snapshots": {"config": rules}}})
+
+    without, with_rule = world(), world(extra="retention: {keep_last: 4}")
+    assert not retained(with_rule, keep_last=-1).success
+    result = retained(without, keep_last=4, keep_tags=["audit"])
+    assert result.success, why_failed(result)
+    assert five.catalog.snapshot_ids() == [2, 3, 4, 5]
+    assert retained(with_rule, keep_last=3).success
+    assert five.catalog.snapshot_ids() == [3, 4, 5]
+
+
 def test_too_large_a_share_is_shown_and_stopped_unless_it_is_allowed(
     world: Callable[..., World], five: JobRoot
 ) -> None:

@@ -9,7 +9,7 @@ from assets.mount import Mount
 from assets.specs import materialized_spec
 from assets.upkeep import applied_spec, planned_spec, savepoints_spec
 from orchestration.config.spec import JobSpec
-from orchestration.jobs.deletions import ACTIONS, apply_plan, check_plan, plan_stream, safe_spec
+from orchestration.jobs.deletions import ACTIONS, PlanConfig, apply_plan, check_plan, plan_stream, safe_spec
 from orchestration.jobs.driver import typed_failures
 from orchestration.jobs.materialize import FoldConfig, fold_stream
 from orchestration.jobs.savepoints import SavepointConfig, savepoint_stream
@@ -42,17 +42,15 @@ class SavepointStreamConfig(SavepointConfig):
     stream: str = ""
 
 
-class DeleteConfig(dg.Config):
-    """Which stream, and what to delete.
+class DeleteConfig(PlanConfig):
+    """Which stream, how to plan, and what to delete.
 
     Attributes:
         stream: its name; empty: the one whose assets were selected.
-        deleted_share_max: the share of the snapshots that this plan may delete; 0 takes the file's. Of retention.
         digest: of a plan of an earlier run that somebody has looked at; empty: the plan of this run.
     """
 
     stream: str = ""
-    deleted_share_max: float = 0.0
     digest: str = ""
 
 
@@ -121,7 +119,7 @@ def _delete(
     """Plan → check → apply of that very plan, as far as it was selected."""
     made, is_checked = "", False
     if mount.planned(name, kind) in context.selected_asset_keys:
-        for result in plan_stream(context, mount, name, kind, config.deleted_share_max):
+        for result in plan_stream(context, mount, name, kind, config):
             made = result.data_version.value if result.data_version is not None else ""
             yield result
         if not made:
