@@ -46,7 +46,7 @@ from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.odd_times import changed_zone
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
-from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source, unwatched
+from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source, unwatched, warn_of_patterns
 from state_runtime.pipeline.spark_settings import (
     SHUFFLE_PARTITIONS_CONF,
     TIME_ZONE_CONF,
@@ -280,6 +280,7 @@ class JobRun:
                 f"job {plan.name!r} reads a source of format {name!r}, which keeps nothing of what it has sent: after "
                 "a restart its rows could not be read again. Let the sender write files, or to a log such as Kafka"
             )
+        warn_of_patterns(source.frame, plan.name)
         return source
 
     def _empty(self, info: JobInfo) -> Manifest:

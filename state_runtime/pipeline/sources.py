@@ -8,7 +8,9 @@ one source position covers both, and an epoch reads its input once.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
@@ -23,7 +25,7 @@ from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns,
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
 from state_runtime.spark.java_errors import chain_of, root_first
-from state_runtime.spark.jvm import analyzed, items, kinds_in, without, written
+from state_runtime.spark.jvm import analyzed, fits_pattern, items, kinds_in, without
 from state_runtime.spark.sql import quoted, type_sql
 from state_runtime.spark.watermarks import WATERMARK_KIND, is_seen_at_the_top, watermark_nodes
 
@@ -35,6 +37,7 @@ __all__ = [
     "open_source",
     "unrepeatable_source",
     "unwatched",
+    "warn_of_patterns",
     "way_to_key",
 ]
 
@@ -46,6 +49,7 @@ _KAFKA_CONNECTOR = (
     "{spark.jars.packages: org.apache.spark:spark-sql-kafka-0-10_2.13:" + spark_version + "}} "
     "(the version of Spark, or the newest one before it that is published)"
 )
+_PATTERN = re.compile(r"[\[\]{}*?\\]")
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
 # Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
 _STATELESS = frozenset(
@@ -129,12 +133,39 @@ def cleans_up(frame: DataFrame) -> bool:
     Spark's Python API does not show the options of a source, so they are looked up in its plan. False also where that
     has another shape than in Spark 4.3.
     """
-    for leaf in items(written(frame).collectLeaves()):
+    for leaf in items(analyzed(frame).collectLeaves()):
         if leaf.getClass().getSimpleName() == "StreamingRelation":
             options = leaf.dataSource().options().toString().lower()
             if "cleansource -> " in options and "cleansource -> off" not in options:
                 return True
     return False
+
+
+def warn_of_patterns(frame: DataFrame, job: str) -> None:
+    """Warn of each source path that Spark takes for a pattern and that nothing fits: Spark refuses a folder that is not
+    there, and of a pattern it reads nothing without a word.
+
+    Looked up in the plan, as in `cleans_up`.
+    """
+    for leaf in items(analyzed(frame).collectLeaves()):
+        if leaf.getClass().getSimpleName() != "StreamingRelation":
+            continue
+        path = leaf.dataSource().options().get("path")
+        if path.isEmpty() or not _PATTERN.search(path.get()):
+            continue
+        # Only a warning hangs on it. Whether the file system answers, the first batch finds out.
+        with suppress(Py4JError):
+            fits, is_there = fits_pattern(frame.sparkSession, path.get())
+            if not fits:
+                _LOG.warning(
+                    "job %r: Spark takes the source path %s for a pattern, because of [ ] { } * ? or \\ in it, and "
+                    "nothing fits that pattern now: the source reads nothing. %s",
+                    job,
+                    path.get(),
+                    "There is a file or folder of exactly this name: rename it, and correct the path"
+                    if is_there
+                    else "Correct the path, unless what fits it comes later",
+                )
 
 
 def unrepeatable_source(frame: DataFrame) -> str:
@@ -143,7 +174,7 @@ def unrepeatable_source(frame: DataFrame) -> str:
 
     Of Spark's own that is `socket`. Looked up in the plan, as in `cleans_up`.
     """
-    for leaf in items(written(frame).collectLeaves()):
+    for leaf in items(analyzed(frame).collectLeaves()):
         if leaf.getClass().getSimpleName() == "StreamingRelationV2":
             name = str(leaf.sourceName())
             if name.lower() in _UNREPEATABLE:

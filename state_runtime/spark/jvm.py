@@ -14,6 +14,7 @@ __all__ = [
     "classes",
     "columns_of",
     "end_java",
+    "fits_pattern",
     "has_python",
     "has_subqueries",
     "items",
@@ -41,6 +42,17 @@ def classes(spark: SparkSession) -> Any:
 def written(frame: DataFrame) -> Any:
     """A frame's plan as it was written."""
     return frame._jdf.queryExecution().logical()
+
+
+def fits_pattern(spark: SparkSession, pattern: str) -> tuple[bool, bool]:
+    """Whether any file or folder fits a pattern of Hadoop's, and whether one is called exactly so.
+
+    Raises:
+        Py4JJavaError: the file system does not answer, or the pattern is malformed.
+    """
+    path = classes(spark).org.apache.hadoop.fs.Path(pattern)
+    files = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    return bool(files.globStatus(path)), bool(files.exists(path))
 
 
 def analyzed(frame: DataFrame) -> Any:

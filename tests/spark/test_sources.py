@@ -19,7 +19,7 @@ from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSourc
 from state_runtime.driver.epoch_plan import plan_epoch
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
-from state_runtime.pipeline.sources import OpenedSource, open_source, unwatched
+from state_runtime.pipeline.sources import OpenedSource, cleans_up, open_source, unwatched, warn_of_patterns
 from state_runtime.pipeline.watermark import advance, observed, watermark_columns
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import TimeEntry
@@ -128,6 +128,31 @@ def test_a_scratch_folder_may_have_any_name(spark: SparkSession, tmp_path: Path)
         job = two_step_job(tmp_path, scratch_dir=str(home / "a b é%20#@[x]{y,z}+*?"))
         assert job.run(spark, trigger={"availableNow": True}).epochs > 0
     assert [path.name for path in home.iterdir()] == ["a b é%20#@[x]{y,z}+*?"]
+
+
+def test_a_source_path_that_is_a_pattern_and_reads_nothing_is_told_once_at_the_start(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark refuses a folder that is not there; of `in[1]`, which is there, it looks for `in1`, and reads nothing."""
+    for folder in ("in[1]", "plain"):
+        put(tmp_path / folder, 0, [("a", 1, 1)])
+
+    def of(name: str) -> DataFrame:
+        return spark.readStream.schema(SCHEMA).parquet(str(tmp_path / name))
+
+    job = StreamingJob("pattern", store=str(tmp_path / "store"), settings=settings(tmp_path))
+    job.read(lambda _: of("in[1]").union(of("plain"))).write(ParquetSink(str(tmp_path / "out")), name="out")
+    job.run(spark, trigger={"availableNow": True})
+    told = [record.getMessage() for record in caplog.records if "for a pattern" in record.getMessage()]
+    assert len(told) == 1
+    assert not [word for word in (str(tmp_path / "in[1]"), "reads nothing", "rename it") if word not in told[0]]
+    caplog.clear()
+    for name in ("plain", "pl*n", "{plain,none}", "in?1?"):
+        warn_of_patterns(of(name), "j")
+    assert not caplog.records
+    warn_of_patterns(of("none*"), "j")
+    assert "comes later" in caplog.text
+    assert cleans_up(spark.readStream.schema(SCHEMA).option("cleanSource", "delete").parquet(str(tmp_path / "plain")))
 
 
 def test_the_users_interval_of_compaction_is_that_of_a_restart(spark: SparkSession, tmp_path: Path) -> None:
