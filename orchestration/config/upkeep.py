@@ -86,12 +86,14 @@ class ChecksSpec(Strict):
 
     Attributes:
         replay_s: `replay_time_bounded`: what a restart would need to replay the log.
+        late_checkpoints: `rows_on_time`: how many checkpoints in a row may drop all of their rows as late.
         state_growth: `state_growth`: how many times the rows of a day before the state may have.
         savepoint_age_s: `savepoint_recent`: age of the newest savepoint that is complete.
         backlog_s: `backlog`: how far the watermark is behind the clock.
     """
 
     replay_s: float | None = Field(default=60.0, gt=0, le=86_400)
+    late_checkpoints: int | None = Field(default=3, ge=1, le=20)
     state_growth: float | None = Field(default=None, gt=1, le=1_000_000)
     savepoint_age_s: float | None = Field(default=None, ge=60, le=10 * 366 * 86_400)
     backlog_s: float | None = Field(default=None, gt=0, le=366 * 86_400)

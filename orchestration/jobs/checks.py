@@ -14,6 +14,7 @@ __all__ = ["build_checks", "check_specs", "check_stream", "evaluation_of", "resu
 
 _DESCRIPTIONS: dict[CheckName, str] = {
     "replay_time_bounded": "Whether a restart replays its log in time (`checks.replay_s`).",
+    "rows_on_time": "Whether the newest checkpoints dropped all of their rows as late (`checks.late_checkpoints`).",
     "state_growth": "How many times the rows of a day before the state has (`checks.state_growth`).",
     "savepoint_recent": "Whether the newest savepoint is young enough (`checks.savepoint_age_s`).",
     "backlog": "How far the watermark is behind the clock, and how long rows in flight wait (`checks.backlog_s`).",

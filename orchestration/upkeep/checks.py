@@ -5,13 +5,13 @@ A check without data is never green: it says what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Final, Literal
+from itertools import islice, pairwise
+from typing import Final, Literal, get_args
 
 from orchestration.config.spec import JobSpec
-from orchestration.text import duration_text
+from orchestration.text import duration_text, time_text
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.catalog import Catalog
@@ -20,12 +20,14 @@ from state_runtime.snapshot.savepoint import list_savepoints
 
 __all__ = ["CHECK_NAMES", "CheckName", "Judged", "judge", "limits_of"]
 
-CheckName = Literal["replay_time_bounded", "state_growth", "savepoint_recent", "backlog"]
-CHECK_NAMES: Final[tuple[CheckName, ...]] = ("replay_time_bounded", "state_growth", "savepoint_recent", "backlog")
+CheckName = Literal["replay_time_bounded", "rows_on_time", "state_growth", "savepoint_recent", "backlog"]
+CHECK_NAMES: Final[tuple[CheckName, ...]] = get_args(CheckName)
 
 _DAY_MS: Final = 86_400_000
 _GROWING: Final = 3
 """Checkpoints in a row with more rows in flight than the one before: one alone is a batch that has just been read."""
+_LATE_LOOK: Final = 20
+"""Snapshots that are read to find those with input."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def limits_of(job: JobSpec) -> dict[CheckName, float]:
     checks = job.checks
     found: dict[CheckName, float | None] = {
         "replay_time_bounded": checks.replay_s,
+        "rows_on_time": checks.late_checkpoints,
         "state_growth": checks.state_growth,
         "savepoint_recent": checks.savepoint_age_s,
         "backlog": checks.backlog_s,
@@ -68,6 +71,7 @@ def judge(job: JobSpec, catalog: Catalog) -> list[Judged]:
     newest = catalog.latest()
     judges: dict[CheckName, Callable[[Catalog, Manifest, float], Judged]] = {
         "replay_time_bounded": _replay,
+        "rows_on_time": _on_time,
         "state_growth": _growth,
         "savepoint_recent": _savepoint,
         "backlog": _backlog,
@@ -89,6 +93,41 @@ def _replay(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
         return Judged("replay_time_bounded", True, text, numbers=numbers)
     more = f"{text}, more than {duration_text(limit_s)}: fold it (`stillstate materialize {catalog.job}`)"
     return Judged("replay_time_bounded", False, more, numbers=numbers)
+
+
+def _on_time(catalog: Catalog, newest: Manifest, limit: float) -> Judged:
+    """Whether the newest checkpoints that had input dropped all of it as late: a watermark that is ahead of its rows
+    never falls, so that does not pass by itself."""
+    late = 0
+    for manifest in islice(_newest_first(catalog, newest), _LATE_LOOK):
+        numbers = manifest.progress
+        if manifest.kind != "checkpoint" or numbers is None or not numbers.input_rows:
+            continue
+        if numbers.late_rows < numbers.input_rows:
+            break
+        late += 1
+        if late >= limit:
+            break
+    found = {"late_checkpoints": late, "limit": limit}
+    if late < limit:
+        return Judged("rows_on_time", True, "rows come before the watermark has passed their time", numbers=found)
+    reached = newest.time.watermark_ms if newest.time is not None else 0
+    text = (
+        f"the newest {late} checkpoints with input dropped as many rows as late as came in: the watermark is at "
+        f"{time_text(reached)}. If a row with a wrong time moved it there, filter such rows in read() and go back to a "
+        f"snapshot before it (`stillstate rollback {catalog.job}`)"
+    )
+    return Judged("rows_on_time", False, text, numbers=found)
+
+
+def _newest_first(catalog: Catalog, newest: Manifest) -> Iterator[Manifest]:
+    """The snapshots, as far as they are there."""
+    yield newest
+    for snapshot_id in reversed([i for i in catalog.snapshot_ids() if i < newest.snapshot_id]):
+        try:
+            yield catalog.manifest(snapshot_id)
+        except MissingSnapshot:
+            continue  # given up since
 
 
 def _growth(catalog: Catalog, newest: Manifest, limit: float) -> Judged:

@@ -115,6 +115,30 @@ def test_rows_in_flight_are_a_backlog_when_they_wait_long_or_grow(
     assert "the oldest for" in found.text
 
 
+def test_a_job_that_drops_all_of_its_rows_as_late_turns_red(
+    write_config: Callable[..., Path], flights: JobRoot, clock: FakeClock
+) -> None:
+    """After three checkpoints with input: one batch may be late, and checkpoints without rows say nothing."""
+    config = write_config()
+    flights.start()
+    assert flights.committer is not None
+    reached = TimeEntry(clock.now_ms(), 4_000_000_000_000)
+
+    def after(input_rows: int, late_rows: int) -> Judged:
+        assert flights.committer is not None
+        progress = checkpoint_of(flights.committer.last).progress
+        assert progress is not None
+        commit(flights, time=reached, progress=replace(progress, input_rows=input_rows, late_rows=late_rows))
+        return judged(flights, config)["rows_on_time"]
+
+    steps = ((100, 100), (100, 100), (100, 99), (5, 5), (0, 0), (5, 5), (0, 0), (5, 6), (0, 0), (1, 0))
+    verdicts = [after(*step) for step in steps]
+    assert [v.passed for v in verdicts] == [True] * 7 + [False, False, True]
+    assert all(v.is_known for v in verdicts)
+    assert "the watermark is at 2096-10-02" in verdicts[7].text
+    assert "stillstate rollback flights" in verdicts[7].text
+
+
 def test_a_savepoint_is_recent_until_it_is_not(
     world: Callable[..., World], flights: JobRoot, clock: FakeClock, write_config: Callable[..., Path]
 ) -> None:
@@ -130,7 +154,7 @@ def test_a_savepoint_is_recent_until_it_is_not(
 
 
 def test_a_verdict_is_stored_when_it_changes_and_once_an_hour(world: Callable[..., World], flights: JobRoot) -> None:
-    house = world(extra="checks: {replay_s: 1}")
+    house = world(extra="checks: {replay_s: 1, late_checkpoints: null}")
     flights.start()
     assert [e.passed for e in house.tick(SENSOR).asset_events] == [True]
     assert house.tick(SENSOR).asset_events == []
@@ -205,9 +229,10 @@ def test_a_check_is_there_if_it_has_a_limit(write_config: Callable[..., Path]) -
 
     safe = {"retention_plan_is_safe", "garbage_plan_is_safe"}
     always = {"driver_alive", "matches_configuration", "materializations_succeed", "intact", "restorable", *safe}
-    assert names("") == {*always, "replay_time_bounded"}
-    assert names(ALL) == {*always, "replay_time_bounded", "state_growth", "savepoint_recent", "backlog"}
-    assert names("checks: {replay_s: null}") == always
+    usual = {*always, "replay_time_bounded", "rows_on_time"}
+    assert names("") == usual
+    assert names(ALL) == {*usual, "state_growth", "savepoint_recent", "backlog"}
+    assert names("checks: {replay_s: null, late_checkpoints: null}") == always
 
 
 def test_a_person_can_run_the_checks(world: Callable[..., World], flights: JobRoot) -> None:
