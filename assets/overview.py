@@ -19,11 +19,13 @@ from orchestration.looking.lookout import NoLook
 from orchestration.looking.vitals import vitals_of
 from orchestration.text import age_text, time_text
 
-__all__ = ["OVERVIEW_S", "OverviewRow", "overview_materialization", "overview_row", "overview_spec"]
+__all__ = ["OVERVIEW_S", "OverviewRow", "RestartRow", "overview_materialization", "overview_row", "overview_spec"]
 
 OVERVIEW_S: Final = 1800.0
 _ALL_COLUMNS: Final = ("job", "health", "term", "checkpoint", "lag", "replay", "savepoint", "recovery")
 _ILL_COLUMNS: Final = ("job", "why")
+_RESTART_COLUMNS: Final = ("at", "job", "outcome", "down", "restored_from", "cause")
+_SENTENCES: Final = frozenset({"why", "restored_from", "cause"})
 _OPTIONAL: Final = frozenset({"lag", "replay", "savepoint", "recovery"})
 _REPLAY_SHOWN_S: Final = 1.0
 
@@ -53,6 +55,26 @@ class OverviewRow:
     why: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestartRow:
+    """One restart of a driver that was lost.
+
+    Attributes:
+        at: when its recovery was requested; of one in place, when the run began.
+        cause: what had become of the run before.
+        restored_from: the snapshot that it went on from.
+        down: from the last heartbeat to the first checkpoint.
+        outcome: how the recovery ended.
+    """
+
+    job: str
+    at: str
+    outcome: str
+    cause: str = ""
+    restored_from: str = ""
+    down: str = ""
+
+
 def overview_row(job: str, look: Look | NoLook, *, savepoint: str, recovery: str) -> OverviewRow:
     """What one look says. Times and not ages: the table is read long after it was written.
 
@@ -76,8 +98,10 @@ def overview_row(job: str, look: Look | NoLook, *, savepoint: str, recovery: str
     )
 
 
-def overview_materialization(key: dg.AssetKey, rows: Sequence[OverviewRow]) -> dg.AssetMaterialization:
-    """All jobs: whom somebody should look at first, the others by name."""
+def overview_materialization(
+    key: dg.AssetKey, rows: Sequence[OverviewRow], restarts: Sequence[RestartRow] = ()
+) -> dg.AssetMaterialization:
+    """All jobs: whom somebody should look at first, the others by name; and the newest restarts of any of them."""
     ordered = sorted(rows, key=lambda row: (row.is_well, row.job))
     ill = [row for row in ordered if not row.is_well]
     said = f"{len(ill)} of {len(rows)} jobs need a look: {', '.join(row.job for row in ill[:5])}" if ill else ""
@@ -89,6 +113,7 @@ def overview_materialization(key: dg.AssetKey, rows: Sequence[OverviewRow]) -> d
             # Dagster shows them in this order.
             **({"ill": _table(_ILL_COLUMNS, [_explained(row) for row in ill])} if ill else {}),
             "jobs": _table(columns, ordered),
+            **({"restarts": _table(_RESTART_COLUMNS, restarts)} if restarts else {}),
             "jobs_ill": dg.IntMetadataValue(len(ill)),
             "jobs_well": dg.IntMetadataValue(len(rows) - len(ill)),
         },
@@ -99,13 +124,13 @@ def _explained(row: OverviewRow) -> OverviewRow:
     return replace(row, why=f"{row.health}: {row.why}")
 
 
-def _table(columns: Sequence[str], rows: Sequence[OverviewRow]) -> dg.TableMetadataValue:
+def _table(columns: Sequence[str], rows: Sequence[OverviewRow] | Sequence[RestartRow]) -> dg.TableMetadataValue:
     return table(dict.fromkeys(columns, "string"), ([_cell(n, getattr(row, n)) for n in columns] for row in rows))
 
 
 def _cell(name: str, text: str) -> str:
     """A sentence may take several lines, `9 s` not."""
-    return text if name == "why" else unbroken(text)
+    return text if name in _SENTENCES else unbroken(text)
 
 
 def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:

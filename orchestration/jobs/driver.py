@@ -15,7 +15,7 @@ from assets.mount import Mount
 from orchestration.config.held import refuse_while_migrating
 from orchestration.config.spec import JobSpec
 from orchestration.config.start_options import StartOptions
-from orchestration.jobs.recover import RecoverConfig, note_exit, recover_driver, recovered_value
+from orchestration.jobs.recover import RecoverConfig, note_exit, note_recovered, recover_driver, recovered_value
 from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
 from orchestration.launchers import Launched
 from orchestration.resources import StillstateResource
@@ -148,6 +148,7 @@ def recover_stream(
     if done.launched is None:
         context.log.info(f"nothing to do for {name}: {done.reason}")
         return dg.Output(value, metadata=_metadata(value))
+    note_recovered(context, done)
     metadata = {**_metadata(value), "log": dg.MetadataValue.path(done.launched.log)}
     # An event of the stream too: whoever looks at that need not look for the run.
     said = f"term {done.launched.term} goes on from {done.restored_from}; {value['how']}"

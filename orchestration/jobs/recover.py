@@ -13,12 +13,12 @@ from assets.tables import restored_text
 from orchestration.config.begin_at import NEWEST, BeginAt
 from orchestration.config.spec import JobSpec
 from orchestration.config.start_options import StartOptions
-from orchestration.jobs.tags import DAMAGE_TAG, EXIT_TAG
+from orchestration.jobs.tags import DAMAGE_TAG, DOWN_TAG, EXIT_TAG, LOST_TAG, RESTORED_TAG
 from orchestration.launchers import FirstCheckpoint, Launched, Launcher
 from orchestration.recovery.fallback import decide_fallback, look_for_damage
 from orchestration.recovery.observe import Observation
 from orchestration.resources import StillstateResource
-from orchestration.text import redacted_location, time_text
+from orchestration.text import duration_text, redacted_location, time_text
 from orchestration.workers import add_tags
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS
@@ -27,10 +27,23 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import read_savepoint
 
-__all__ = ["GaveUp", "RecoverConfig", "Recovered", "note_exit", "recover_driver", "recovered_value"]
+__all__ = [
+    "RECOVERY_CAUSE",
+    "GaveUp",
+    "RecoverConfig",
+    "Recovered",
+    "note_exit",
+    "note_recovered",
+    "recover_driver",
+    "recovered_value",
+]
 
 DAMAGE_CHARS_MAX: Final = 1000
 """Of what a run's tag says of a damage; every page that lists runs shows their tags."""
+
+
+RECOVERY_CAUSE: Final = "recovery of term "
+"""How the cause of a run begins that a recovery started."""
 
 
 class RecoverConfig(dg.Config):
@@ -109,7 +122,7 @@ def recover_driver(
     began_ms = stillstate.clock().now_ms()
     begin, explained = _where(context, config, job, stillstate, seen, launch)
     context.log.info(launcher.end_lost(seen.status))
-    cause = f"recovery of term {seen.status.term}, which was {seen.health.verdict}"
+    cause = f"{RECOVERY_CAUSE}{seen.status.term}, which was {seen.health.verdict}"
     cause += f": {explained}" if explained else ""
     restored_from = _restored_from(stillstate.catalog(job), begin, job)
     context.log.info(f"it goes on from {restored_from}")
@@ -161,6 +174,18 @@ def _asked_for(config: RecoverConfig) -> int | str | None:
 def note_exit(context: dg.OpExecutionContext, error: StillstateError) -> None:
     """Let a later tick know with what the driver ended: it may have had no term to say so in."""
     add_tags(context.instance, context.run_id, {EXIT_TAG: str(error.exit_code)})
+
+
+def note_recovered(context: dg.OpExecutionContext, done: Recovered) -> None:
+    """Let the overview list this restart without reading the events of all streams."""
+    first = done.first
+    down = duration_text(_seconds(done.down_since_ms, first.at_ms)) if first is not None and first.at_ms else ""
+    lost = done.explained or done.reason
+    add_tags(
+        context.instance,
+        context.run_id,
+        {LOST_TAG: lost[:DAMAGE_CHARS_MAX], RESTORED_TAG: done.restored_from, DOWN_TAG: down or "unknown"},
+    )
 
 
 def _is_over(seen: Observation) -> bool:

@@ -10,11 +10,14 @@ __all__ = [
     "AFTER_TAG",
     "ATTEMPT_TAG",
     "DAMAGE_TAG",
+    "DOWN_TAG",
     "EXIT_TAG",
     "JOB_TAG",
     "KIND_TAG",
+    "LOST_TAG",
     "MATERIALIZE_TAG",
     "PROGRESS_TAG",
+    "RESTORED_TAG",
     "RESUMES_TAG",
     "SAVEPOINT_TAG",
     "SLOTS_TAG",
@@ -60,6 +63,12 @@ KIND_TAG: Final = "stillstate/error-kind"
 """Of a recovery run: the kind of the error that ended the driver."""
 DAMAGE_TAG: Final = "stillstate/damage"
 """Put on a recovery run that found the newest snapshot damaged and left the choice to a person: what it found."""
+LOST_TAG: Final = "stillstate/lost"
+"""Put on a recovery run that brought a driver back: what had become of the one before."""
+RESTORED_TAG: Final = "stillstate/restored-from"
+"""The same: the snapshot that it went on from."""
+DOWN_TAG: Final = "stillstate/down"
+"""The same: from the last heartbeat to the first checkpoint."""
 
 
 def recovery_run_key(job: str, term: int, attempt: int) -> str:

@@ -1,16 +1,17 @@
 """What the overview shows beside a look: savepoints of the store, recoveries of Dagster's own record."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import dagster as dg
 
 from assets.mount import Mount
-from assets.overview import OVERVIEW_S, OverviewRow, overview_materialization, overview_row
+from assets.overview import OVERVIEW_S, OverviewRow, RestartRow, overview_materialization, overview_row
 from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.tags import ACTION_TAG, DAMAGE_TAG, JOB_TAG, TERM_TAG
+from orchestration.jobs.recover import RECOVERY_CAUSE
+from orchestration.jobs.tags import ACTION_TAG, DAMAGE_TAG, DOWN_TAG, JOB_TAG, LOST_TAG, RESTORED_TAG, TERM_TAG
 from orchestration.looking.look import Look
 from orchestration.looking.lookout import NoLook
 from orchestration.looking.newest_savepoint import savepoints_seen
@@ -26,6 +27,7 @@ CHANGES_EVERY_S: Final = 60.0
 """A change is shown at the next tick, if there was none just before: a job that comes and goes must not write the table
 at every tick, for each is some twenty kilobytes for fifty jobs."""
 RECOVERIES_READ_MAX: Final = 500
+RESTARTS_MAX: Final = 15
 _SAID: Final[Mapping[RunPhase, str]] = {"succeeded": "", "failed": "failed ", "canceled": "canceled "}
 
 
@@ -54,7 +56,8 @@ def overview(
     started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
     ages = Reading(spec, started, "savepoint", _newest_savepoint, budget_s=looks.left_s)
     savepoints = stillstate.read(ages).found
-    recoveries = _recoveries(instance)
+    runs = _recovery_runs(instance)
+    recoveries = _recoveries(runs)
     rows: list[OverviewRow] = []
     for name, look in looks.found.items():
         savepoint = savepoints.get(name, "")
@@ -63,7 +66,8 @@ def overview(
         row = overview_row(name, look, savepoint=shown, recovery=recovery.text)
         is_explained = recovery.damage and (row.health, row.term) == (DAMAGED, recovery.term)
         rows.append(replace(row, why=recovery.damage) if is_explained else row)
-    return overview_materialization(mount.overview(), rows), OverviewCursor(now_ms, digest)
+    restarts = _restarts(runs, {mount.tag(name): name for name in looks.found}, looks.found)
+    return overview_materialization(mount.overview(), rows, restarts), OverviewCursor(now_ms, digest)
 
 
 def _digest(found: Mapping[str, Look | NoLook]) -> str:
@@ -104,14 +108,48 @@ class _Recovery:
     damage: str = ""
 
 
-def _recoveries(instance: dg.DagsterInstance) -> dict[str, _Recovery]:
+def _recovery_runs(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
+    """Newest first."""
+    return instance.get_run_records(dg.RunsFilter(tags={ACTION_TAG: "recover"}), limit=RECOVERIES_READ_MAX)
+
+
+def _recoveries(records: Sequence[dg.RunRecord]) -> dict[str, _Recovery]:
     """By the tag of the job."""
-    records = instance.get_run_records(dg.RunsFilter(tags={ACTION_TAG: "recover"}), limit=RECOVERIES_READ_MAX)
     found: dict[str, _Recovery] = {}
-    for record in records:  # newest first
+    for record in records:
         run = record.dagster_run
-        at = time_text(int(record.create_timestamp.timestamp() * 1000))
         ended = _SAID.get(PHASES[run.status.value], "under way ")
-        last = _Recovery(f"{ended}{at}", run.tags.get(TERM_TAG, ""), run.tags.get(DAMAGE_TAG, ""))
+        last = _Recovery(f"{ended}{_asked_at(record)}", run.tags.get(TERM_TAG, ""), run.tags.get(DAMAGE_TAG, ""))
         found.setdefault(run.tags.get(JOB_TAG, ""), last)
     return found
+
+
+def _restarts(
+    records: Sequence[dg.RunRecord], names: Mapping[str, str], found: Mapping[str, Look | NoLook]
+) -> list[RestartRow]:
+    """The newest of all jobs: recoveries by Dagster, and of each job the newest restart in place, by its supervisor."""
+    rows = []
+    for record in records:
+        tags = record.dagster_run.tags
+        if tags.get(JOB_TAG, "") in names:
+            ended = PHASES[record.dagster_run.status.value]
+            rows.append(
+                RestartRow(
+                    job=names[tags[JOB_TAG]],
+                    at=_asked_at(record),
+                    outcome="recovered" if ended == "succeeded" and LOST_TAG in tags else f"recovery {ended}",
+                    cause=tags.get(LOST_TAG) or tags.get(DAMAGE_TAG, ""),
+                    restored_from=tags.get(RESTORED_TAG, ""),
+                    down=tags.get(DOWN_TAG, ""),
+                )
+            )
+    for name, look in found.items():
+        status = None if isinstance(look, NoLook) else look.seen.status
+        if status is not None and status.cause and not status.cause.startswith(RECOVERY_CAUSE):
+            at = time_text(status.started_at_ms)
+            rows.append(RestartRow(job=name, at=at, outcome="in place", cause=status.cause))
+    return sorted(rows, key=lambda row: (row.at, row.job), reverse=True)[:RESTARTS_MAX]
+
+
+def _asked_at(record: dg.RunRecord) -> str:
+    return time_text(int(record.create_timestamp.timestamp() * 1000))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
-from dagster_world import World
+from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot, checkpoint_of
 
 from assets.mount import Mount
@@ -132,3 +133,31 @@ def test_a_damaged_job_and_its_last_recovery_are_shown(world: Callable[..., Worl
     here.cursor = None
     assert "is damaged" in written(here, "ill")[0][0]["why"]
     assert row["recovery"].startswith("failed ")
+
+
+def test_restarts_of_all_jobs_are_in_one_table_with_cause_restore_point_and_time_down(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """They were two or three events of each stream, and nobody saw that ten streams had restarted in one night."""
+    here = world("flights", "trains")
+    here.launchers["flights"] = FakeLauncher(flights)
+    flights.start()
+    flights.checkpoint()
+    assert written(here, "restarts") == []
+    clock = here.clock
+    clock.advance_s(3600)
+    (request,) = here.recovery()
+    job = here.defs.resolve_job_def(request.job_name)
+    assert job.execute_in_process(run_config=request.run_config, tags=request.tags, instance=here.instance).success
+    here.cursor = None
+    ((row,),) = written(here, "restarts")
+    assert (row["job"], row["outcome"]) == ("flights", "recovered")
+    assert "is gone; its last heartbeat is" in row["cause"]
+    assert row["restored_from"].startswith("snapshot 2 of 2023-11-14")
+    assert row["down"]
+    clock.at_ms = time.time_ns() // 1_000_000 + 3_600_000  # as runs are dated, and later
+    flights.start()
+    flights.beat(cause="restart in place after exit code 1")
+    here.cursor = None
+    ((newest, _),) = written(here, "restarts")
+    assert (newest["outcome"], newest["cause"]) == ("in place", "restart in place after exit code 1")
