@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from orchestration.recovery.health import Health
 from orchestration.recovery.plan import RecoveryPlan
-from orchestration.text import duration_text
+from orchestration.text import time_text
 
 __all__ = ["UNREACHABLE_S", "Alive", "AliveLevel", "judge_alive"]
 
@@ -71,7 +71,8 @@ def judge_alive(
         return _unread(trouble, now_s, unreachable_since_s)
     verdict = health.verdict
     if verdict in _WELL:
-        return Alive(level="ok", headline=f"the driver is {verdict}", reason=health.reason, verdict=verdict)
+        headline = "no run has started yet" if verdict == "never-started" else f"the driver is {verdict}"
+        return Alive(level="ok", headline=headline, reason=health.reason, verdict=verdict)
     if verdict in _COMING:
         return Alive(level="warn", headline=f"the driver is {verdict}", reason=health.reason, verdict=verdict)
     if verdict == "migrating":
@@ -122,6 +123,7 @@ def _unread(trouble: str, now_s: float, unreachable_since_s: float | None) -> Al
     return Alive(
         level="error" if is_long else "warn",
         headline="the store has not answered for minutes" if is_long else "the store does not answer",
-        reason=f"the store has not answered for {duration_text(max(0.0, since_s))}: {trouble}",
+        # A moment and not a duration: the text is read long after it was written.
+        reason=f"no answer since {time_text(round(unreachable_since_s * 1000))}: {trouble}",
         verdict="unreachable",
     )

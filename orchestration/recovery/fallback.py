@@ -110,13 +110,14 @@ def _loss_text(damage: Damage) -> str:
     if damage.epochs == 0:
         unknown = "; whether its output was published cannot be known, and what was not is lost"
         return f"loses no epoch{'' if damage.published is False else unknown}"
-    lost = "an unknown number of epochs" if damage.epochs is None else f"{damage.epochs} epochs"
+    one = damage.epochs == 1
+    lost = "an unknown number of epochs" if damage.epochs is None else f"{damage.epochs} {'epoch' if one else 'epochs'}"
     output = {
-        True: "their output was published, and comes again",
-        False: "nothing of them was published",
-        None: "whether their output was published cannot be known",
+        True: f"{'its' if one else 'their'} output was published, and comes again",
+        False: f"nothing of {'it' if one else 'them'} was published",
+        None: f"whether {'its' if one else 'their'} output was published cannot be known",
     }[damage.published]
-    return f"loses {lost}, which are read again; {output}"
+    return f"loses {lost}, which {'is' if one else 'are'} read again; {output}"
 
 
 def _passed_over_text(passed_over: tuple[str, ...]) -> str:

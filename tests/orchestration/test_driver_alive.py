@@ -347,3 +347,14 @@ def test_a_row_of_attempts_without_end_turns_red_when_others_would_have_given_up
         return judge_alive(Health("failed", "x"), plan, now_s=1.0, is_recovered=True, max_attempts=5).level
 
     assert (level(5), level(6)) == ("warn", "error")
+
+
+def test_since_when_a_store_does_not_answer_is_a_time_and_stays_true() -> None:
+    """The text is read long after it was written: "for 11 min" was wrong a minute later."""
+    said = [
+        judge_alive(
+            None, None, now_s=now_s, is_recovered=True, max_attempts=5, trouble="s3 hangs", unreachable_since_s=1_000.0
+        ).reason
+        for now_s in (1_010.0, 9_000.0)
+    ]
+    assert said == ["no answer since 1970-01-01 00:16:40Z: s3 hangs"] * 2

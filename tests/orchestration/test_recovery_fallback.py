@@ -53,6 +53,8 @@ def test_the_choice_is_explained() -> None:
     assert "newest 1241 damaged in segment X; 1238 restorable; loses 3 epochs" in said
     assert "their output was published" in said
     assert "launch recover_flights with from_snapshot: 1238" in said
+    one = decide_fallback(replace(FOUND, epochs=1), "never", "recover_flights").explained
+    assert "loses 1 epoch, which is read again; its output was published" in one
 
 
 def test_without_a_sound_snapshot_no_policy_goes_back() -> None:
