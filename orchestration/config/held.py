@@ -12,7 +12,7 @@ from state_runtime.base.errors import SnapshotInUse
 from state_runtime.snapshot.migration import RunSettings, read_migration
 from state_runtime.store import Store
 
-__all__ = ["held_settings", "refuse_while_migrating", "settings_of", "with_settings"]
+__all__ = ["held_settings", "is_tried", "refuse_while_migrating", "settings_of", "with_settings"]
 
 
 def settings_of(job: JobSpec) -> RunSettings:
@@ -58,6 +58,12 @@ def held_settings(job: JobSpec, root: Store) -> tuple[JobSpec, str]:
         f"job {job.name!r} runs with {', '.join(told)}, as the file says: its last migration ({why}) says so. "
         f"`stillstate migrate {job.name}` brings it to what the file says"
     )
+
+
+def is_tried(root: Store) -> bool:
+    """Whether a run that starts now is the new one of a migration."""
+    migration = read_migration(root)
+    return migration is not None and migration.is_tried
 
 
 def refuse_while_migrating(job: str, root: Store) -> None:

@@ -222,7 +222,7 @@ class Effects:
         return {"run_term": term, "deadline_ms": self._actor.clock.now_ms() + int(migration.timeout_s * 1000)}
 
     def _watch(self, migration: Migration) -> dict[str, Any]:
-        counted, made, quiet = migration.snapshot_id, 0, _Quiet()
+        counted, made = migration.snapshot_id, 0
         while True:
             is_late = self._actor.clock.now_ms() > migration.deadline_ms
             try:
@@ -240,7 +240,7 @@ class Effects:
                 self._poll(POLL_S)
                 continue
             process = "unknown" if status is None else self._launcher.is_alive(status)
-            found = judge_watched(status, migration, process, made=made, quiet_s=quiet.for_s(status), is_late=is_late)
+            found = judge_watched(status, migration, process, made=made, is_late=is_late)
             if found.is_up:
                 return {"reason": found.why}
             if found.is_up is not None:
@@ -326,18 +326,3 @@ class Effects:
     def _is_pinned(self, migration: Migration) -> bool:
         folder = self._root.child(savepoint_path(migration.savepoint))
         return any(pin.note == migration.uid for pin in read_pins(folder))
-
-
-class _Quiet:
-    """For how long a run has said, without a break, that its source is quiet: by its own clock."""
-
-    def __init__(self) -> None:
-        self._term = self._since_ms = 0
-
-    def for_s(self, status: RunStatus | None) -> float:
-        if status is None or status.state != "running" or not status.quiet:
-            self._term = 0
-            return 0.0
-        if status.term != self._term:
-            self._term, self._since_ms = status.term, status.advanced_at_ms
-        return (status.advanced_at_ms - self._since_ms) / 1000

@@ -32,11 +32,7 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration, MigrationStep
 from state_runtime.snapshot.term_files import RunStatus
 
-__all__ = ["QUIET_S", "Watched", "has_same_state", "judge_watched", "step_after", "step_back_from"]
-
-QUIET_S: Final = 10.0
-"""A source that is quiet for so long without a break is taken for one that has nothing: rows that come every few
-seconds should first go through the job as it is now."""
+__all__ = ["Watched", "has_same_state", "judge_watched", "step_after", "step_back_from"]
 
 _TAKEN_BACK_BY: Final[dict[MigrationStep, MigrationStep]] = {
     "save": "start-old",
@@ -109,15 +105,15 @@ class Watched:
 
 
 def judge_watched(
-    status: RunStatus | None, migration: Migration, process: Liveness, *, made: int, quiet_s: float, is_late: bool
+    status: RunStatus | None, migration: Migration, process: Liveness, *, made: int, is_late: bool
 ) -> Watched:
-    """Whether the new run is up, or will not come up.
+    """Whether the new run is up, or will not come up. What counts are its checkpoints: each follows an epoch in which
+    every shard was restored, also while no rows come (`StartedBy.on_trial`).
 
     Args:
         status: of the newest run.
         process: what is known of its process.
         made: checkpoints that runs of this migration have committed.
-        quiet_s: for so long the run has said that its source is quiet.
         is_late: the deadline is over.
     """
     wanted = migration.checkpoints
@@ -131,8 +127,6 @@ def judge_watched(
             return Watched(True, f"{who} {status.state} by itself, or because somebody asked")
         if process != "restarting" and (status.state in ("failed", "fenced") or process == "dead"):
             return Watched(False, f"{who} ended after {made} checkpoints: {status.message or 'its process is gone'}")
-        if quiet_s >= QUIET_S:
-            return Watched(True, f"{who} runs, and its source is quiet")
     if is_late:
         return Watched(False, f"{made} of {wanted} checkpoints within {migration.timeout_s:g} s")
     return Watched(None)

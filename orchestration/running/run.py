@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestration.config.driver_settings import driver_settings
 from orchestration.config.entry_point import load_entry_point, refuse_missing_module
-from orchestration.config.held import held_settings, refuse_while_migrating
+from orchestration.config.held import held_settings, is_tried, refuse_while_migrating
 from orchestration.config.home import home_of, moved_text
 from orchestration.config.spec import JobSpec, to_context, to_trigger
 from orchestration.config.start_options import AS_IT_IS, StartOptions
@@ -199,7 +199,9 @@ def run_job(
                 start_from=options.begin.start_from(spec),
                 from_snapshot=options.begin.from_snapshot,
                 on_copy=on_copy,
-                started_by=StartedBy(cause, supervisor_pid, tuple(driver_settings(spec).items())),
+                started_by=StartedBy(
+                    cause, supervisor_pid, tuple(driver_settings(spec).items()), on_trial=is_tried(catalog.root)
+                ),
             )
     finally:
         _end_session(session)

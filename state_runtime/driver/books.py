@@ -80,12 +80,14 @@ class Books:
         serving = usable_versions(last, context.entries) if last.parallelism == parallelism else {}
         uids = [o.uid for o in context.pipeline.operators]
         shards = ShardBook.at_start(parallelism, serving, {o.uid: o.next_due_ms for o in last.operators}, uids)
+        every = frozenset(range(parallelism))
+        if context.on_trial:
+            shards = shards.visiting(dict.fromkeys(uids, every))
         files: FileBook | None = None
         if context.settings.changelog == "off":
             files = FileBook.begin(context.root, last, parallelism, uids)
             if not files.complete:
                 # The first checkpoint has all of the state as files, whatever it was before.
-                every = frozenset(range(parallelism))
                 stored = {o.uid for o in last.operators} & set(uids)
                 shards = shards.visiting(dict.fromkeys(stored, every))
         interval = Interval(first_head(last, published), context.clock.monotonic_s())

@@ -29,6 +29,7 @@ class DriverContext:
         entries: the operators' states as manifests describe them from this run on.
         drop_inflight: the user gives up the rows that are in flight where the run begins.
         take_output: the user says that the output folders are this root's (pipeline/output_owner.py).
+        on_trial: the first epoch restores every shard, and ends in a checkpoint; see `StartedBy`.
     """
 
     job_name: str
@@ -46,6 +47,7 @@ class DriverContext:
     ids: Ids
     take_output: bool = False
     drop_inflight: bool = False
+    on_trial: bool = False
 
     def __repr__(self) -> str:
         return f"DriverContext({self.job_name!r})"

@@ -255,8 +255,15 @@ class EpochDriver:
         epoch. For any thread: it waits for none."""
         return not self._is_at_work and self._epochs_when_nothing_was_due == self.epochs
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the run is on trial and has not shown yet that it can restore every shard and commit: the first epoch
+        shows it, whether rows come or not."""
+        return self._context.on_trial and self.epochs == 0
+
     def run_without_batch(self, empty: DataFrame) -> None:
-        """One epoch that Spark does not start; nothing happens if nothing is due any more, and no batch is open.
+        """One epoch that Spark does not start; nothing happens if nothing is due any more, no batch is open, and the
+        run has nothing to prove.
 
         As Spark's own batches without data: for event time one whenever the watermark moved, for processing time when a
         timer is due. If no shard has anything to do, the epoch is a new clock, and no Spark job runs.
@@ -269,7 +276,8 @@ class EpochDriver:
         """
         with self.lock:
             now_ms = self._now_ms()
-            if self._stopping.is_set() or self.failure is not None or not self._is_due(now_ms):
+            is_wanted = self.is_unproven or self._is_due(now_ms)
+            if self._stopping.is_set() or self.failure is not None or not is_wanted:
                 return
             with self._failing():
                 self._run_epoch(empty, None, now_ms)
@@ -399,6 +407,8 @@ class EpochDriver:
             unlimited: it takes as long as it takes, whatever the mode says.
         """
 
+        proves = self.is_unproven
+
         def epoch() -> tuple[Progress, Processed, bool]:
             with collection_paused():
                 done = self._process(
@@ -408,7 +418,7 @@ class EpochDriver:
                 numbers = replace(self._take(done, batch_id, drains=drains), segment_bytes=done.flushed_bytes)
                 # Asked after the action: a savepoint that was asked for during it need not wait for the next epoch.
                 is_asked = self._is_savepoint_asked()
-                if self._checkpointer.is_due() or is_asked:
+                if self._checkpointer.is_due() or is_asked or proves:
                     return self._checkpointer.commit(numbers, done, frame.sparkSession), done, is_asked
             return self._leave_pending(numbers, done), done, False
 

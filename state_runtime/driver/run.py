@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +39,7 @@ from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.interval import has_intervals
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.scratch import Scratch
-from state_runtime.driver.source_quiet import SourceQuiet, is_idle
+from state_runtime.driver.source_quiet import LongQuiet, SourceQuiet, is_idle
 from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline, refuse_other_output
@@ -77,11 +78,17 @@ _WARNINGS_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class StartedBy:
-    """Why a run was started, who starts it again if it dies, and with which settings; see `RunStatus`."""
+    """Why a run was started, who starts it again if it dies, and with which settings; see `RunStatus`.
+
+    Attributes:
+        on_trial: whether it is kept depends on its first checkpoint. It restores every shard in its first epoch, which
+            comes also while its source is quiet.
+    """
 
     cause: str = ""
     supervisor_pid: int = 0
     settings: tuple[tuple[str, str], ...] = ()
+    on_trial: bool = False
 
 
 BY_HAND = StartedBy()
@@ -204,7 +211,7 @@ class JobRun:
         message = error_kind = ""
         try:
             driver = self._driver(
-                pipeline, entries, info, committer, checkpoint, parallelism, str(local_dir), savepoints, allowed
+                pipeline, entries, info, committer, checkpoint, parallelism, local_dir, savepoints, allowed, started_by
             )
             heartbeat.watch(driver)
             with self._around_the_stream(scratch, parallelism):
@@ -345,9 +352,10 @@ class JobRun:
         committer: Committer,
         checkpoint: SparkCheckpoint,
         parallelism: int,
-        local_dir: str,
+        local_dir: Path,
         savepoints: Savepoints,
         allowed: Allowed,
+        started_by: StartedBy,
     ) -> EpochDriver:
         plan = self._plan
         root = (plan.root_url, plan.storage_options)
@@ -357,7 +365,7 @@ class JobRun:
             store_url=plan.store_url,
             storage_options=plan.storage_options,
             root=self._root,
-            local_dir=local_dir,
+            local_dir=str(local_dir),
             settings=plan.settings,
             parallelism=parallelism,
             pipeline=pipeline,
@@ -368,6 +376,7 @@ class JobRun:
             ids=self._ids,
             take_output=allowed.take_output,
             drop_inflight=allowed.drop_inflight,
+            on_trial=started_by.on_trial,
         )
         return EpochDriver(
             context,
@@ -417,6 +426,7 @@ class JobRun:
         empty = self._spark.createDataFrame([], source.schema)
         stopped = False
         source_is_quiet = SourceQuiet(query)
+        is_long_quiet = LongQuiet(source_is_quiet, self._clock)
         following = self._advance.following(
             driver.mark, lambda: driver.has_nothing_to_do and source_is_quiet(), self._tasks_done
         )
@@ -429,11 +439,11 @@ class JobRun:
                     driver.stop()
                     query.stop()
                     break
-                if driver.is_due() and is_idle(query):
+                if (driver.is_due() or (driver.is_unproven and is_long_quiet())) and is_idle(query):
                     driver.run_without_batch(empty)
                 driver.checkpoint_if_due()
             stopped = stopped or driver.is_ending or self._stop.is_set()
-            while not stopped and driver.is_due() and not self._stop.is_set():
+            while not stopped and (driver.is_due() or driver.is_unproven) and not self._stop.is_set():
                 # The source has ended; what its last rows made due still happens.
                 driver.run_without_batch(empty)
             if heartbeat.fenced is None:

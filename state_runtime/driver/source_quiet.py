@@ -1,10 +1,17 @@
-"""Whether a run's source is quiet: it was asked, and had nothing."""
+"""Whether a run's source is quiet: it was asked, and had nothing; and for how long."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
-__all__ = ["SourceQuiet", "is_idle"]
+from state_runtime.base.clock import Clock
+
+__all__ = ["LONG_QUIET_S", "LongQuiet", "SourceQuiet", "is_idle"]
+
+LONG_QUIET_S: Final = 10.0
+"""A source that is quiet for so long is taken for one that has nothing: rows that come every few seconds should first
+go through a run that is on trial."""
 
 
 class Query(Protocol):
@@ -41,3 +48,20 @@ class SourceQuiet:
         # Progress is a document that Python decodes: it is read until it is there, and never again.
         self._was_asked = self._was_asked or self._query.lastProgress is not None
         return self._was_asked and is_idle(self._query)
+
+
+class LongQuiet:
+    """Whether a source has been quiet for `LONG_QUIET_S` without a break."""
+
+    def __init__(self, is_quiet: Callable[[], bool], clock: Clock) -> None:
+        self._is_quiet = is_quiet
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def __call__(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        if not self._is_quiet():
+            self._since_s = None
+            return False
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return now_s - self._since_s >= LONG_QUIET_S

@@ -176,6 +176,11 @@ class Migration:
         return self.step not in ("kept", "rolled-back")
 
     @property
+    def is_tried(self) -> bool:
+        """Whether a run that starts now is the new one, which is kept or taken back by what it shows."""
+        return self.step in ("start", "watch")
+
+    @property
     def settings(self) -> RunSettings:
         """What a run starts with now."""
         return self.target if self.step in _WITH_TARGET else self.before

@@ -13,7 +13,7 @@ from maintenance_root import JOB, Job
 from model import OPERATOR
 
 from orchestration.config.driver_settings import driver_settings
-from orchestration.config.held import held_settings
+from orchestration.config.held import held_settings, is_tried
 from orchestration.config.home import home_of
 from orchestration.config.spec import JobSpec, load_spec
 from orchestration.config.start_options import AS_IT_IS, StartOptions
@@ -82,6 +82,7 @@ class Run:
     state: RunState = "running"
     behaviour: str = "works"
     settings: tuple[tuple[str, str], ...] = ()
+    on_trial: bool = False
 
 
 @dataclass
@@ -90,7 +91,8 @@ class Drivers:
 
     Attributes:
         behaviour: of the next driver that is started, by its parallelism: `works`, `dies` (before a checkpoint),
-            `dies-later` (after one), `hangs` (no checkpoint), `quiet`, or `no-start`.
+            `dies-later` (after one), `hangs` (no checkpoint), `quiet` (no input, so one if it is on trial), or
+            `no-start`. Those that hang or are quiet say that their source is quiet.
     """
 
     job: Job
@@ -126,6 +128,7 @@ class Drivers:
         self.job.rows[committer.last.snapshot_id] = dict(self.rows_of(before.snapshot_id))
         settings = tuple(driver_settings(now).items())
         run = Run(committer.term.term, pid, now.parallelism, now.backend, behaviour=behaviour, settings=settings)
+        run.on_trial = is_tried(catalog.root)
         self.runs.append(run)
         self._beat(run)
         return Launched(job=self.job.name, term=run.term, state="running", pid=pid, host=HOST, log="/logs/x.log")
@@ -181,7 +184,10 @@ class Drivers:
         if run.behaviour == "dies":
             self._end(run, "failed", "it broke")
             return
-        if run.behaviour in ("works", "dies-later"):
+        has_committed = self.job.committer.last.kind == "checkpoint"
+        if run.behaviour in ("works", "dies-later") or (
+            run.on_trial and run.behaviour == "quiet" and not has_committed
+        ):
             self.job.checkpoint()
         if run.behaviour == "dies-later":
             self._end(run, "failed", "it broke later")
@@ -221,7 +227,7 @@ class Drivers:
                 host=HOST,
                 snapshot_id=self.job.committer.last.snapshot_id,
                 message=message,
-                quiet=run.behaviour == "quiet",
+                quiet=run.behaviour in ("hangs", "quiet"),
                 advanced_at_ms=self.job.clock.now_ms(),
                 parallelism=run.parallelism,
                 backend=run.backend,

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,10 +16,16 @@ import pytest
 from migrated_job import ENDS, HOST, Died, Migrated, crashed
 
 from orchestration.config.held import held_settings, refuse_while_migrating
+from orchestration.config.start_options import StartOptions
+from orchestration.launchers.port import Liveness
 from orchestration.migration.effects import RolledBack
 from orchestration.migration.plan import Found, Request, differences, plan_migration
 from orchestration.migration.said import error_of
+from orchestration.migration.steps import judge_watched
 from orchestration.recovery.observe import observe
+from orchestration.running import run
+from orchestration.running.run import run_job
+from orchestration.standby import CAUSE_ENV
 from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
@@ -40,6 +47,7 @@ from state_runtime.snapshot.migration import Migration, RunSettings, read_migrat
 from state_runtime.snapshot.paths import migration_path, savepoint_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 from state_runtime.store.local import LocalStore
 
@@ -180,23 +188,72 @@ def test_a_new_run_is_kept_if_it_comes_up_and_taken_back_if_not(made: Migrated, 
         assert "0 of 1 checkpoints within 20 s" in str(error)
 
 
-def test_a_source_that_is_quiet_for_a_moment_has_shown_nothing(made: Migrated) -> None:
-    """Its rows may come every few seconds, and the next may be the one that the new run fails at."""
-    polls = 0
+@pytest.mark.parametrize("process", ["alive", "restarting", "unknown"])
+def test_a_new_run_is_not_kept_without_a_checkpoint_however_quiet_its_source_is(process: Liveness) -> None:
+    """A run that has restored nothing looks the same while no row comes, and fails at the first one."""
+    migration = Migration(
+        uid="u" * 32,
+        number=1,
+        step="watch",
+        at_ms=0,
+        began_ms=0,
+        owner="here:1",
+        before=BEFORE,
+        target=TARGET,
+        was_running=True,
+        savepoint="s",
+        checkpoints=1,
+        timeout_s=20,
+        run_term=7,
+    )
+    status = RunStatus(
+        term=7, state="running", at_ms=3_600_000, started_at_ms=0, heartbeat_interval_s=2.0, quiet=True, advanced_at_ms=3_600_000,
+        run_uid="r", pid=1, host="here", snapshot_id=9,
+    )  # fmt: skip
+    assert judge_watched(status, migration, process, made=0, is_late=False).is_up is None
+    late = judge_watched(status, migration, process, made=0, is_late=True)
+    assert (late.is_up, late.why) == (False, "0 of 1 checkpoints within 20 s")
+    assert judge_watched(status, migration, process, made=1, is_late=False).is_up
 
-    def on_poll() -> None:
-        nonlocal polls
-        polls += 1
-        run = made.drivers.runs[-1]
-        if run.parallelism == 3:
-            run.behaviour = "hangs" if polls % 5 == 0 else "quiet"
 
-    made.drivers.behaviour[3] = "quiet"
-    made.drivers.on_poll = on_poll
-    migrator = made.migrator()
-    last = migrator.migrate(migrator.plan(TO_3))
-    assert last.step == "rolled-back"
-    assert "0 of 1 checkpoints" in last.reason
+def test_a_run_that_a_migration_starts_is_on_trial_and_no_other(
+    made: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that a supervisor starts again while the migration watches; not the one that the job is taken back to."""
+    started: list[bool] = []
+
+    class Driver:
+        def run(self, session: Any, *, started_by: Any, **_: Any) -> None:
+            started.append(started_by.on_trial)
+
+    def start() -> None:
+        monkeypatch.setenv(CAUSE_ENV, "x")
+        run_job(
+            made.spec,
+            made.config.parent,
+            StartOptions(takeover=True),
+            on_progress=lambda _: None,
+            on_restore=lambda *_: None,
+            on_copy=lambda _: None,
+        )
+
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(run, "refuse_missing_module", lambda *_: None)
+    monkeypatch.setattr(run, "_session_and_job", lambda *_, **__: (SimpleNamespace(stop=lambda: None), Driver()))
+    monkeypatch.setattr(run, "_show_stacks_on_request", lambda: None)
+    start()
+    passed: list[tuple[str, bool]] = []
+
+    def on_point(point: str) -> None:
+        start()
+        passed.append((point, started[-1]))
+
+    made.drivers.behaviour[3] = "dies"
+    migrator = made.migrator(on_point)
+    assert migrator.migrate(migrator.plan(TO_3)).step == "rolled-back"
+    start()
+    assert (started[0], started[-1]) == (False, False)
+    assert {point.split()[-1] for point, on_trial in passed if on_trial} == {"start", "watch"}
 
 
 def test_a_run_that_dies_after_it_has_committed_is_taken_back_to_the_savepoint(made: Migrated) -> None:

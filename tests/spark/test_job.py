@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from state_runtime.base.errors import (
     UserCodeError,
 )
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.driver import source_quiet
+from state_runtime.driver.run import StartedBy
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
@@ -33,7 +36,7 @@ from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import open_store
 
-from .jobs import Flaky, Steps, StepsInPandas, assert_equals_batch, two_step_job, write_input
+from .jobs import Flaky, Steps, StepsInPandas, assert_equals_batch, settings, two_step_job, write_input
 
 pytestmark = pytest.mark.spark
 AVAILABLE = {"availableNow": True}
@@ -206,6 +209,39 @@ def test_a_stop_request_ends_the_run_after_an_epoch(spark: SparkSession, tmp_pat
     assert status.state == "stopped"
     run(spark, two_step_job(tmp_path))
     assert_equals_batch(spark, tmp_path)
+
+
+def test_a_run_on_trial_commits_although_its_source_has_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first checkpoint is what it is kept for, and a migration does not wait for rows: neither of an idle source nor of
+    one that has ended."""
+    monkeypatch.setattr(source_quiet, "LONG_QUIET_S", 0.0)
+    write_input(tmp_path / "in", 0, 1)
+    for trigger, parallelism, restored in ((AVAILABLE, 1, 0), (AVAILABLE, 2, 2), (None, 3, 3)):
+        job = StreamingJob("n", store=str(tmp_path / "store"), settings=settings(tmp_path, parallelism=parallelism))
+        (
+            job.read(lambda s: s.readStream.schema("name string").parquet(str(tmp_path / "in")))
+            .key_by("name")
+            .aggregate(uid="n", n=aggregates.count())
+            .write(foreach_epoch(lambda *_: None))
+        )
+        stop, seen = threading.Event(), list[Progress]()
+
+        def note(progress: Progress, stop: threading.Event = stop, seen: list[Progress] = seen) -> None:
+            seen.append(progress)
+            stop.set()
+
+        no_longer = threading.Timer(120.0, stop.set)
+        no_longer.start()
+        result = job.run(spark, trigger=trigger, on_progress=note, stop=stop, started_by=StartedBy(on_trial=True))
+        no_longer.cancel()
+        (epoch,) = seen
+        newest = Catalog(open_store(str(tmp_path / "store")), "n").latest()
+        assert newest is not None
+        assert (newest.snapshot_id, newest.kind) == (result.last_snapshot_id, "checkpoint")
+        assert (epoch.input_rows > 0) == (restored == 0)
+        assert epoch.local_restores + epoch.stale_restores + epoch.primary_restores == restored
 
 
 def test_reading_a_stage_twice_keeps_the_state_right(spark: SparkSession, tmp_path: Path) -> None:

@@ -257,6 +257,7 @@ def start(
     settings: JobSettings,
     *,
     drop_inflight: bool = False,
+    on_trial: bool = False,
     savepoints: Callable[[Committer], Savepoints] = lambda committer: None,  # type: ignore[assignment, return-value]
 ) -> EpochDriver:
     """A run's beginning, as `JobRun` makes it."""
@@ -293,6 +294,7 @@ def start(
         clock=clock,
         ids=world.ids,
         drop_inflight=drop_inflight,
+        on_trial=on_trial,
     )
     spark = SimpleNamespace(
         sparkContext=SimpleNamespace(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from state_runtime.driver.source_quiet import SourceQuiet, is_idle
+from model import FakeClock
+
+from state_runtime.driver.source_quiet import LONG_QUIET_S, LongQuiet, SourceQuiet, is_idle
 
 
 @dataclass
@@ -60,3 +62,17 @@ def test_progress_is_decoded_until_it_is_there_and_never_again() -> None:
     for _ in range(5):
         assert is_quiet()
     assert (before, query.decoded) == (3, 4)
+
+
+def test_a_source_is_quiet_for_long_without_a_break() -> None:
+    """Its rows may come every few seconds, and the next may be the one that a run on trial fails at."""
+    clock, said = FakeClock(), [True]
+    is_long_quiet = LongQuiet(lambda: said[-1], clock)
+    for is_quiet in (True, False, True):
+        said.append(is_quiet)
+        for _ in range(int(LONG_QUIET_S)):
+            assert not is_long_quiet()
+            clock.advance_s(1.0)
+    assert is_long_quiet()
+    said.append(False)
+    assert not is_long_quiet()
