@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assets.metadata import checkpoint_materialization, run_materialization
-from assets.mount import Mount
-from assets.specs import build_asset_specs, job_asset_specs
+from stillstate.assets.metadata import checkpoint_materialization, run_materialization
+from stillstate.assets.mount import Mount
+from stillstate.assets.specs import build_asset_specs, job_asset_specs
 
 __all__ = [
     "Mount",

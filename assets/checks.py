@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.tables import markdown
-from orchestration.migration.desired import Desired
-from orchestration.recovery.alive import Alive
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.tables import markdown
+from stillstate.orchestration.migration.desired import Desired
+from stillstate.orchestration.recovery.alive import Alive
 
 __all__ = ["ALIVE_CHECK", "MATCHES_CHECK", "alive_evaluation", "alive_metadata", "matches_evaluation"]
 

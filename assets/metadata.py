@@ -11,16 +11,16 @@ from typing import Final
 
 import dagster as dg
 
-from assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata
-from assets.tables import checkpoints_table, operators_table, phases_table
-from orchestration.folding.health import record_numbers
-from orchestration.looking.points import Point
-from orchestration.text import duration_text, time_text
 from state_runtime.base.progress import Progress
 from state_runtime.materialize.records import Record
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata
+from stillstate.assets.tables import checkpoints_table, operators_table, phases_table
+from stillstate.orchestration.folding.health import record_numbers
+from stillstate.orchestration.looking.points import Point
+from stillstate.orchestration.text import duration_text, time_text
 
 __all__ = [
     "DATA_VERSION_TAG",

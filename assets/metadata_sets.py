@@ -14,8 +14,8 @@ from typing import get_type_hints
 
 import dagster as dg
 
-from orchestration.looking.points import Point
 from state_runtime.base.progress import Progress
+from stillstate.orchestration.looking.points import Point
 
 __all__ = ["IntervalNumbers", "Number", "RunNumbers", "numbers_metadata", "rounded"]
 

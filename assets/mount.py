@@ -13,9 +13,9 @@ from typing import Final
 
 import dagster as dg
 
-from orchestration.config.spec import identifier
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.plans import Kind
+from stillstate.orchestration.config.spec import identifier
 
 __all__ = ["Mount", "Translator"]
 

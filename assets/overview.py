@@ -12,12 +12,12 @@ from typing import Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from assets.tables import table, unbroken
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook
-from orchestration.looking.vitals import vitals_of
-from orchestration.text import age_text, time_text
+from stillstate.assets.mount import Mount
+from stillstate.assets.tables import table, unbroken
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NoLook
+from stillstate.orchestration.looking.vitals import vitals_of
+from stillstate.orchestration.text import age_text, time_text
 
 __all__ = ["OVERVIEW_S", "OverviewRow", "RestartRow", "overview_materialization", "overview_row", "overview_spec"]
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.spec import AvailableNow, JobSpec
-from orchestration.text import redacted_location
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import AvailableNow, JobSpec
+from stillstate.orchestration.text import redacted_location
 
 __all__ = [
     "JOB_TAG",

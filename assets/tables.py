@@ -7,12 +7,12 @@ from typing import Final
 
 import dagster as dg
 
-from assets.metadata_sets import rounded
-from orchestration.looking.points import Point
-from orchestration.text import time_text
 from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration
+from stillstate.assets.metadata_sets import rounded
+from stillstate.orchestration.looking.points import Point
+from stillstate.orchestration.text import time_text
 
 __all__ = [
     "CHECKPOINTS_MAX",

@@ -13,17 +13,17 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from assets.specs import shared_fields
-from assets.tables import unbroken
-from orchestration.config.spec import JobSpec
-from orchestration.text import age_text, bytes_text, count_text, time_text
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.links import Links, Shared
 from state_runtime.maintenance.plans import Kind
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR
 from state_runtime.snapshot.savepoint import SavepointRecord
+from stillstate.assets.mount import Mount
+from stillstate.assets.specs import shared_fields
+from stillstate.assets.tables import unbroken
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.text import age_text, bytes_text, count_text, time_text
 
 __all__ = [
     "DIGEST",

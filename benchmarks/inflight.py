@@ -156,7 +156,7 @@ PREPARED = "prepared"
 """Of an engine's name: unaligned, on a host that `stillstate prepare` was called on; and of its cache folder."""
 STANDBY = "standby"
 """Of an engine's name: unaligned, in a process that stood by."""
-PREPARE = (sys.executable, "-m", "orchestration.cli", "prepare")
+PREPARE = (sys.executable, "-m", "stillstate.orchestration.cli", "prepare")
 
 
 def _skew(bench: _Bench) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def main() -> None:
     said.line("session")
     if plan.stood_by:
         # Not at the top: Python workers of both engines import this module.
-        from orchestration.running.first_run import small_jobs
+        from stillstate.orchestration.running.first_run import small_jobs
 
         small = Path(plan.folder) / "small" / str(os.getpid())
         small.mkdir(parents=True)

@@ -35,8 +35,8 @@ began = time.perf_counter()
 import dagster as dg
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
 imported = time.perf_counter()
 repository = build_definitions(load_spec(sys.argv[1])).get_repository_def()
 repository.load_all_definitions()

@@ -41,15 +41,15 @@ from rich.table import Table
 
 from benchmarks.measure import new_console
 from benchmarks.restart_job import KEYS
-from orchestration.config.spec import load_spec
-from orchestration.launchers import LocalLauncher
-from orchestration.launchers.processes import process_of
-from orchestration.running.prepare import archive_of_host, make_archive
-from orchestration.starter import instance_settings
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import LocalLauncher
+from stillstate.orchestration.launchers.processes import process_of
+from stillstate.orchestration.running.prepare import archive_of_host, make_archive
+from stillstate.orchestration.starter import instance_settings
 
 __all__ = ["Restart", "app", "restarts_of"]
 
@@ -312,7 +312,7 @@ def _daemon(work: Path, config: Path) -> Iterator[None]:
         "STILLSTATE_CONFIG": str(config),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    command = [sys.executable, "-m", "dagster._daemon", "run", "-m", "orchestration.definitions"]
+    command = [sys.executable, "-m", "dagster._daemon", "run", "-m", "stillstate.orchestration.definitions"]
     with (work / "daemon.log").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, cwd=work, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True

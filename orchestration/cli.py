@@ -10,7 +10,7 @@ from typing import Final
 
 import typer
 
-from orchestration.commands import (
+from stillstate.orchestration.commands import (
     begin_here,
     convert,
     deleting,
@@ -29,8 +29,8 @@ from orchestration.commands import (
     savepoints,
     snapshots,
 )
-from orchestration.commands.base import VerboseOption
-from orchestration.commands.logs import logging_to_stderr
+from stillstate.orchestration.commands.base import VerboseOption
+from stillstate.orchestration.commands.logs import logging_to_stderr
 
 __all__ = ["app", "main"]
 

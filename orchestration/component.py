@@ -4,7 +4,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from orchestration.definitions import build_definitions
+from stillstate.orchestration.definitions import build_definitions
 
 __all__ = ["StillstateComponent"]
 

@@ -11,27 +11,27 @@ from typing import Any
 
 import dagster as dg
 
-from assets.mount import Mount, Translator
-from assets.overview import overview_spec
-from assets.specs import build_asset_specs
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.jobs import build_alive_check, build_driver_jobs, build_fold_jobs
-from orchestration.jobs.checks import build_checks
-from orchestration.jobs.deletions import build_deletion_jobs
-from orchestration.jobs.matches_check import build_matches_check
-from orchestration.jobs.migrate import build_migrate_job
-from orchestration.jobs.prune import build_prune_job
-from orchestration.jobs.rollback import build_rollback_job
-from orchestration.jobs.savepoints import build_savepoint_job
-from orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job, build_shared_rollback_job
-from orchestration.jobs.upkeep import UpkeepJob
-from orchestration.jobs.verification import build_drill_job, build_verify_job
-from orchestration.resources import SparkSessionResource, StillstateResource
-from orchestration.sensors import build_materialization_sensor, build_progress_sensor, build_recovery_sensor
-from orchestration.sensors.checks import build_checks_sensor
-from orchestration.sensors.desired_state import build_desired_state_sensor
-from orchestration.sensors.failures import build_failures_sensor
-from orchestration.upkeep.checks import limits_of
+from stillstate.assets.mount import Mount, Translator
+from stillstate.assets.overview import overview_spec
+from stillstate.assets.specs import build_asset_specs
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.jobs import build_alive_check, build_driver_jobs, build_fold_jobs
+from stillstate.orchestration.jobs.checks import build_checks
+from stillstate.orchestration.jobs.deletions import build_deletion_jobs
+from stillstate.orchestration.jobs.matches_check import build_matches_check
+from stillstate.orchestration.jobs.migrate import build_migrate_job
+from stillstate.orchestration.jobs.prune import build_prune_job
+from stillstate.orchestration.jobs.rollback import build_rollback_job
+from stillstate.orchestration.jobs.savepoints import build_savepoint_job
+from stillstate.orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job, build_shared_rollback_job
+from stillstate.orchestration.jobs.upkeep import UpkeepJob
+from stillstate.orchestration.jobs.verification import build_drill_job, build_verify_job
+from stillstate.orchestration.resources import SparkSessionResource, StillstateResource
+from stillstate.orchestration.sensors import build_materialization_sensor, build_progress_sensor, build_recovery_sensor
+from stillstate.orchestration.sensors.checks import build_checks_sensor
+from stillstate.orchestration.sensors.desired_state import build_desired_state_sensor
+from stillstate.orchestration.sensors.failures import build_failures_sensor
+from stillstate.orchestration.upkeep.checks import limits_of
 
 __all__ = ["build_definitions", "defs"]
 

@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 import dagster as dg
 from pydantic import Field
 
-from orchestration.config.home import home_of
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.folding.session import spark_of
-from orchestration.launchers import Launcher, build_launcher
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import HOUSE, Lookout
-from orchestration.looking.watch import Reading, Seen, watch, watch_looks
-from orchestration.recovery.observe import Observation, observe
-from orchestration.workers import working
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.folding.session import spark_of
+from stillstate.orchestration.launchers import Launcher, build_launcher
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import HOUSE, Lookout
+from stillstate.orchestration.looking.watch import Reading, Seen, watch, watch_looks
+from stillstate.orchestration.recovery.observe import Observation, observe
+from stillstate.orchestration.workers import working
 
 __all__ = ["Reading", "Seen", "SparkSessionResource", "StillstateResource"]
 

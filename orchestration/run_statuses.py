@@ -6,7 +6,7 @@ from typing import Final
 
 import dagster as dg
 
-from orchestration.run_phases import ENDED, PHASES
+from stillstate.orchestration.run_phases import ENDED, PHASES
 
 __all__ = ["CANCELING", "FINISHED", "WITH_WORKER"]
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
         os.environ["STILLSTATE_START_CAUSE"] = arguments[1]
         arguments = arguments[2:]
     os.environ[SUBMITTED_ENV] = "1"
-    from orchestration.cli import app
+    from stillstate.orchestration.cli import app
 
     app(args=list(arguments), prog_name="stillstate")
 

@@ -1,5 +1,5 @@
 """Stands beside a driver of the local launcher, and starts it again in place if it dies: `python -m
-orchestration.supervisor CONFIG JOB RESTARTS STANDBY [ONCE …] -- COMMAND …`.
+stillstate.orchestration.supervisor CONFIG JOB RESTARTS STANDBY [ONCE …] -- COMMAND …`.
 
 It is the driver's parent, so it knows of its death at once and with its cause; a sensor that reads heartbeats knows of
 it seconds later, and then needs a run of Dagster's before anything starts. A few attempts in a row without a new
@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV, Drivers
+from stillstate.orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV, Drivers
 
 __all__ = ["Death", "decide_restart", "main", "supervise"]
 
@@ -197,11 +197,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], object]) -> bool:
     """Whether the newest run is of that process, and has committed the snapshot that it begins with."""
-    from orchestration.config.home import home_of
-    from orchestration.config.spec import load_spec
     from state_runtime.base.errors import StillstateError
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.store import open_store
+    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.spec import load_spec
 
     try:
         spec = home_of(load_spec(config).job(job))
@@ -214,13 +214,13 @@ def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], obj
 
 def _look(config: str, job: str, say: Callable[[str], object]) -> tuple[int | None, bool]:
     # Imported when the driver's start is over: two imports at once would make it longer.
-    from orchestration.config.home import home_of
-    from orchestration.config.spec import load_spec
-    from orchestration.recovery.observe import progress_marker
     from state_runtime.base.errors import StillstateError
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.control import asked_to_stop
     from state_runtime.store import open_store
+    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.spec import load_spec
+    from stillstate.orchestration.recovery.observe import progress_marker
 
     try:
         spec = home_of(load_spec(config).job(job))

@@ -27,11 +27,11 @@ from typing import Final
 
 import dagster as dg
 
-from orchestration.launchers.processes import is_running
-from orchestration.run_statuses import CANCELING, WITH_WORKER
-from orchestration.text import time_text
 from state_runtime.base.clock import Clock
 from state_runtime.base.process_space import process_space
+from stillstate.orchestration.launchers.processes import is_running
+from stillstate.orchestration.run_statuses import CANCELING, WITH_WORKER
+from stillstate.orchestration.text import time_text
 
 __all__ = ["WORKER_TAG", "Worker", "add_tags", "end_lost_runs", "read_worker", "why_lost", "working"]
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("state_runtime", "assets", "orchestration")
+PACKAGES = ("state_runtime", "assets", "orchestration", "stillstate")
 
 FLOORS = (
     # What a person or Dagster calls.
+    "stillstate",
     "orchestration",
     "orchestration/component",
     "orchestration/definitions",
@@ -94,12 +95,14 @@ class Import:
 
 
 def our_files(root: Path = ROOT) -> list[Path]:
-    return sorted(file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    found = (file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    return sorted(file for file in found if file.resolve() == file)  # `stillstate` holds links to two of the others
 
 
 def module_of(file: Path, root: Path = ROOT) -> str:
-    """The dotted name of a file's module."""
-    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    """The dotted name of a file's module; `assets` and `orchestration` are imported below `stillstate`."""
+    name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    return f"stillstate.{name}" if name.split(".")[0] in ("assets", "orchestration") else name
 
 
 def imports_of(tree: ast.AST, known: Mapping[str, str]) -> Iterator[tuple[str, int]]:

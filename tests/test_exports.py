@@ -95,7 +95,7 @@ LOOKING = (
     "state_runtime.snapshot.control",
     "state_runtime.snapshot.savepoint",
     "state_runtime.maintenance.copy.savepoint",
-    "orchestration.running.savepoints",
+    "stillstate.orchestration.running.savepoints",
     "state_runtime.snapshot.manifest",
     "state_runtime.changelog.reader",
     "state_runtime.materialize",

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
-from orchestration.starter.folder import WRITTEN, text_of
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from stillstate.orchestration.starter.folder import WRITTEN, text_of
 from tests.s3_server import CountingServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +63,7 @@ class Shell:
 
     def words(self, command: str) -> list[str]:
         first, *rest = shlex.split(command)
-        return [sys.executable, *(["-m", "orchestration.cli"] if first == "stillstate" else []), *rest]
+        return [sys.executable, *(["-m", "stillstate.orchestration.cli"] if first == "stillstate" else []), *rest]
 
     def run(self, command: str) -> str:
         """Its output; it must succeed."""

@@ -13,19 +13,20 @@ import pytest
 from state_runtime.base import errors
 from tests.import_map import (
     FLOORS,
+    PACKAGES,
     Import,
     all_imports,
     arrows,
     circles,
     imports_of,
     module_of,
+    our_files,
     room_of,
     upward,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("state_runtime", "assets", "orchestration")
-FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+FILES = our_files()
 RUNTIME = [file for file in FILES if file.is_relative_to(ROOT / "state_runtime")]
 FUNCTION_LINES_MAX = 100
 LINE_CHARS_MAX = 120
@@ -224,16 +225,21 @@ def test_only_the_spark_layer_imports_pyspark(file: Path) -> None:
 def test_the_runtime_knows_nothing_of_dagster(file: Path) -> None:
     """Every action works from the command line and from a test without it."""
     modules = {module.split(".")[0] for module, _ in imports(parsed(file.read_text()))}
-    assert not modules & {"dagster", "assets", "orchestration", "examples", "benchmarks"}
+    assert not modules & {"dagster", "assets", "orchestration", "stillstate", "examples", "benchmarks"}
 
 
 @every([file for file in FILES if name_of(file).startswith("assets/")])
 def test_assets_are_built_from_the_configuration_and_numbers_alone(file: Path) -> None:
     """What exists is said without looking at how anything is done."""
-    pure = ("orchestration.config", "orchestration.text", "orchestration.folding", "orchestration.looking")
-    judged = ("orchestration.recovery.alive", "orchestration.migration.desired")
-    allowed = (*pure, *judged, "assets", "state_runtime")
-    ours = [m for m, _ in imports(parsed(file.read_text())) if m.startswith(("orchestration", "assets"))]
+    pure = (
+        "stillstate.orchestration.config",
+        "stillstate.orchestration.text",
+        "stillstate.orchestration.folding",
+        "stillstate.orchestration.looking",
+    )
+    judged = ("stillstate.orchestration.recovery.alive", "stillstate.orchestration.migration.desired")
+    allowed = (*pure, *judged, "stillstate.assets")
+    ours = [m for m, _ in imports(parsed(file.read_text())) if m.startswith("stillstate")]
     assert not [module for module in ours if not module.startswith(allowed)]
 
 
@@ -537,8 +543,8 @@ BROKEN = {
     test_only_the_edges_take_the_systems_clock_and_ids: "from state_runtime.base.clock import SYSTEM_CLOCK\n",
     test_only_the_spark_layer_imports_pyspark: "def f():\n    import pyspark\n",
     test_the_runtime_knows_nothing_of_dagster: "def f():\n    from dagster import asset\n",
-    test_imports_go_down_the_list_of_rooms_only: "def f():\n    import orchestration.cli\n",
-    test_assets_are_built_from_the_configuration_and_numbers_alone: "from orchestration.jobs import x\n",
+    test_imports_go_down_the_list_of_rooms_only: "def f():\n    import stillstate.orchestration.cli\n",
+    test_assets_are_built_from_the_configuration_and_numbers_alone: "from stillstate.orchestration.jobs import x\n",
     test_values_of_many_fields_are_made_by_name: "ENTRY = SegmentEntry('a', 1, '', 1, 1, 1)\n",
     test_lines_of_code_fit_a_window: "# " + "a" * 119 + "\n",
     test_every_path_that_a_text_names_exists: "# see state_runtime/not/there.py\n",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from orchestration.config.spec import CONFIG_ENV
-from orchestration.definitions import build_definitions
+from stillstate.orchestration.config.spec import CONFIG_ENV
+from stillstate.orchestration.definitions import build_definitions
 
 __all__ = ["defs"]
 

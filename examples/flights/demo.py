@@ -33,10 +33,10 @@ from examples.flights.stack import (
     WaitedTooLong,
     free_port,
 )
-from orchestration.text import bytes_text, count_text
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.orchestration.text import bytes_text, count_text
 
 DEFAULT_WORK: Final = ROOT / ".demo"
 """Where ``stillstate.yaml`` beside this file puts everything if nothing else is said."""

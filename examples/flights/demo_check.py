@@ -26,7 +26,6 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from assets.metadata import DATA_VERSION_TAG
 from examples.flights import oracle
 from examples.flights.data import FLIGHTS_2013, FlightsChanged, FlightsMissing
 from examples.flights.demo import ProgressReader
@@ -47,12 +46,13 @@ from examples.flights.stack import (
     WaitedTooLong,
     wait_for,
 )
-from orchestration.jobs.tags import ACTION_TAG, JOB_TAG, TERM_TAG
-from orchestration.launchers.processes import process_of
 from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.spark.session import build_session
+from stillstate.assets.metadata import DATA_VERSION_TAG
+from stillstate.orchestration.jobs.tags import ACTION_TAG, JOB_TAG, TERM_TAG
+from stillstate.orchestration.launchers.processes import process_of
 
 DEFAULT_WORK: Final = ROOT / ".demo-check"
 CHECKPOINTS_MIN: Final = 20
@@ -230,7 +230,7 @@ class Checker:
     def _second_driver_is_turned_away(self) -> None:
         self._list.note("starting a second driver by hand, beside the first")
         second = subprocess.run(
-            [sys.executable, "-m", "orchestration.cli", "run", JOB, "--config", str(CONFIG)],
+            [sys.executable, "-m", "stillstate.orchestration.cli", "run", JOB, "--config", str(CONFIG)],
             cwd=self._stack.work,
             env=self._stack.environment,
             stdin=subprocess.DEVNULL,

@@ -36,11 +36,11 @@ import psutil
 
 from examples.flights.data import year_parquet
 from examples.flights.replay import DAYS_IN_YEAR
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.launchers import build_launcher
-from orchestration.starter import instance_settings
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.launchers import build_launcher
+from stillstate.orchestration.starter import instance_settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CONFIG: Final = Path(__file__).resolve().with_name("stillstate.yaml")

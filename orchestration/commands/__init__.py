@@ -1,1 +1,1 @@
-"""The commands of `stillstate`, a module for each topic; `orchestration.cli` puts them together."""
+"""The commands of `stillstate`, a module for each topic; `stillstate.orchestration.cli` puts them together."""

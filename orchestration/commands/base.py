@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 
-from orchestration.config.spec import JobSpec, Spec
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.base.usercode import user_traceback
+from stillstate.orchestration.config.spec import JobSpec, Spec
 
 if TYPE_CHECKING:
     from state_runtime.snapshot.catalog import Catalog
@@ -124,9 +124,9 @@ def job_or_only(spec: Spec, name: str | None) -> JobSpec:
 
 
 def catalog_of(job: JobSpec) -> Catalog:
-    from orchestration.config.home import home_of
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.store import open_store
+    from stillstate.orchestration.config.home import home_of
 
     job = home_of(job)
     return Catalog(open_store(job.store, job.storage_options), job.name)

@@ -17,16 +17,16 @@ import psutil
 import typer
 from rich.markup import escape
 
-from orchestration.commands.base import ConfigOption, JsonOption, console, guarded, print_json
-from orchestration.config.spec import CONFIG_ENV, load_spec
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.commands.base import ConfigOption, JsonOption, console, guarded, print_json
+from stillstate.orchestration.config.spec import CONFIG_ENV, load_spec
 
 __all__ = ["free_port", "register"]
 
 _HOME_ENV: Final = "DAGSTER_HOME"
 _USUAL_PORT: Final = 3000
 _PATIENCE_S: Final = 20.0
-_DEFINITIONS: Final = "orchestration.definitions"
+_DEFINITIONS: Final = "stillstate.orchestration.definitions"
 
 
 @guarded
@@ -38,7 +38,7 @@ def init(
 
     Nothing that exists is overwritten.
     """
-    from orchestration.starter import write_folder
+    from stillstate.orchestration.starter import write_folder
 
     written = write_folder(folder)
     if as_json:
@@ -86,7 +86,7 @@ def dagster(
 
 def _home(file: Path) -> Path:
     """$DAGSTER_HOME, or the folder beside the file; it is made, and given settings, where it has none."""
-    from orchestration.starter import instance_settings
+    from stillstate.orchestration.starter import instance_settings
 
     home = Path(os.environ.get(_HOME_ENV) or file.parent / "dagster").expanduser().resolve()
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from orchestration.config.start_options import StartOptions
+    from stillstate.orchestration.config.start_options import StartOptions
 
 __all__ = ["BeginOptions", "with_begin_options"]
 
@@ -95,9 +95,9 @@ class BeginOptions:
         Raises:
             InvalidConfiguration: the options contradict each other.
         """
-        from orchestration.config.begin_at import BeginAt
-        from orchestration.config.start_options import StartOptions
         from state_runtime.snapshot.locate import own_restore_point
+        from stillstate.orchestration.config.begin_at import BeginAt
+        from stillstate.orchestration.config.start_options import StartOptions
 
         wanted = own_restore_point(self.from_snapshot) if self.from_snapshot is not None else None
         return StartOptions(

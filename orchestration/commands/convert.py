@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
+from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,9 +73,9 @@ def convert(
     Repeat the command after any error or a kill; it goes on. A job that is started from the target goes on where the
     source stood.
     """
-    from orchestration.commands.places import named_place
-    from orchestration.show.progress import phase_bar
     from state_runtime.maintenance.convert.spark_job import convert_place
+    from stillstate.orchestration.commands.places import named_place
+    from stillstate.orchestration.show.progress import phase_bar
 
     source, into = named_place(place, config), named_place(target, config)
     with phase_bar(f"convert to {to.value}") as bar, ExitStack() as ended:
@@ -121,7 +121,7 @@ def _summary(result: ConversionResult, target: str) -> dict[str, str | int | flo
 
 
 def _text(result: ConversionResult, target: str) -> str:
-    from orchestration.text import bytes_text, duration_text
+    from stillstate.orchestration.text import bytes_text, duration_text
 
     snapshot = f"snapshot {result.manifest.snapshot_id} ({result.manifest.snapshot_format}) in {target}"
     if result.repeated:

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.durations import parse_duration_s
+from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
+from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
@@ -21,11 +25,7 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.config.spec import load_spec
-from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.durations import parse_duration_s
-from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
-from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
     from state_runtime.maintenance.delete.snapshots import Deleted
@@ -95,10 +95,10 @@ def _root_or_rest(job: str, config: Path | None) -> Store:
 def _delete_snapshots(
     root: Store, job: str, ids: list[int], *, damaged: bool, dry_run: bool, yes: bool, as_json: bool
 ) -> Deleted | None:
-    from orchestration.show.deletions import confirm
-    from orchestration.show.progress import count_bar
-    from orchestration.text import bytes_text, count_text
     from state_runtime.maintenance.delete.snapshots import delete_snapshots, plan_deletion
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.progress import count_bar
+    from stillstate.orchestration.text import bytes_text, count_text
 
     ids = list(dict.fromkeys(ids))
     plan = plan_deletion(root, ids, clock=SYSTEM_CLOCK, damaged=damaged)
@@ -119,11 +119,11 @@ def _delete_snapshots(
 
 
 def _delete_savepoint(root: Store, job: str, name: str, *, dry_run: bool, yes: bool) -> Deleted | None:
-    from orchestration.show.deletions import confirm
-    from orchestration.show.progress import count_bar
-    from orchestration.text import bytes_text
     from state_runtime.maintenance.delete.roots import delete_savepoint
     from state_runtime.snapshot.savepoint import read_savepoint
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.progress import count_bar
+    from stillstate.orchestration.text import bytes_text
 
     record = read_savepoint(root, name)
     what = f"savepoint {name!r} of {job} ({record.state}, {bytes_text(record.total_bytes)})"
@@ -136,10 +136,10 @@ def _delete_savepoint(root: Store, job: str, name: str, *, dry_run: bool, yes: b
 
 
 def _delete_root(root: Store, job: str, *, with_savepoints: bool, dry_run: bool, yes: bool) -> Deleted | None:
-    from orchestration.show.deletions import confirm
-    from orchestration.show.progress import count_bar
     from state_runtime.maintenance.delete.roots import delete_root
     from state_runtime.snapshot.paths import SNAPSHOTS_DIR
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.progress import count_bar
 
     count = len(root.list_names(SNAPSHOTS_DIR))
     what = f"job {job!r} in {root.url} with all of its {count:,} snapshots"
@@ -159,8 +159,8 @@ def _delete_root(root: Store, job: str, *, with_savepoints: bool, dry_run: bool,
 
 
 def _show_deleted(job: str, done: Deleted, *, as_json: bool) -> None:
-    from orchestration.show.deletions import exit_code_of, show_failures
-    from orchestration.text import bytes_text, count_text
+    from stillstate.orchestration.show.deletions import exit_code_of, show_failures
+    from stillstate.orchestration.text import bytes_text, count_text
 
     if as_json:
         print_json({"job": job, **dataclasses.asdict(done)})
@@ -249,8 +249,8 @@ def unpin(
 @guarded
 def pins(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List who holds which snapshot, and until when."""
-    from orchestration.show.deletions import pins_table
     from state_runtime.snapshot.pins import read_pins
+    from stillstate.orchestration.show.deletions import pins_table
 
     spec = job_or_only(load_spec(config), job)
     found = read_pins(_root(spec.name, config))

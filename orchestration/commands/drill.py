@@ -9,10 +9,17 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, catalog_of, guarded, print_json
-from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.commands.base import (
+    ConfigOption,
+    JobArgument,
+    JsonOption,
+    catalog_of,
+    guarded,
+    print_json,
+)
+from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
 
@@ -33,9 +40,9 @@ def drill(
     written to its store. The folder is removed; what a killed drill left is removed by the next. Neither Spark nor
     Java is needed. The exit code is 0 if all of it came back, 5 if something is damaged or came back as something else.
     """
-    from orchestration.show.progress import count_bar
-    from orchestration.upkeep.drill import drill_job, drill_json, drill_text
     from state_runtime.base.actor import Actor
+    from stillstate.orchestration.show.progress import count_bar
+    from stillstate.orchestration.upkeep.drill import drill_job, drill_json, drill_text
 
     spec = load_spec(config).job(job)
     actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())

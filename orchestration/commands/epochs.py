@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JsonOption,
     OptionalJob,
@@ -17,8 +18,7 @@ from orchestration.commands.base import (
     job_or_only,
     print_json,
 )
-from orchestration.config.spec import load_spec
-from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
 
@@ -40,8 +40,8 @@ def epochs(
     up. Epochs without tasks, which only move a clock, are left out. It is as of the driver's last heartbeat; of a job
     that does not run, as of its last run.
     """
-    from orchestration.show.epochs import epochs_json, epochs_table, others_text, tasks_table
     from state_runtime.snapshot.term_files import read_epochs
+    from stillstate.orchestration.show.epochs import epochs_json, epochs_table, others_text, tasks_table
 
     job_spec = job_or_only(load_spec(config), job)
     catalog = catalog_of(job_spec)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
+from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
 __all__ = ["register"]
 
@@ -42,11 +42,11 @@ def export(
 
     The file is there whole or not at all, whatever happens. Memory does not grow with the state.
     """
-    from orchestration.commands.places import named_place
-    from orchestration.show.progress import phase_bar
-    from orchestration.text import bytes_text, count_text
     from state_runtime import reading
     from state_runtime.reading.export import export_state
+    from stillstate.orchestration.commands.places import named_place
+    from stillstate.orchestration.show.progress import phase_bar
+    from stillstate.orchestration.text import bytes_text, count_text
 
     where = named_place(place, config)
     snapshot = reading.open(where.text, where.options)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.usercode import step_at
+from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
 if TYPE_CHECKING:
     from state_runtime import StreamingJob
@@ -73,10 +73,10 @@ def import_spark(
     same processors with the same keys, time and output modes. Run it on the same input: it goes on where the query
     stood.
     """
-    from orchestration.show.progress import phase_bar
-    from orchestration.text import bytes_text, count_text, duration_text
     from state_runtime.importing.native import import_checkpoint
     from state_runtime.spark.session import build_session
+    from stillstate.orchestration.show.progress import phase_bar
+    from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
     given, chosen = _given(job, entry_point, target, option, config), _operators(operator)
     spark = build_session(f"{given.name}-import", given.master or master, given.conf)
@@ -131,9 +131,9 @@ class _Given:
 def _given(
     job: str | None, entry_point: str | None, target: str | None, option: list[str] | None, config: Path | None
 ) -> _Given:
-    from orchestration.commands.places import named_place
-    from orchestration.config.entry_point import load_entry_point
-    from orchestration.config.spec import load_spec, to_context
+    from stillstate.orchestration.commands.places import named_place
+    from stillstate.orchestration.config.entry_point import load_entry_point
+    from stillstate.orchestration.config.spec import load_spec, to_context
 
     if (job is None) == (entry_point is None):
         raise InvalidConfiguration(

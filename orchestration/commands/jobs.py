@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.clock import SYSTEM_CLOCK
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
@@ -18,11 +19,10 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.commands.begin_options import BeginOptions, with_begin_options
-from orchestration.commands.logs import logged_run
-from orchestration.config.held import held_settings, refuse_while_migrating
-from orchestration.config.spec import load_spec
-from state_runtime.base.clock import SYSTEM_CLOCK
+from stillstate.orchestration.commands.begin_options import BeginOptions, with_begin_options
+from stillstate.orchestration.commands.logs import logged_run
+from stillstate.orchestration.config.held import held_settings, refuse_while_migrating
+from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
 
@@ -58,8 +58,8 @@ def run(
     then takes the job over, and the other, should it only have slept, is fenced and publishes nothing more.
     --takeover does not wait for that.
     """
-    from orchestration.running.run import run_job
-    from orchestration.show.runs import progress_view
+    from stillstate.orchestration.running.run import run_job
+    from stillstate.orchestration.show.runs import progress_view
 
     asked = options.start_options()
     spec = load_spec(config)
@@ -101,7 +101,7 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Start a job's driver in the background and wait until it runs."""
-    from orchestration.launchers import build_launcher
+    from stillstate.orchestration.launchers import build_launcher
 
     asked = options.start_options()
     spec = load_spec(config)
@@ -123,7 +123,7 @@ def start(
 @guarded
 def stop(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Ask a job's driver to stop after its epoch, and wait until it has. It stays stopped."""
-    from orchestration.launchers import build_launcher
+    from stillstate.orchestration.launchers import build_launcher
 
     spec = load_spec(config)
     stopped = build_launcher(spec, spec.job(job)).stop()
@@ -140,10 +140,10 @@ def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     One look at each job, as Dagster's sensors look: a store that does not answer within observation.timeout_s is a job
     that was not seen, and keeps no other from being shown. Ages are those of the moment of the look.
     """
-    from orchestration.launchers import build_launcher
-    from orchestration.looking.lookout import Lookout
-    from orchestration.looking.watch import watch_looks
-    from orchestration.show import views
+    from stillstate.orchestration.launchers import build_launcher
+    from stillstate.orchestration.looking.lookout import Lookout
+    from stillstate.orchestration.looking.watch import watch_looks
+    from stillstate.orchestration.show import views
 
     spec = load_spec(config)
     looks = watch_looks(spec, list(spec.jobs), build_launcher, lookout=Lookout(), clock=SYSTEM_CLOCK).found

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from orchestration.config.spec import JobSpec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.config.spec import JobSpec
 
 __all__ = ["RunLog", "logged_run", "logging_to_stderr"]
 
-_OURS: Final = ("state_runtime", "orchestration", "assets")
+_OURS: Final = ("state_runtime", "stillstate")
 # They log a traceback of hundreds of lines for what Stillstate then says in one: for the file only.
 _LIBRARIES: Final = ("py4j", "pyspark")
 _FILE_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -63,7 +63,7 @@ class _Redacted(logging.Formatter):
         self._job = job
 
     def format(self, record: logging.LogRecord) -> str:
-        from orchestration.launchers.log_files import redacted
+        from stillstate.orchestration.launchers.log_files import redacted
 
         return redacted(self._job, super().format(record))
 
@@ -98,7 +98,7 @@ class RunLog:
     def begin(self) -> int | None:
         """Open the file, say where it is, and give its descriptor, for what Spark's processes say; None if there is
         none. A log that cannot be written is a warning: the job runs without it."""
-        from orchestration.launchers.log_files import new_log_file
+        from stillstate.orchestration.launchers.log_files import new_log_file
 
         if self._given == "-":
             return None
@@ -146,7 +146,7 @@ def logged_run(job: JobSpec, file: str | None, *, verbose: bool, as_json: bool) 
     Raises:
         StillstateError: the run's own, with a note where the log is; also for what nobody foresaw.
     """
-    from orchestration.launchers.log_files import redacted
+    from stillstate.orchestration.launchers.log_files import redacted
 
     log = RunLog(job, file, quiet=as_json)
     ended: BaseException | None = None

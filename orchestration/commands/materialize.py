@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, guarded, print_json
-from orchestration.config.spec import load_spec
-from orchestration.folding.mode import FoldMode
+from stillstate.orchestration.commands.base import ConfigOption, JobArgument, JsonOption, guarded, print_json
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.folding.mode import FoldMode
 
 __all__ = ["register"]
 
@@ -34,10 +34,10 @@ def materialize(
     starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold: the store
     is asked first, and Spark is not started for nothing. A crash at any point leaves unused files, never damage.
     """
-    from orchestration.folding.health import fold_numbers
-    from orchestration.folding.session import fold_in_new_session, fold_summary
-    from orchestration.show.folds import fold_view
-    from orchestration.text import bytes_text, count_text, duration_text
+    from stillstate.orchestration.folding.health import fold_numbers
+    from stillstate.orchestration.folding.session import fold_in_new_session, fold_summary
+    from stillstate.orchestration.show.folds import fold_view
+    from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
     spec = load_spec(config).job(job)
     with closing(fold_view(job, as_json=as_json)) as view:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import ConfigOption, guarded
-from orchestration.config.spec import load_spec
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.commands.base import ConfigOption, guarded
+from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
 
@@ -37,7 +37,7 @@ def metrics(
     """
     from prometheus_client import generate_latest, write_to_textfile
 
-    from orchestration.metrics.collector import JobsCollector
+    from stillstate.orchestration.metrics.collector import JobsCollector
 
     if listen and out is not None:
         raise InvalidConfiguration("--listen serves and --out writes; give one of them")

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.snapshot.migration import Migration, RunSettings
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
@@ -21,18 +25,14 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.config.spec import load_spec
-from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.snapshot.migration import Migration, RunSettings
+from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestration.migration.fork_plan import ForkPlan
-    from orchestration.migration.migrate import Migrator
-    from orchestration.migration.plan import MigrationPlan, Request
+    from stillstate.orchestration.migration.fork_plan import ForkPlan
+    from stillstate.orchestration.migration.migrate import Migrator
+    from stillstate.orchestration.migration.plan import MigrationPlan, Request
 
 __all__ = ["register"]
 
@@ -119,7 +119,7 @@ def migrate(
 
     What came of it holds for every later start, by whomever, until the next migration.
     """
-    from orchestration.migration.plan import Request
+    from stillstate.orchestration.migration.plan import Request
 
     if parallelism is not None and parallelism < 1:
         raise InvalidConfiguration(f"parallelism {parallelism} is none; give 1 or more")
@@ -155,7 +155,7 @@ def rescale(
     as_json: JsonOption = False,
 ) -> None:
     """Change the parallelism of a job that runs: `migrate --parallelism N`, in short."""
-    from orchestration.migration.plan import Request
+    from stillstate.orchestration.migration.plan import Request
 
     request = Request(
         settings=RunSettings(parallelism=parallelism),
@@ -200,9 +200,9 @@ def fork(
 
     NEW writes from the first epoch after that place on; the rows before it are in the output of JOB alone.
     """
-    from orchestration.migration.fork_plan import ForkRequest
-    from orchestration.show.deletions import confirm
-    from orchestration.show.migrations import fork_table
+    from stillstate.orchestration.migration.fork_plan import ForkRequest
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.migrations import fork_table
 
     request = ForkRequest(of=job, at=at.removeprefix("@"), timeout_s=timeout_s, verify=verify.value)
     migrator = _migrator(new, config)
@@ -228,9 +228,9 @@ def fork(
 
 
 def _migrator(job: str, config: Path | None) -> Migrator:
-    from orchestration.launchers import build_launcher
-    from orchestration.migration.migrate import migrator_of
     from state_runtime.base.actor import Actor
+    from stillstate.orchestration.launchers import build_launcher
+    from stillstate.orchestration.migration.migrate import migrator_of
 
     spec = load_spec(config)
     job_spec = spec.job(job)
@@ -246,8 +246,8 @@ def _migrator(job: str, config: Path | None) -> Migrator:
 
 
 def _carry_out(job: str, migrator: Migrator, request: Request, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    from orchestration.show.deletions import confirm
-    from orchestration.show.migrations import plan_table
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.migrations import plan_table
 
     plan = migrator.plan(request)
     shown: dict[str, Any] = plan.to_json_dict()
@@ -278,7 +278,7 @@ def _show(plan: MigrationPlan | ForkPlan, table: Any, notes_are: str) -> None:
 
 
 def _end(job: str, done: Migration, failure: str, *, as_json: bool) -> None:
-    from orchestration.migration.said import error_of
+    from stillstate.orchestration.migration.said import error_of
 
     error = error_of(done, job, failure)
     if error is not None:

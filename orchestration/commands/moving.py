@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
 if TYPE_CHECKING:
     from state_runtime.maintenance.move.execute import MoveResult
@@ -134,9 +134,9 @@ def move(
 
 def _ends(place: str, target: str, config: Path | None) -> tuple[Store, Store, int | None, Store | None]:
     """Source, target, the snapshot that is meant, and the job root that the source is a savepoint of."""
-    from orchestration.commands.places import named_place
     from state_runtime.snapshot.locate import Place
     from state_runtime.store import open_store
+    from stillstate.orchestration.commands.places import named_place
 
     named, to = named_place(place, config), named_place(target, config)
     where = Place.parse(named.text)
@@ -170,11 +170,11 @@ def _carry(
     independent: bool = False,
     as_json: bool,
 ) -> None:
-    from orchestration.show.deletions import confirm
-    from orchestration.show.moves import plan_text, result_text
-    from orchestration.show.progress import bytes_bar
     from state_runtime.maintenance.move.execute import execute_move
     from state_runtime.maintenance.move.plan import plan_move
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.moves import plan_text, result_text
+    from stillstate.orchestration.show.progress import bytes_bar
 
     source, into, snapshot_id, parent = _ends(place, target, config)
     plan = plan_move(source, into, mode=mode, snapshot_id=snapshot_id, clock=SYSTEM_CLOCK)
@@ -202,7 +202,7 @@ def _carry(
 
 
 def _show(plan: MovePlan, result: MoveResult | None, text: str, *, as_json: bool) -> None:
-    from orchestration.show.moves import move_json
+    from stillstate.orchestration.show.moves import move_json
 
     if as_json:
         print_json(move_json(plan, result))
@@ -248,13 +248,13 @@ def verify(
     The exit code is 0 if nothing was found, 5 if something is missing or damaged, 6 if something was written by a newer
     version, and 4 if something could not be reached, which says nothing about the data.
     """
-    from orchestration.commands.places import named_place
-    from orchestration.show.moves import report_json, show_report
-    from orchestration.show.progress import bytes_bar
     from state_runtime.maintenance.verify.places import FoundGood, verify_place
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.locate import Place
     from state_runtime.store import open_store
+    from stillstate.orchestration.commands.places import named_place
+    from stillstate.orchestration.show.moves import report_json, show_report
+    from stillstate.orchestration.show.progress import bytes_bar
 
     named = named_place(place, config)
     where = Place.parse(named.text)

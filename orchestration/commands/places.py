@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestration.config.spec import JobSpec, Spec, find_config, load_spec
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.config.spec import JobSpec, Spec, find_config, load_spec
 
 __all__ = ["NamedPlace", "named_place"]
 
@@ -35,7 +35,7 @@ def named_place(text: str, config: Path | None) -> NamedPlace:
     Raises:
         InvalidConfiguration: the file cannot be read.
     """
-    from orchestration.config.home import home_of
+    from stillstate.orchestration.config.home import home_of
 
     spec = _spec(config)
     name, at, number = text.partition("@")

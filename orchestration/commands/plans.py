@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.durations import parse_duration_s
+from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
@@ -21,18 +24,15 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.config.spec import load_spec
-from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.base.durations import parse_duration_s
-from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
-    from orchestration.config.spec import JobSpec
-    from orchestration.upkeep.deletions import Outcome
     from state_runtime.base.actor import Actor
     from state_runtime.base.settings import RetentionPolicy
     from state_runtime.maintenance.plans import Kind
     from state_runtime.store import Store
+    from stillstate.orchestration.config.spec import JobSpec
+    from stillstate.orchestration.upkeep.deletions import Outcome
 
 __all__ = ["register"]
 
@@ -111,10 +111,10 @@ def retention_plan(
     Without a rule here, those of the job's `retention` section count. Windows are measured from the newest snapshot,
     and the newest is always kept, as is whatever somebody needs.
     """
-    from orchestration.show.deletions import retention_json, retention_table
-    from orchestration.upkeep.deletions import Retaining
-    from orchestration.upkeep.kept_plans import keep_plan
     from state_runtime.base.settings import RetentionPolicy
+    from stillstate.orchestration.show.deletions import retention_json, retention_table
+    from stillstate.orchestration.upkeep.deletions import Retaining
+    from stillstate.orchestration.upkeep.kept_plans import keep_plan
 
     spec = load_spec(config).job(job)
     given: dict[str, Any] = {
@@ -163,10 +163,10 @@ def gc_plan(
 
     A job may run meanwhile. Refused if anything that is needed is missing or cannot be read: then nothing is garbage.
     """
-    from orchestration.show.deletions import gc_json, gc_tables
-    from orchestration.show.progress import count_bar
-    from orchestration.upkeep.deletions import Collecting
-    from orchestration.upkeep.kept_plans import keep_plan
+    from stillstate.orchestration.show.deletions import gc_json, gc_tables
+    from stillstate.orchestration.show.progress import count_bar
+    from stillstate.orchestration.upkeep.deletions import Collecting
+    from stillstate.orchestration.upkeep.kept_plans import keep_plan
 
     spec = load_spec(config).job(job)
     min_age_s = None if min_age is None else parse_duration_s(min_age)
@@ -190,7 +190,7 @@ def gc_plan(
 def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Execute a job's newest plan of retention, or one in a file. Refused if it is stale: of another job, old, or if it
     would delete what is to be kept now."""
-    from orchestration.text import bytes_text, count_text
+    from stillstate.orchestration.text import bytes_text, count_text
 
     with _applied("retention", plan_file, config, as_json=as_json) as (job, done):
         if not as_json:
@@ -204,7 +204,7 @@ def retention_apply(plan_file: PlanArgument, config: ConfigOption = None, as_jso
 @guarded
 def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Look again, and delete what is in the plan and still garbage. Safe beside a running job, and twice at once."""
-    from orchestration.text import bytes_text, count_text
+    from stillstate.orchestration.text import bytes_text, count_text
 
     with _applied("gc", plan_file, config, as_json=as_json) as (job, done):
         if as_json:
@@ -220,10 +220,10 @@ def gc_apply(plan_file: PlanArgument, config: ConfigOption = None, as_json: Json
 @contextmanager
 def _applied(kind: Kind, plan_file: str, config: Path | None, *, as_json: bool) -> Iterator[tuple[str, Outcome]]:
     """Execute a plan; the block says what was done, then comes what was not."""
-    from orchestration.show.deletions import exit_code_of, show_failures
-    from orchestration.show.progress import count_bar
-    from orchestration.upkeep.deletions import Collecting, Retaining
-    from orchestration.upkeep.kept_plans import find_plan
+    from stillstate.orchestration.show.deletions import exit_code_of, show_failures
+    from stillstate.orchestration.show.progress import count_bar
+    from stillstate.orchestration.upkeep.deletions import Collecting, Retaining
+    from stillstate.orchestration.upkeep.kept_plans import find_plan
 
     twin: type[Retaining] | type[Collecting] = Retaining if kind == "retention" else Collecting
     found = find_plan(plan_file, config, kind)

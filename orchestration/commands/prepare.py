@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from orchestration.commands.base import guarded
+from stillstate.orchestration.commands.base import guarded
 
 __all__ = ["register"]
 
@@ -27,8 +27,8 @@ def prepare(
     once for a version of Java and Spark, in about a minute with low priority; jobs that run are left alone. Where a
     Java, a Spark or a class path does not fit any more, Java starts as it does without.
     """
-    from orchestration.running.prepare import archive_of_host, make_archive, remove_archives
-    from orchestration.text import bytes_text, duration_text
+    from stillstate.orchestration.running.prepare import archive_of_host, make_archive, remove_archives
+    from stillstate.orchestration.text import bytes_text, duration_text
 
     if remove:
         for removed in remove_archives():

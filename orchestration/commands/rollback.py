@@ -8,13 +8,20 @@ from typing import Annotated
 
 import typer
 
-from orchestration.commands.base import ConfigOption, JobArgument, JsonOption, catalog_of, guarded, print_json
-from orchestration.commands.places import NamedPlace, named_place
-from orchestration.config.held import refuse_while_migrating
-from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from stillstate.orchestration.commands.base import (
+    ConfigOption,
+    JobArgument,
+    JsonOption,
+    catalog_of,
+    guarded,
+    print_json,
+)
+from stillstate.orchestration.commands.places import NamedPlace, named_place
+from stillstate.orchestration.config.held import refuse_while_migrating
+from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
 
@@ -45,12 +52,12 @@ def rollback(
     Nothing is overwritten: what the job has made since stays (until collection), and can be gone back to in turn.
     Output that was published since then stays too; what comes again has higher epoch numbers.
     """
-    from orchestration.show.deletions import confirm
-    from orchestration.show.progress import count_bar
-    from orchestration.upkeep.rollbacks import own_place, rollback_text
     from state_runtime.base.actor import Actor
     from state_runtime.driver.rollback import execute_rollback, plan_rollback
     from state_runtime.maintenance.copy.objects import CopyProgress
+    from stillstate.orchestration.show.deletions import confirm
+    from stillstate.orchestration.show.progress import count_bar
+    from stillstate.orchestration.upkeep.rollbacks import own_place, rollback_text
 
     if (place is None) != reset:
         raise InvalidConfiguration("give a PLACE to go back to, or --reset to begin empty: one of the two")

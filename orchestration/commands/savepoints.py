@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
@@ -20,8 +21,7 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.config.spec import load_spec
-from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
     from state_runtime.snapshot.control import ControlRequest
@@ -105,8 +105,8 @@ def savepoint(
     canonical it is written anew, by the driver if it is small (256 MB), else by this process once the snapshot is made.
     `rollback` and `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
     """
-    from orchestration.running.savepoints import Savepointer
-    from orchestration.show.savepoints import savepoint_view
+    from stillstate.orchestration.running.savepoints import Savepointer
+    from stillstate.orchestration.show.savepoints import savepoint_view
 
     if stop and drain:
         raise InvalidConfiguration("--drain stops the job too; give one of --stop and --drain")
@@ -137,9 +137,9 @@ def savepoint(
 
 def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> None:
     """What became of a savepoint that was asked for."""
-    from orchestration.running.savepoints import failed
-    from orchestration.text import bytes_text
     from state_runtime.snapshot.control import ControlRequest
+    from stillstate.orchestration.running.savepoints import failed
+    from stillstate.orchestration.text import bytes_text
 
     if isinstance(made, ControlRequest):
         if as_json:
@@ -162,8 +162,8 @@ def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> 
 @guarded
 def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List a job's savepoints and those that are asked for, newest first."""
-    from orchestration.running.savepoints import savepoint_rows
-    from orchestration.show.savepoints import savepoints_table
+    from stillstate.orchestration.running.savepoints import savepoint_rows
+    from stillstate.orchestration.show.savepoints import savepoints_table
 
     job_spec = job_or_only(load_spec(config), job)
     rows = savepoint_rows(catalog_of(job_spec))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestration.commands.base import (
+from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, StillstateError
+from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
     JsonOption,
@@ -20,14 +21,13 @@ from orchestration.commands.base import (
     print_json,
     print_table,
 )
-from orchestration.config.spec import load_spec
-from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, StillstateError
+from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
-    from orchestration.show import views
     from state_runtime.maintenance.links import Shared
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.manifest import Manifest
+    from stillstate.orchestration.show import views
 
 __all__ = ["register"]
 
@@ -44,7 +44,7 @@ def snapshots(
     The name in the first column is what `rollback` and `--from-snapshot` take. `stillstate savepoints` also lists
     savepoints that are being made or that failed.
     """
-    from orchestration.show import views
+    from stillstate.orchestration.show import views
 
     job_spec = job_or_only(load_spec(config), job)
     catalog = catalog_of(job_spec)
@@ -66,10 +66,10 @@ def snapshots(
 
 
 def _complete_savepoints(catalog: Catalog) -> list[views.SnapshotRow]:
-    from orchestration.show import views
     from state_runtime.snapshot.locate import open_snapshot
     from state_runtime.snapshot.paths import savepoint_path
     from state_runtime.snapshot.savepoint import complete_savepoints
+    from stillstate.orchestration.show import views
 
     rows = []
     for found in complete_savepoints(catalog.root):
@@ -93,7 +93,7 @@ def describe(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a snapshot holds: operators, states, changelog, tables, source position, progress."""
-    from orchestration.show import views
+    from stillstate.orchestration.show import views
 
     job_spec = job_or_only(load_spec(config), job)
     catalog = catalog_of(job_spec)
@@ -186,10 +186,10 @@ def query(
     their keys, and `$timers` shows when a timer is due. Values that had expired at the snapshot's batch time are left
     out.
     """
-    from orchestration.config.home import home_of
-    from orchestration.show import views
     from state_runtime.reading.query import open_state
     from state_runtime.store import open_store
+    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.show import views
 
     if as_json and as_csv:
         raise InvalidConfiguration("--json and --csv are two forms of the same output; give one of them")

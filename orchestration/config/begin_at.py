@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestration.config.spec import JobSpec
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.config.spec import JobSpec
 
 if TYPE_CHECKING:
     from state_runtime.driver.beginning import StartFrom

@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any, Final
 
-from orchestration.config.spec import AvailableNow, JobSpec, ProcessingTime
+from stillstate.orchestration.config.spec import AvailableNow, JobSpec, ProcessingTime
 
 __all__ = ["driver_settings", "section_digest"]
 

@@ -7,10 +7,10 @@ no restart brings a setting back that a migration has changed, nor tries one aga
 
 from __future__ import annotations
 
-from orchestration.config.spec import JobSpec
 from state_runtime.base.errors import SnapshotInUse
 from state_runtime.snapshot.migration import RunSettings, read_migration
 from state_runtime.store import Store
+from stillstate.orchestration.config.spec import JobSpec
 
 __all__ = ["held_settings", "is_tried", "refuse_while_migrating", "settings_of", "with_settings"]
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestration.config.secrets import Secrets
-from orchestration.config.sections import MigrationSpec
-from orchestration.config.spec import JobSpec
-from orchestration.text import redacted_location
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.handover import read_outcome
 from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.store import Store, open_store
+from stillstate.orchestration.config.secrets import Secrets
+from stillstate.orchestration.config.sections import MigrationSpec
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.text import redacted_location
 
 __all__ = ["at_source", "at_target", "home_of", "is_home", "moved_text"]
 

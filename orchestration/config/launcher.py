@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from orchestration.config.sections import ConfValue, Strict
+from stillstate.orchestration.config.sections import ConfValue, Strict
 
 __all__ = ["LauncherSpec", "contradictions", "secret_values", "with_absolute_paths"]
 

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
-from orchestration.config.sections import Strict
+from stillstate.orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
+from stillstate.orchestration.config.sections import Strict
 
 __all__ = ["NotifySpec"]
 

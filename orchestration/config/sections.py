@@ -7,8 +7,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestration.config.schedules import Schedule, is_cron
-from orchestration.config.secrets import SECRET_MODEL, SecretMapping
 from state_runtime.base.settings import (
     JOB_BOUNDS,
     RETENTION_BOUNDS,
@@ -21,6 +19,8 @@ from state_runtime.base.settings import (
     RetentionPolicy,
 )
 from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX
+from stillstate.orchestration.config.schedules import Schedule, is_cron
+from stillstate.orchestration.config.secrets import SECRET_MODEL, SecretMapping
 
 __all__ = [
     "PER_JOB_MAX",

@@ -23,10 +23,14 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from orchestration.config.launcher import LauncherSpec, contradictions, with_absolute_paths
-from orchestration.config.notify import NotifySpec
-from orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
-from orchestration.config.sections import (
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound
+from state_runtime.base.settings import Backend, Compression, JobSettings, RetentionPolicy
+from state_runtime.driver.trigger import every_s
+from state_runtime.snapshot.locate import Place
+from stillstate.orchestration.config.launcher import LauncherSpec, contradictions, with_absolute_paths
+from stillstate.orchestration.config.notify import NotifySpec
+from stillstate.orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
+from stillstate.orchestration.config.sections import (
     SECTIONS,
     AutoOnOff,
     AvailableNow,
@@ -48,7 +52,7 @@ from orchestration.config.sections import (
     UploadSpec,
     setting,
 )
-from orchestration.config.upkeep import (
+from stillstate.orchestration.config.upkeep import (
     UPKEEP_SECTIONS,
     ChecksSpec,
     DrillSpec,
@@ -56,11 +60,7 @@ from orchestration.config.upkeep import (
     SavepointsSpec,
     VerificationSpec,
 )
-from orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
-from state_runtime.base.errors import InvalidConfiguration, JobNotFound
-from state_runtime.base.settings import Backend, Compression, JobSettings, RetentionPolicy
-from state_runtime.driver.trigger import every_s
-from state_runtime.snapshot.locate import Place
+from stillstate.orchestration.config.yaml_tree import Key, Located, Problems, Scalar, read_tree
 
 if TYPE_CHECKING:
     # It lives beside the pipeline, which imports pyspark; the Dagster code location must load without it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.config.begin_at import NEWEST, BeginAt
+from stillstate.orchestration.config.begin_at import NEWEST, BeginAt
 
 __all__ = ["AS_IT_IS", "StartOptions"]
 

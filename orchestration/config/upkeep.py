@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from orchestration.config.schedules import Schedule
-from orchestration.config.sections import Strict
+from stillstate.orchestration.config.schedules import Schedule
+from stillstate.orchestration.config.sections import Strict
 
 __all__ = [
     "UPKEEP_SECTIONS",

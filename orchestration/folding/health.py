@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.config.spec import JobSpec, to_settings
 from state_runtime.base.errors import CorruptData, UnsupportedFormat
 from state_runtime.materialize.plan import due
 from state_runtime.materialize.records import PIN_LIVE_MS, Pin, Record, open_pins, read_pin, read_record, record_ids
 from state_runtime.materialize.worth import MaterializationResult
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.orchestration.config.spec import JobSpec, to_settings
 
 __all__ = [
     "FAILURES_ALARMED",

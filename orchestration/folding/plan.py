@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.folding.health import FoldHealth
-from orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
-from orchestration.text import duration_text
+from stillstate.orchestration.folding.health import FoldHealth
+from stillstate.orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
+from stillstate.orchestration.text import duration_text
 
 __all__ = ["FoldDecision", "FoldRun", "decide_fold", "failed_in_a_row", "fold_run_key"]
 

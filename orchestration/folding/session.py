@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orchestration.config.home import home_of
-from orchestration.config.spec import JobSpec, SparkSpec, to_settings
-from orchestration.folding.health import log_bytes_left
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.materialize.plan import Mode
 from state_runtime.materialize.worth import MaterializationResult, what_to_fold
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.spec import JobSpec, SparkSpec, to_settings
+from stillstate.orchestration.folding.health import log_bytes_left
 
 if TYPE_CHECKING:
     # It needs pyspark, which the Dagster code location and the rest of the command line must do without.

@@ -1,10 +1,10 @@
 """Dagster jobs: for each streaming job one to start, one to stop, one to recover and one to migrate its driver,
 and one to fold its changelog."""
 
-from orchestration.jobs.alive_check import build_alive_check
-from orchestration.jobs.driver import DriverJobs, build_driver_jobs
-from orchestration.jobs.materialize import FoldJobs, build_fold_jobs
-from orchestration.jobs.tags import (
+from stillstate.orchestration.jobs.alive_check import build_alive_check
+from stillstate.orchestration.jobs.driver import DriverJobs, build_driver_jobs
+from stillstate.orchestration.jobs.materialize import FoldJobs, build_fold_jobs
+from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
     AFTER_TAG,
     ATTEMPT_TAG,

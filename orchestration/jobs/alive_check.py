@@ -5,21 +5,21 @@ from dataclasses import dataclass, replace
 
 import dagster as dg
 
-from assets.checks import ALIVE_CHECK, alive_evaluation
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.checks import result_of, stream_check
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.past_runs import past_migrations, past_runs
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook
-from orchestration.migration.desired import is_left_by_its_run
-from orchestration.recovery.alive import Alive, judge_alive
-from orchestration.recovery.observe import Observation
-from orchestration.recovery.plan import Loss, RecoveryPlan, plan_recovery
-from orchestration.resources import StillstateResource
 from state_runtime.base.errors import CorruptData, Unavailable
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.checks import ALIVE_CHECK, alive_evaluation
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.jobs.checks import result_of, stream_check
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.past_runs import past_migrations, past_runs
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NoLook
+from stillstate.orchestration.migration.desired import is_left_by_its_run
+from stillstate.orchestration.recovery.alive import Alive, judge_alive
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.recovery.plan import Loss, RecoveryPlan, plan_recovery
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["AliveLook", "alive_of_stream", "alive_spec", "build_alive_check", "judge_look", "last_words"]
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Iterator
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.upkeep.checks import CheckName, Judged, judge, limits_of
 from state_runtime.base.errors import JobNotFound
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.upkeep.checks import CheckName, Judged, judge, limits_of
 
 __all__ = ["build_checks", "check_specs", "check_stream", "evaluation_of", "result_of", "stream_check"]
 

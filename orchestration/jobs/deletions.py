@@ -9,8 +9,13 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from assets.upkeep import (
+from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import RetentionPolicy
+from state_runtime.maintenance.gc.plan import GcPlan
+from state_runtime.maintenance.plans import Kind
+from state_runtime.maintenance.retention.plan import RetentionPlan
+from stillstate.assets.mount import Mount
+from stillstate.assets.upkeep import (
     DIGEST,
     applied_spec,
     collection_plan_metadata,
@@ -18,19 +23,14 @@ from assets.upkeep import (
     planned_spec,
     retention_plan_metadata,
 )
-from orchestration.config.schedules import Period
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.tags import UPKEEP_TAG
-from orchestration.jobs.upkeep import UpkeepJob, actor_of, asset_of, started, upkeep_job, upkeep_tags
-from orchestration.resources import StillstateResource
-from orchestration.upkeep.deletions import Collecting, Deletions, Retaining
-from orchestration.upkeep.kept_plans import forget_plan, keep_plan_of_run, plan_of_run
-from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.settings import RetentionPolicy
-from state_runtime.maintenance.gc.plan import GcPlan
-from state_runtime.maintenance.plans import Kind
-from state_runtime.maintenance.retention.plan import RetentionPlan
+from stillstate.orchestration.config.schedules import Period
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.tags import UPKEEP_TAG
+from stillstate.orchestration.jobs.upkeep import UpkeepJob, actor_of, asset_of, started, upkeep_job, upkeep_tags
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.upkeep.deletions import Collecting, Deletions, Retaining
+from stillstate.orchestration.upkeep.kept_plans import forget_plan, keep_plan_of_run, plan_of_run
 
 __all__ = [
     "ACTIONS",

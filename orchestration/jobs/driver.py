@@ -11,15 +11,21 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.held import refuse_while_migrating
-from orchestration.config.spec import JobSpec
-from orchestration.config.start_options import StartOptions
-from orchestration.jobs.recover import RecoverConfig, note_exit, note_recovered, recover_driver, recovered_value
-from orchestration.jobs.tags import ACTION_TAG, JOB_TAG
-from orchestration.launchers import Launched
-from orchestration.resources import StillstateResource
 from state_runtime.base.errors import StillstateError
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.held import refuse_while_migrating
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.jobs.recover import (
+    RecoverConfig,
+    note_exit,
+    note_recovered,
+    recover_driver,
+    recovered_value,
+)
+from stillstate.orchestration.jobs.tags import ACTION_TAG, JOB_TAG
+from stillstate.orchestration.launchers import Launched
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = [
     "VALUE",

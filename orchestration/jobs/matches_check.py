@@ -5,20 +5,20 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from assets.checks import MATCHES_CHECK, matches_evaluation
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.checks import result_of, stream_check
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.past_runs import past_migrations
-from orchestration.launchers.processes import is_owner_gone
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook
-from orchestration.migration.desired import judge_desired, needs_record
-from orchestration.resources import Reading, Seen, StillstateResource
 from state_runtime.base.errors import Unavailable
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import Migration, read_migration
+from stillstate.assets.checks import MATCHES_CHECK, matches_evaluation
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.jobs.checks import result_of, stream_check
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.past_runs import past_migrations
+from stillstate.orchestration.launchers.processes import is_owner_gone
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NoLook
+from stillstate.orchestration.migration.desired import judge_desired, needs_record
+from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 
 __all__ = ["Records", "build_matches_check", "matches_of_stream", "matches_spec", "read_records"]
 

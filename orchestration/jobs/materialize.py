@@ -12,19 +12,25 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.metadata import fold_metadata
-from assets.mount import Mount
-from assets.specs import materialized_spec
-from orchestration.config.spec import JobSpec
-from orchestration.folding.health import FAILURES_ALARMED, FoldHealth, fold_health, fold_numbers, log_bytes_left
-from orchestration.folding.mode import FoldMode
-from orchestration.folding.plan import failed_in_a_row
-from orchestration.folding.session import fold, nothing_to_fold
-from orchestration.jobs.checks import result_of, stream_check
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.past_runs import past_folds
-from orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
-from orchestration.jobs.upkeep import LogsSteps, asset_of
+from stillstate.assets.metadata import fold_metadata
+from stillstate.assets.mount import Mount
+from stillstate.assets.specs import materialized_spec
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.folding.health import (
+    FAILURES_ALARMED,
+    FoldHealth,
+    fold_health,
+    fold_numbers,
+    log_bytes_left,
+)
+from stillstate.orchestration.folding.mode import FoldMode
+from stillstate.orchestration.folding.plan import failed_in_a_row
+from stillstate.orchestration.folding.session import fold, nothing_to_fold
+from stillstate.orchestration.jobs.checks import result_of, stream_check
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.past_runs import past_folds
+from stillstate.orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
+from stillstate.orchestration.jobs.upkeep import LogsSteps, asset_of
 
 __all__ = [
     "CHECK_NAME",

@@ -9,20 +9,20 @@ from typing import Any, Final, Literal
 
 import dagster as dg
 
-from assets.mount import Mount
-from assets.tables import migration_table
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
-from orchestration.jobs.tags import JOB_TAG
-from orchestration.jobs.upkeep import actor_of
-from orchestration.migration.fork_plan import ForkPlan, ForkRequest
-from orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume, migrator_of
-from orchestration.migration.plan import MigrationPlan, Request
-from orchestration.migration.said import error_of
-from orchestration.resources import StillstateResource
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.migration import Migration, RunSettings
+from stillstate.assets.mount import Mount
+from stillstate.assets.tables import migration_table
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
+from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.jobs.upkeep import actor_of
+from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
+from stillstate.orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume, migrator_of
+from stillstate.orchestration.migration.plan import MigrationPlan, Request
+from stillstate.orchestration.migration.said import error_of
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["MIGRATE_TEXT", "MigrateConfig", "build_migrate_job", "migrate_stream"]
 

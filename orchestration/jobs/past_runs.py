@@ -6,8 +6,8 @@ from typing import Final
 
 import dagster as dg
 
-from orchestration.folding.plan import FoldRun
-from orchestration.jobs.tags import (
+from stillstate.orchestration.folding.plan import FoldRun
+from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
     AFTER_TAG,
     ATTEMPT_TAG,
@@ -22,9 +22,9 @@ from orchestration.jobs.tags import (
     TARGET_TAG,
     TERM_TAG,
 )
-from orchestration.migration.desired import PastMigration
-from orchestration.recovery.plan import PastRun
-from orchestration.run_phases import PHASES
+from stillstate.orchestration.migration.desired import PastMigration
+from stillstate.orchestration.recovery.plan import PastRun
+from stillstate.orchestration.run_phases import PHASES
 
 __all__ = ["past_folds", "past_migrations", "past_runs"]
 

@@ -4,11 +4,11 @@ from typing import Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.spec import Spec
-from orchestration.jobs.driver import stillstate_of
-from orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
-from orchestration.upkeep.pruning import prune
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import Spec
+from stillstate.orchestration.jobs.driver import stillstate_of
+from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
+from stillstate.orchestration.upkeep.pruning import prune
 
 __all__ = ["build_prune_job"]
 

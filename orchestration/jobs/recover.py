@@ -8,24 +8,24 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.metadata_sets import rounded
-from assets.tables import restored_text
-from orchestration.config.begin_at import NEWEST, BeginAt
-from orchestration.config.spec import JobSpec
-from orchestration.config.start_options import StartOptions
-from orchestration.jobs.tags import DAMAGE_TAG, DOWN_TAG, EXIT_TAG, LOST_TAG, RESTORED_TAG
-from orchestration.launchers import FirstCheckpoint, Launched, Launcher
-from orchestration.recovery.fallback import decide_fallback, look_for_damage
-from orchestration.recovery.observe import Observation
-from orchestration.resources import StillstateResource
-from orchestration.text import duration_text, redacted_location, time_text
-from orchestration.workers import add_tags
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import read_savepoint
+from stillstate.assets.metadata_sets import rounded
+from stillstate.assets.tables import restored_text
+from stillstate.orchestration.config.begin_at import NEWEST, BeginAt
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.jobs.tags import DAMAGE_TAG, DOWN_TAG, EXIT_TAG, LOST_TAG, RESTORED_TAG
+from stillstate.orchestration.launchers import FirstCheckpoint, Launched, Launcher
+from stillstate.orchestration.recovery.fallback import decide_fallback, look_for_damage
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.text import duration_text, redacted_location, time_text
+from stillstate.orchestration.workers import add_tags
 
 __all__ = [
     "RECOVERY_CAUSE",

@@ -5,16 +5,16 @@ from typing import Any, Final, Literal
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.held import refuse_while_migrating
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
-from orchestration.jobs.tags import JOB_TAG
-from orchestration.jobs.upkeep import LogsSteps, actor_of
-from orchestration.resources import StillstateResource
-from orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text
 from state_runtime.base.errors import CorruptData, InvalidConfiguration
 from state_runtime.driver.rollback import RollbackPlan, execute_rollback, plan_rollback
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.held import refuse_while_migrating
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
+from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text
 
 __all__ = ["ROLLBACK_TEXT", "RollbackConfig", "build_rollback_job", "rollback_stream"]
 

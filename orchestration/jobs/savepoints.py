@@ -6,18 +6,18 @@ from enum import Enum
 
 import dagster as dg
 
-from assets.mount import Mount
-from assets.upkeep import savepoints_metadata, savepoints_spec
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.tags import SAVEPOINT_TAG
-from orchestration.jobs.upkeep import UpkeepJob, asset_of, upkeep_job, upkeep_tags
-from orchestration.running.savepoints import Savepointer
-from orchestration.upkeep.savepoints import SavepointWish, periodic_savepoint, requested_savepoint
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.links import find_links
 from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.snapshot.waiting import waiting_in_savepoint
+from stillstate.assets.mount import Mount
+from stillstate.assets.upkeep import savepoints_metadata, savepoints_spec
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.tags import SAVEPOINT_TAG
+from stillstate.orchestration.jobs.upkeep import UpkeepJob, asset_of, upkeep_job, upkeep_tags
+from stillstate.orchestration.running.savepoints import Savepointer
+from stillstate.orchestration.upkeep.savepoints import SavepointWish, periodic_savepoint, requested_savepoint
 
 __all__ = ["SavepointConfig", "build_savepoint_job", "savepoint_stream"]
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from assets.specs import JOB_TAG
-from orchestration.recovery.plan import GIVE_UP
+from stillstate.assets.specs import JOB_TAG
+from stillstate.orchestration.recovery.plan import GIVE_UP
 
 __all__ = [
     "ACTION_TAG",

@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.schedules import Period, cron_of
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.tags import ACTION_TAG, SLOTS_TAG
-from orchestration.resources import StillstateResource
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import JobNotFound
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.schedules import Period, cron_of
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.tags import ACTION_TAG, SLOTS_TAG
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["LogsSteps", "UpkeepJob", "actor_of", "asset_of", "started", "upkeep_job", "upkeep_tags"]
 

@@ -5,15 +5,15 @@ from typing import Any, Final, Literal
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.checks import stream_check
-from orchestration.jobs.driver import stillstate_of, typed_failures
-from orchestration.jobs.tags import UPKEEP_TAG
-from orchestration.jobs.upkeep import LogsSteps, UpkeepJob, actor_of, upkeep_job, upkeep_tags
-from orchestration.upkeep.drill import drill_job
-from orchestration.upkeep.verification import verify_job
 from state_runtime.base.errors import JobNotFound, MissingSnapshot
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.checks import stream_check
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.tags import UPKEEP_TAG
+from stillstate.orchestration.jobs.upkeep import LogsSteps, UpkeepJob, actor_of, upkeep_job, upkeep_tags
+from stillstate.orchestration.upkeep.drill import drill_job
+from stillstate.orchestration.upkeep.verification import verify_job
 
 __all__ = [
     "INTACT",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.launchers.local import LocalLauncher
-from orchestration.launchers.port import (
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.launchers.local import LocalLauncher
+from stillstate.orchestration.launchers.port import (
     FirstCheckpoint,
     LastWords,
     Launched,
@@ -13,7 +13,7 @@ from orchestration.launchers.port import (
     Stopped,
     StopTimedOut,
 )
-from orchestration.launchers.spark_submit import SparkSubmitLauncher
+from stillstate.orchestration.launchers.spark_submit import SparkSubmitLauncher
 
 __all__ = [
     "FirstCheckpoint",

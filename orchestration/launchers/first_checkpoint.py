@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from orchestration.launchers.port import LOG_FOLLOWS, FirstCheckpoint, Launched, LaunchFailed, Liveness
 from state_runtime.base.errors import (
     CorruptData,
     Invalid,
@@ -18,6 +17,7 @@ from state_runtime.base.errors import (
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.launchers.port import LOG_FOLLOWS, FirstCheckpoint, Launched, LaunchFailed, Liveness
 
 __all__ = ["Waiting", "exit_code_of"]
 

@@ -10,20 +10,20 @@ from typing import Final
 
 import psutil
 
-from orchestration.config.spec import JobSpec
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers.port import Launched, Liveness
-from orchestration.launchers.processes import is_over, living
-from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
-from orchestration.standby import CAUSE_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.process_space import is_our_space
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers.port import Launched, Liveness
+from stillstate.orchestration.launchers.processes import is_over, living
+from stillstate.orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
+from stillstate.orchestration.standby import CAUSE_ENV
 
 __all__ = ["LocalLauncher"]
 
-SUPERVISOR_MODULE: Final = "orchestration.supervisor"
+SUPERVISOR_MODULE: Final = "stillstate.orchestration.supervisor"
 _FINAL_KINDS: Final = frozenset({"invalid", "fenced", "corrupt", "unsupported", "user-code"})
 
 
@@ -40,7 +40,7 @@ class LocalLauncher(StoreLauncher):
         config: Path,
         job: JobSpec,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "orchestration.cli"),
+        command: Sequence[str] = (sys.executable, "-m", "stillstate.orchestration.cli"),
         clock: Clock = SYSTEM_CLOCK,
         ids: Ids = SYSTEM_IDS,
         host: str | None = None,

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
-from orchestration.config.launcher import secret_values
-from orchestration.config.spec import JobSpec
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import Ids
 from state_runtime.store.options import REDACTED, SECRET_CHARS_MIN
+from stillstate.orchestration.config.launcher import secret_values
+from stillstate.orchestration.config.spec import JobSpec
 
 __all__ = ["LOGS_KEPT", "new_log_file", "newest_log", "private_file", "redacted", "tail"]
 

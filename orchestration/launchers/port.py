@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from orchestration.config.start_options import AS_IT_IS, StartOptions
 from state_runtime.base.errors import StillstateError, Unavailable
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.term_files import RunState, RunStatus
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
 
 __all__ = [
     "LOG_FOLLOWS",

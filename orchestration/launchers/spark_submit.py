@@ -16,18 +16,23 @@ from typing import Final
 
 import psutil
 
-from orchestration.config.spec import JobSpec
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers.log_files import private_file, redacted
-from orchestration.launchers.port import LastWords, Launched
-from orchestration.launchers.processes import is_over, process_of
-from orchestration.launchers.submit_command import CONF_SUFFIX, properties_text, submit_command, submit_properties
-from orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.process_space import is_our_space
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers.log_files import private_file, redacted
+from stillstate.orchestration.launchers.port import LastWords, Launched
+from stillstate.orchestration.launchers.processes import is_over, process_of
+from stillstate.orchestration.launchers.submit_command import (
+    CONF_SUFFIX,
+    properties_text,
+    submit_command,
+    submit_properties,
+)
+from stillstate.orchestration.launchers.through_store import TERMINATE_WAIT_S, StoreLauncher
 
 __all__ = ["SparkSubmitLauncher", "find_spark_submit"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestration.config.spec import JobSpec
+from stillstate.orchestration.config.spec import JobSpec
 
 __all__ = ["APPLICATION", "CONF_SUFFIX", "driver_conf", "properties_text", "submit_command", "submit_properties"]
 

@@ -20,12 +20,19 @@ from typing import Final
 
 import psutil
 
-from orchestration.config.home import home_of
-from orchestration.config.spec import CONFIG_ENV, JobSpec
-from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.launchers.first_checkpoint import Waiting, exit_code_of
-from orchestration.launchers.log_files import new_log_file, newest_log, redacted, tail
-from orchestration.launchers.port import (
+from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import JobAlreadyRunning, JobNotFound, Unavailable
+from state_runtime.base.ids import SYSTEM_IDS, Ids
+from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.control import request_stop
+from state_runtime.snapshot.term_files import RunState, RunStatus
+from state_runtime.store import Store, open_store
+from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.spec import CONFIG_ENV, JobSpec
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
+from stillstate.orchestration.launchers.first_checkpoint import Waiting, exit_code_of
+from stillstate.orchestration.launchers.log_files import new_log_file, newest_log, redacted, tail
+from stillstate.orchestration.launchers.port import (
     LOG_FOLLOWS,
     FirstCheckpoint,
     LastWords,
@@ -35,14 +42,7 @@ from orchestration.launchers.port import (
     Stopped,
     StopTimedOut,
 )
-from orchestration.launchers.processes import living, process_of
-from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import JobAlreadyRunning, JobNotFound, Unavailable
-from state_runtime.base.ids import SYSTEM_IDS, Ids
-from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.control import request_stop
-from state_runtime.snapshot.term_files import RunState, RunStatus
-from state_runtime.store import Store, open_store
+from stillstate.orchestration.launchers.processes import living, process_of
 
 __all__ = ["TERMINATE_WAIT_S", "Begun", "StoreLauncher"]
 

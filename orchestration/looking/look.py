@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from orchestration.config.spec import JobSpec
-from orchestration.launchers import Launcher
-from orchestration.recovery.observe import Observation, observe, progress_of
-from orchestration.text import redacted_location
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import CorruptData, MissingSnapshot, SnapshotExpired, StillstateError, UnsupportedFormat
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Patience
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.recovery.observe import Observation, observe, progress_of
+from stillstate.orchestration.text import redacted_location
 
 __all__ = ["Look", "look_at", "patience_of", "store_id"]
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from orchestration.looking.traffic import Ticket, Traffic
-from orchestration.text import duration_text
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import StillstateError, StoreRefused, Unavailable
+from stillstate.orchestration.looking.traffic import Ticket, Traffic
+from stillstate.orchestration.text import duration_text
 
 __all__ = ["HOUSE", "NAMES_MAX", "NOT_SEEN", "Lookout", "NoLook", "Task", "troubles"]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from orchestration.looking.look import Look
 from state_runtime.base.errors import CorruptData, MissingSnapshot, SnapshotExpired, UnsupportedFormat
 from state_runtime.base.progress import Progress
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.looking.look import Look
 
 __all__ = ["POINTS_MAX", "Point", "Points", "complete", "read_points"]
 

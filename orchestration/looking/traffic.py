@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from orchestration.looking.breaker import Breaker
+from stillstate.orchestration.looking.breaker import Breaker
 
 __all__ = ["Ask", "Ticket", "Traffic"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NOT_SEEN, NoLook
-from orchestration.recovery.health import Verdict
 from state_runtime.base.errors import CorruptData
 from state_runtime.base.progress import Progress
 from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
+from stillstate.orchestration.recovery.health import Verdict
 
 __all__ = ["DAMAGED", "Vitals", "vitals_of"]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
-from orchestration.config.home import home_of
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.launchers import Launcher
-from orchestration.looking.look import Look, look_at, patience_of, store_id
-from orchestration.looking.lookout import Lookout, NoLook, Task
-from orchestration.looking.turns import next_start, turns
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_watched_store
+from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.looking.look import Look, look_at, patience_of, store_id
+from stillstate.orchestration.looking.lookout import Lookout, NoLook, Task
+from stillstate.orchestration.looking.turns import next_start, turns
 
 __all__ = ["Reading", "Seen", "watch", "watch_looks"]
 

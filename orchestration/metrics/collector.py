@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.launchers import Launcher, build_launcher
-from orchestration.looking.lookout import HOUSE, Lookout, NoLook
-from orchestration.looking.newest_savepoint import SavepointsSeen, savepoints_seen
-from orchestration.looking.vitals import vitals_of
-from orchestration.looking.watch import Reading, watch, watch_looks
-from orchestration.metrics.families import families
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.launchers import Launcher, build_launcher
+from stillstate.orchestration.looking.lookout import HOUSE, Lookout, NoLook
+from stillstate.orchestration.looking.newest_savepoint import SavepointsSeen, savepoints_seen
+from stillstate.orchestration.looking.vitals import vitals_of
+from stillstate.orchestration.looking.watch import Reading, watch, watch_looks
+from stillstate.orchestration.metrics.families import families
 
 __all__ = ["JobsCollector"]
 

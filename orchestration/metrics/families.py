@@ -12,11 +12,11 @@ from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from orchestration.looking.lookout import NOT_SEEN
-from orchestration.looking.newest_savepoint import SavepointsSeen
-from orchestration.looking.vitals import DAMAGED, Vitals
-from orchestration.recovery.health import Verdict
 from state_runtime.snapshot.manifest import Manifest
+from stillstate.orchestration.looking.lookout import NOT_SEEN
+from stillstate.orchestration.looking.newest_savepoint import SavepointsSeen
+from stillstate.orchestration.looking.vitals import DAMAGED, Vitals
+from stillstate.orchestration.recovery.health import Verdict
 
 __all__ = ["HEALTHS", "families"]
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from orchestration.config.driver_settings import driver_settings
-from orchestration.config.held import settings_of, with_settings
-from orchestration.config.spec import JobSpec
-from orchestration.migration.plan import Difference, differences, said_by
-from orchestration.recovery.health import Verdict, recovery_wait_s
-from orchestration.recovery.observe import Observation
-from orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
 from state_runtime.snapshot.migration import Migration, RunSettings
+from stillstate.orchestration.config.driver_settings import driver_settings
+from stillstate.orchestration.config.held import settings_of, with_settings
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.migration.plan import Difference, differences, said_by
+from stillstate.orchestration.recovery.health import Verdict, recovery_wait_s
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
 
 __all__ = [
     "Desired",

@@ -9,14 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from orchestration.config.spec import JobSpec
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers import Launcher, StopTimedOut
-from orchestration.launchers.port import LOG_FOLLOWS
-from orchestration.migration.plan import LIVE, said_by
-from orchestration.migration.steps import has_same_state, judge_watched
-from orchestration.recovery.observe import Observation, observe
-from orchestration.running.savepoints import Savepointer
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     CorruptData,
@@ -37,6 +29,14 @@ from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
 from state_runtime.snapshot.savepoint import SavepointRecord, read_savepoint
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers import Launcher, StopTimedOut
+from stillstate.orchestration.launchers.port import LOG_FOLLOWS
+from stillstate.orchestration.migration.plan import LIVE, said_by
+from stillstate.orchestration.migration.steps import has_same_state, judge_watched
+from stillstate.orchestration.recovery.observe import Observation, observe
+from stillstate.orchestration.running.savepoints import Savepointer
 
 __all__ = ["Effects", "RolledBack", "savepoint_names_of"]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestration.migration.plan import TIMEOUT_MAX_S, VERIFIED
-from orchestration.text import bytes_text
 from state_runtime.base.errors import InvalidConfiguration, SnapshotInUse
 from state_runtime.maintenance.verify.report import VerifyLevel
 from state_runtime.snapshot.migration import Migration
+from stillstate.orchestration.migration.plan import TIMEOUT_MAX_S, VERIFIED
+from stillstate.orchestration.text import bytes_text
 
 __all__ = ["ForkFound", "ForkPlan", "ForkRequest", "plan_fork", "refuse_itself"]
 

@@ -16,10 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestration.config.spec import JobSpec
-from orchestration.migration.effects import Effects, savepoint_names_of
-from orchestration.migration.fork_plan import ForkFound, ForkPlan, ForkRequest, plan_fork, refuse_itself
-from orchestration.migration.moving import wait_until_quiet
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import JobNotFound, MissingSnapshot, SnapshotInUse, check
 from state_runtime.driver.beginning import Beginning, StartFrom
@@ -34,6 +30,10 @@ from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.pins import read_pins, unpin
 from state_runtime.snapshot.savepoint import read_savepoint
 from state_runtime.store import Store, open_store
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.migration.effects import Effects, savepoint_names_of
+from stillstate.orchestration.migration.fork_plan import ForkFound, ForkPlan, ForkRequest, plan_fork, refuse_itself
+from stillstate.orchestration.migration.moving import wait_until_quiet
 
 __all__ = ["FORK_STEPS", "ForkSide", "Forks"]
 

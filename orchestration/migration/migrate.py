@@ -14,20 +14,6 @@ from typing import Any, Final
 
 import psutil
 
-from orchestration.config.held import settings_of
-from orchestration.config.home import at_source, at_target, home_of, is_home
-from orchestration.config.spec import JobSpec
-from orchestration.launchers import Launcher
-from orchestration.launchers.port import LOG_FOLLOWS
-from orchestration.migration.effects import Effects
-from orchestration.migration.fork_plan import ForkPlan, ForkRequest
-from orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
-from orchestration.migration.moving import Moves, refuse_other_target
-from orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
-from orchestration.migration.said import said_of
-from orchestration.migration.steps import step_after, step_back_from
-from orchestration.recovery.observe import observe
-from orchestration.running.savepoints import Savepointer
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     InvalidConfiguration,
@@ -51,6 +37,20 @@ from state_runtime.snapshot.migration import (
 )
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
+from stillstate.orchestration.config.held import settings_of
+from stillstate.orchestration.config.home import at_source, at_target, home_of, is_home
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.launchers.port import LOG_FOLLOWS
+from stillstate.orchestration.migration.effects import Effects
+from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
+from stillstate.orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
+from stillstate.orchestration.migration.moving import Moves, refuse_other_target
+from stillstate.orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
+from stillstate.orchestration.migration.said import said_of
+from stillstate.orchestration.migration.steps import step_after, step_back_from
+from stillstate.orchestration.recovery.observe import observe
+from stillstate.orchestration.running.savepoints import Savepointer
 
 __all__ = ["Migrator", "Place", "fork_or_resume", "migrate_or_resume", "migrator_of"]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from orchestration.config.home import is_home
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, StillstateError, Unavailable, can_pass, check
 from state_runtime.maintenance.delete.roots import delete_root
@@ -28,6 +27,7 @@ from state_runtime.snapshot.handover import Moving, read_moving, read_outcome
 from state_runtime.snapshot.migration import Migration, carry_migration, read_migration, record_step
 from state_runtime.snapshot.paths import MOVING_FILE
 from state_runtime.store import Store
+from stillstate.orchestration.config.home import is_home
 
 __all__ = ["Moves", "refuse_other_target", "wait_until_quiet"]
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestration.recovery.health import Verdict
-from orchestration.text import bytes_text
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import MAX_PARALLELISM
 from state_runtime.maintenance.move.plan import MovePlan
 from state_runtime.maintenance.verify.report import VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.recovery.health import Verdict
+from stillstate.orchestration.text import bytes_text
 
 __all__ = [
     "TIMEOUT_MAX_S",

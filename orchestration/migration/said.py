@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestration.migration.effects import RolledBack
 from state_runtime.snapshot.migration import Migration, MigrationStep
+from stillstate.orchestration.migration.effects import RolledBack
 
 __all__ = ["error_of", "said_of"]
 

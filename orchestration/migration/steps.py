@@ -27,10 +27,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orchestration.launchers.port import Liveness
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration, MigrationStep
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.launchers.port import Liveness
 
 __all__ = ["Watched", "has_same_state", "judge_watched", "step_after", "step_back_from"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from orchestration.config.notify import NotifySpec
 from state_runtime.base.errors import StillstateError
+from stillstate.orchestration.config.notify import NotifySpec
 
 __all__ = ["NotTold", "tell"]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orchestration.recovery.health import Health
-from orchestration.recovery.plan import RecoveryPlan
-from orchestration.text import time_text
+from stillstate.orchestration.recovery.health import Health
+from stillstate.orchestration.recovery.plan import RecoveryPlan
+from stillstate.orchestration.text import time_text
 
 __all__ = ["UNREACHABLE_S", "Alive", "AliveLevel", "judge_alive"]
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orchestration.config.sections import RecoverySpec
-from orchestration.launchers.port import Liveness
-from orchestration.text import duration_text
 from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.sections import RecoverySpec
+from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.text import duration_text
 
 __all__ = ["MAY_BE_MIGRATING", "Health", "HealthPolicy", "Verdict", "decide", "recovery_wait_s", "while_migrating"]
 

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestration.config.spec import JobSpec
-from orchestration.launchers import Launcher
-from orchestration.launchers.port import Liveness
-from orchestration.launchers.processes import is_hidden, is_owner_gone
-from orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
 from state_runtime.base.clock import Clock
 from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
@@ -16,6 +11,11 @@ from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration, read_migration
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.launchers.processes import is_hidden, is_owner_gone
+from stillstate.orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
 
 __all__ = ["Observation", "observe", "progress_marker", "progress_of"]
 

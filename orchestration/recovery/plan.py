@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from orchestration.recovery.health import Verdict, recovery_wait_s
-from orchestration.run_phases import UNDER_WAY, RunPhase
-from orchestration.text import duration_text
 from state_runtime.base.errors import StoreRefused
+from stillstate.orchestration.recovery.health import Verdict, recovery_wait_s
+from stillstate.orchestration.run_phases import UNDER_WAY, RunPhase
+from stillstate.orchestration.text import duration_text
 
 __all__ = [
     "GIVE_UP",

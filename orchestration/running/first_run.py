@@ -1,6 +1,6 @@
 """A small job that uses what most jobs use, so that Java loads the classes that most jobs need, and then says them:
 
-    python -m orchestration.running.first_run FOLDER ARCHIVE
+    python -m stillstate.orchestration.running.first_run FOLDER ARCHIVE
 
 It lives and ends in its folder. Java writes the archive as its last deed, which takes longer than the job.
 """
@@ -120,6 +120,6 @@ def _write_input(parquet: Path, lines: Path) -> None:
 
 if __name__ == "__main__":
     # Under its own name: Spark's Python workers import the processor from there.
-    from orchestration.running import first_run
+    from stillstate.orchestration.running import first_run
 
     first_run.main(Path(sys.argv[1]), Path(sys.argv[2]))

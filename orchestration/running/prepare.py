@@ -56,7 +56,7 @@ def _made_in(folder: Path, key: str) -> Path:
         with log.open("wb") as said:
             try:
                 code = subprocess.run(
-                    [sys.executable, "-m", "orchestration.running.first_run", work, str(made)],
+                    [sys.executable, "-m", "stillstate.orchestration.running.first_run", work, str(made)],
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,

@@ -18,16 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestration.config.driver_settings import driver_settings
-from orchestration.config.entry_point import load_entry_point, refuse_missing_module
-from orchestration.config.held import held_settings, is_tried, refuse_while_migrating
-from orchestration.config.home import home_of, moved_text
-from orchestration.config.spec import JobSpec, to_context, to_trigger
-from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.launchers.submit_command import driver_conf
-from orchestration.recovery.observe import progress_marker
-from orchestration.running.standby import Supervised, stand_by
-from orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError, UserCodeError
 from state_runtime.base.progress import Progress
@@ -37,6 +27,16 @@ from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.store import open_store
+from stillstate.orchestration.config.driver_settings import driver_settings
+from stillstate.orchestration.config.entry_point import load_entry_point, refuse_missing_module
+from stillstate.orchestration.config.held import held_settings, is_tried, refuse_while_migrating
+from stillstate.orchestration.config.home import home_of, moved_text
+from stillstate.orchestration.config.spec import JobSpec, to_context, to_trigger
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
+from stillstate.orchestration.launchers.submit_command import driver_conf
+from stillstate.orchestration.recovery.observe import progress_marker
+from stillstate.orchestration.running.standby import Supervised, stand_by
+from stillstate.orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

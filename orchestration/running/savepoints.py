@@ -12,11 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from orchestration.config.home import home_of
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.launchers import build_launcher
-from orchestration.recovery.health import Verdict
-from orchestration.recovery.observe import Observation, observe
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import (
     CorruptManifest,
@@ -60,6 +55,11 @@ from state_runtime.snapshot.savepoint import (
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.snapshot.waiting import Waiting, waiting_in_savepoint
 from state_runtime.store import Store, open_store
+from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.launchers import build_launcher
+from stillstate.orchestration.recovery.health import Verdict
+from stillstate.orchestration.recovery.observe import Observation, observe
 
 __all__ = ["SavepointRow", "Savepointer", "failed", "savepoint_rows"]
 

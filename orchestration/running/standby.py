@@ -21,9 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from orchestration.standby import AT_WORK, CAUSE_ENV, PIPES_ENV, READY, SUPERVISOR_ENV, WAITS_ENV, cause_of_call
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.state.local_files import is_abandoned
+from stillstate.orchestration.standby import (
+    AT_WORK,
+    CAUSE_ENV,
+    PIPES_ENV,
+    READY,
+    SUPERVISOR_ENV,
+    WAITS_ENV,
+    cause_of_call,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +124,7 @@ def stand_by(supervised: Supervised, session: SparkSession, is_current: Callable
     Args:
         is_current: whether the configuration is still the one that was loaded.
     """
-    from orchestration.running.first_run import small_jobs
+    from stillstate.orchestration.running.first_run import small_jobs
 
     loaded = fingerprints(code_files())
     _remove_leavings(Path(tempfile.gettempdir()))

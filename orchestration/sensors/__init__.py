@@ -2,8 +2,8 @@
 changelog folded, one judges them by their limits, one compares them with the file, and one tells somebody outside of
 Dagster what is wrong."""
 
-from orchestration.sensors.materialize import build_materialization_sensor
-from orchestration.sensors.progress import build_progress_sensor
-from orchestration.sensors.recovery import build_recovery_sensor
+from stillstate.orchestration.sensors.materialize import build_materialization_sensor
+from stillstate.orchestration.sensors.progress import build_progress_sensor
+from stillstate.orchestration.sensors.recovery import build_recovery_sensor
 
 __all__ = ["build_materialization_sensor", "build_progress_sensor", "build_recovery_sensor"]

@@ -12,15 +12,15 @@ from typing import Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.checks import evaluation_of
-from orchestration.looking.lookout import NoLook, troubles
-from orchestration.resources import Reading, StillstateResource
-from orchestration.sensors.sensor import sensor_of
-from orchestration.upkeep.checks import CheckName, Judged, judge, limits_of
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import JobNotFound
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.checks import evaluation_of
+from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.resources import Reading, StillstateResource
+from stillstate.orchestration.sensors.sensor import sensor_of
+from stillstate.orchestration.upkeep.checks import CheckName, Judged, judge, limits_of
 
 __all__ = ["CheckCursor", "build_checks_sensor", "read_check_cursor"]
 

@@ -14,27 +14,27 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.checks import matches_evaluation
-from assets.mount import Mount
-from orchestration.config.driver_settings import section_digest
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import runtime_max_s
-from orchestration.jobs.matches_check import Records, read_records
-from orchestration.jobs.past_runs import past_migrations
-from orchestration.jobs.tags import (
+from state_runtime.snapshot.migration import Migration
+from stillstate.assets.checks import matches_evaluation
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.driver_settings import section_digest
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import runtime_max_s
+from stillstate.orchestration.jobs.matches_check import Records, read_records
+from stillstate.orchestration.jobs.past_runs import past_migrations
+from stillstate.orchestration.jobs.tags import (
     migration_run_key,
     migration_run_tags,
     resume_run_key,
     resume_run_tags,
 )
-from orchestration.launchers.processes import is_owner_gone
-from orchestration.looking.lookout import NAMES_MAX, NoLook, troubles
-from orchestration.migration.desired import Desired, PastMigration, judge_desired, target_text
-from orchestration.recovery.observe import Observation
-from orchestration.resources import StillstateResource
-from orchestration.run_phases import ENDED
-from orchestration.sensors.sensor import sensor_of
-from state_runtime.snapshot.migration import Migration
+from stillstate.orchestration.launchers.processes import is_owner_gone
+from stillstate.orchestration.looking.lookout import NAMES_MAX, NoLook, troubles
+from stillstate.orchestration.migration.desired import Desired, PastMigration, judge_desired, target_text
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.run_phases import ENDED
+from stillstate.orchestration.sensors.sensor import sensor_of
 
 __all__ = ["DesiredCursor", "build_desired_state_sensor", "read_desired_cursor"]
 

@@ -14,23 +14,23 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.checks import ALIVE_CHECK, MATCHES_CHECK
-from assets.mount import Mount
-from orchestration.config.notify import NotifySpec
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.alive_check import alive_spec
-from orchestration.jobs.checks import check_specs
-from orchestration.jobs.deletions import safe_spec
-from orchestration.jobs.matches_check import matches_spec
-from orchestration.jobs.materialize import folds_spec
-from orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
-from orchestration.jobs.verification import intact_spec, restorable_spec
-from orchestration.notify.book import TEXT_CHARS_MAX, Book, Trouble, read_book
-from orchestration.notify.receiver import NotTold, tell
-from orchestration.recovery.plan import GIVE_UP
-from orchestration.resources import StillstateResource
-from orchestration.sensors.sensor import sensor_of
 from state_runtime.base.clock import SYSTEM_CLOCK
+from stillstate.assets.checks import ALIVE_CHECK, MATCHES_CHECK
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.notify import NotifySpec
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.jobs.alive_check import alive_spec
+from stillstate.orchestration.jobs.checks import check_specs
+from stillstate.orchestration.jobs.deletions import safe_spec
+from stillstate.orchestration.jobs.matches_check import matches_spec
+from stillstate.orchestration.jobs.materialize import folds_spec
+from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
+from stillstate.orchestration.jobs.verification import intact_spec, restorable_spec
+from stillstate.orchestration.notify.book import TEXT_CHARS_MAX, Book, Trouble, read_book
+from stillstate.orchestration.notify.receiver import NotTold, tell
+from stillstate.orchestration.recovery.plan import GIVE_UP
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.sensors.sensor import sensor_of
 
 __all__ = ["book_key", "build_failures_sensor"]
 

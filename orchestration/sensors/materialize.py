@@ -11,21 +11,21 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.metadata import DATA_VERSION_TAG, fold_materialization
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec
-from orchestration.folding.health import FoldHealth, fold_health, log_bytes_left, new_records, why_due
-from orchestration.folding.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
-from orchestration.jobs.materialize import fold_evaluation, fold_tags
-from orchestration.jobs.past_runs import past_folds
-from orchestration.jobs.tags import AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
-from orchestration.looking.lookout import NoLook, troubles
-from orchestration.resources import Reading, StillstateResource
-from orchestration.sensors.sensor import sensor_of
 from state_runtime.base.errors import CorruptData, StillstateError, UnsupportedFormat
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import Record, record_ids
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.assets.metadata import DATA_VERSION_TAG, fold_materialization
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.folding.health import FoldHealth, fold_health, log_bytes_left, new_records, why_due
+from stillstate.orchestration.folding.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
+from stillstate.orchestration.jobs.materialize import fold_evaluation, fold_tags
+from stillstate.orchestration.jobs.past_runs import past_folds
+from stillstate.orchestration.jobs.tags import AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
+from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.resources import Reading, StillstateResource
+from stillstate.orchestration.sensors.sensor import sensor_of
 
 __all__ = ["FoldCursor", "build_materialization_sensor", "read_fold_cursor"]
 

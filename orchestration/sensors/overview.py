@@ -7,19 +7,27 @@ from typing import Final
 
 import dagster as dg
 
-from assets.mount import Mount
-from assets.overview import OVERVIEW_S, OverviewRow, RestartRow, overview_materialization, overview_row
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.recover import RECOVERY_CAUSE
-from orchestration.jobs.tags import ACTION_TAG, DAMAGE_TAG, DOWN_TAG, JOB_TAG, LOST_TAG, RESTORED_TAG, TERM_TAG
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook
-from orchestration.looking.newest_savepoint import savepoints_seen
-from orchestration.looking.vitals import DAMAGED
-from orchestration.resources import Reading, Seen, StillstateResource
-from orchestration.run_phases import PHASES, RunPhase
-from orchestration.text import time_text
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.assets.mount import Mount
+from stillstate.assets.overview import OVERVIEW_S, OverviewRow, RestartRow, overview_materialization, overview_row
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.jobs.recover import RECOVERY_CAUSE
+from stillstate.orchestration.jobs.tags import (
+    ACTION_TAG,
+    DAMAGE_TAG,
+    DOWN_TAG,
+    JOB_TAG,
+    LOST_TAG,
+    RESTORED_TAG,
+    TERM_TAG,
+)
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NoLook
+from stillstate.orchestration.looking.newest_savepoint import savepoints_seen
+from stillstate.orchestration.looking.vitals import DAMAGED
+from stillstate.orchestration.resources import Reading, Seen, StillstateResource
+from stillstate.orchestration.run_phases import PHASES, RunPhase
+from stillstate.orchestration.text import time_text
 
 __all__ = ["OverviewCursor", "overview"]
 

@@ -11,19 +11,25 @@ from typing import Final
 
 import dagster as dg
 
-from assets.metadata import ROOT_TAG, checkpoint_materialization, run_materialization, shape_of
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook, troubles
-from orchestration.looking.points import Points, read_points
-from orchestration.resources import Reading, Seen, StillstateResource
-from orchestration.sensors.overview import overview
-from orchestration.sensors.publishing import ProgressCursor, Published, published_before, read_cursor, why_publish
-from orchestration.sensors.sensor import sensor_of
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
+from stillstate.assets.metadata import ROOT_TAG, checkpoint_materialization, run_materialization, shape_of
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.looking.points import Points, read_points
+from stillstate.orchestration.resources import Reading, Seen, StillstateResource
+from stillstate.orchestration.sensors.overview import overview
+from stillstate.orchestration.sensors.publishing import (
+    ProgressCursor,
+    Published,
+    published_before,
+    read_cursor,
+    why_publish,
+)
+from stillstate.orchestration.sensors.sensor import sensor_of
 
 __all__ = ["JOBS_PER_TICK_MAX", "build_progress_sensor"]
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from assets.metadata import DATA_VERSION_TAG, ROOT_TAG, SHAPE_TAG, TERM_TAG, shape_of
-from orchestration.sensors.overview import OverviewCursor
 from state_runtime.snapshot.manifest import Manifest
+from stillstate.assets.metadata import DATA_VERSION_TAG, ROOT_TAG, SHAPE_TAG, TERM_TAG, shape_of
+from stillstate.orchestration.sensors.overview import OverviewCursor
 
 __all__ = ["CURSOR_VERSION", "ProgressCursor", "Published", "published_before", "read_cursor", "why_publish"]
 

@@ -13,25 +13,25 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.checks import alive_evaluation
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec, Spec
-from orchestration.jobs.alive_check import AliveLook, judge_look, last_words
-from orchestration.jobs.driver import runtime_max_s
-from orchestration.jobs.tags import (
+from state_runtime.base.errors import StillstateError
+from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.checks import alive_evaluation
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.jobs.alive_check import AliveLook, judge_look, last_words
+from stillstate.orchestration.jobs.driver import runtime_max_s
+from stillstate.orchestration.jobs.tags import (
     STREAM_TAGS,
     give_up_run_key,
     give_up_run_tags,
     recovery_run_key,
     recovery_run_tags,
 )
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NoLook, troubles
-from orchestration.resources import StillstateResource
-from orchestration.sensors.sensor import sensor_of
-from orchestration.workers import end_lost_runs
-from state_runtime.base.errors import StillstateError
-from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.sensors.sensor import sensor_of
+from stillstate.orchestration.workers import end_lost_runs
 
 __all__ = ["AliveCursor", "build_recovery_sensor", "read_alive_cursor"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.jobs.driver import stillstate_of
-from orchestration.resources import StillstateResource
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.jobs.driver import stillstate_of
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["Tick", "sensor_of"]
 

@@ -11,14 +11,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.show.tables import new_table
-from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.delete.snapshots import Failure
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.policy import Decision
 from state_runtime.snapshot.pins import SnapshotPin
+from stillstate.orchestration.show.tables import new_table
+from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
 
 __all__ = [
     "confirm",

@@ -8,9 +8,9 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.show.tables import new_table
-from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.snapshot.epoch_tasks import EpochTasks, OtherTasks, RunEpochs, TaskNumbers
+from stillstate.orchestration.show.tables import new_table
+from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
 
 __all__ = ["epochs_json", "epochs_table", "others_text", "tasks_table"]
 

@@ -8,8 +8,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from orchestration.show.progress import Pace, form_of, print_json_line, rich_bar
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from stillstate.orchestration.show.progress import Pace, form_of, print_json_line, rich_bar
 
 __all__ = ["FoldBar", "FoldJson", "FoldLines", "FoldView", "fold_view"]
 

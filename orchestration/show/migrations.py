@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.migration.fork_plan import ForkPlan
-from orchestration.migration.plan import MigrationPlan
-from orchestration.show.tables import new_table
+from stillstate.orchestration.migration.fork_plan import ForkPlan
+from stillstate.orchestration.migration.plan import MigrationPlan
+from stillstate.orchestration.show.tables import new_table
 
 __all__ = ["fork_table", "plan_table"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestration.text import bytes_text, count_text, duration_text
 from state_runtime.maintenance.move.execute import MoveResult
 from state_runtime.maintenance.move.plan import MovePlan
 from state_runtime.maintenance.verify.report import VerifyReport
+from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
 __all__ = ["move_json", "plan_text", "report_json", "result_text", "show_report"]
 

@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.show.progress import Pace, form_of
-from orchestration.text import bytes_text, count_text, duration_text
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.progress import InflightProgress, Progress
+from stillstate.orchestration.show.progress import Pace, form_of
+from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from state_runtime.maintenance.copy.objects import CopyProgress

@@ -10,11 +10,11 @@ from rich.progress import DownloadColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.running.savepoints import SavepointRow
-from orchestration.show.progress import form_of, print_json_line, rich_bar
-from orchestration.show.tables import new_table
-from orchestration.text import bytes_text, count_text, duration_text
 from state_runtime.snapshot.savepoint import SavepointRecord
+from stillstate.orchestration.running.savepoints import SavepointRow
+from stillstate.orchestration.show.progress import form_of, print_json_line, rich_bar
+from stillstate.orchestration.show.tables import new_table
+from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
 __all__ = [
     "SavepointBar",

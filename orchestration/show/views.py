@@ -15,17 +15,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.launchers.first_checkpoint import exit_code_of
-from orchestration.looking.look import Look
-from orchestration.looking.lookout import NOT_SEEN, NoLook
-from orchestration.recovery.health import Verdict
-from orchestration.recovery.observe import Observation
-from orchestration.show.tables import new_table
-from orchestration.text import bytes_text, count_text, duration_text, time_text
 from state_runtime.base.errors import StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, StateEntry
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.launchers.first_checkpoint import exit_code_of
+from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
+from stillstate.orchestration.recovery.health import Verdict
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.show.tables import new_table
+from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
 
 __all__ = [
     "NOT_SEEN",

@@ -34,7 +34,7 @@ _CARRIERS: Final = ("AA", "B6", "DL", "EV", "UA")
 
 def text_of(name: str) -> str:
     """The text of one of the files in `files/`."""
-    return files("orchestration.starter").joinpath("files", name).read_text(encoding="utf-8")
+    return files("stillstate.orchestration.starter").joinpath("files", name).read_text(encoding="utf-8")
 
 
 def instance_settings() -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Final, Literal, get_args
 
-from orchestration.config.spec import JobSpec
-from orchestration.text import duration_text, time_text
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint import list_savepoints
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.text import duration_text, time_text
 
 __all__ = ["CHECK_NAMES", "CheckName", "Judged", "judge", "limits_of"]
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from orchestration.config.spec import JobSpec, to_policy
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import RetentionPolicy
@@ -27,6 +26,7 @@ from state_runtime.maintenance.retention.apply import apply_retention, make_rete
 from state_runtime.maintenance.retention.plan import RetentionPlan, read_retention_plan, write_retention_plan
 from state_runtime.maintenance.retention.safety import dangers_of_retention
 from state_runtime.store import Store
+from stillstate.orchestration.config.spec import JobSpec, to_policy
 
 __all__ = ["Collecting", "Deletions", "OnCount", "Outcome", "PlanT", "Retaining"]
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestration.config.spec import JobSpec, load_spec
-from orchestration.upkeep.deletions import Deletions, PlanT
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.plans import PLAN_AGE_MAX_MS, Kind
+from stillstate.orchestration.config.spec import JobSpec, load_spec
+from stillstate.orchestration.upkeep.deletions import Deletions, PlanT
 
 __all__ = ["FoundPlan", "find_plan", "forget_plan", "keep_plan", "keep_plan_of_run", "plan_of_run"]
 

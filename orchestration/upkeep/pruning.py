@@ -25,8 +25,8 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from orchestration.run_statuses import FINISHED
 from state_runtime.base.clock import Clock
+from stillstate.orchestration.run_statuses import FINISHED
 
 __all__ = ["Pruned", "prune"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestration.text import bytes_text, count_text
 from state_runtime.base.actor import Actor
 from state_runtime.driver.rollback import RollbackPlan
 from state_runtime.maintenance.verify.report import VerifyLevel
@@ -14,6 +13,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import own_restore_point
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import read_savepoint
+from stillstate.orchestration.text import bytes_text, count_text
 
 __all__ = ["dangers_of_rollback", "own_place", "rollback_text"]
 

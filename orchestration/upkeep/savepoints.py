@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, Final, TypeVar
 
-from orchestration.running.savepoints import Savepointer, failed
-from orchestration.text import duration_text
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import JobNotFound, MissingSnapshot, StillstateError, Unavailable, can_pass, check
 from state_runtime.snapshot.catalog import Catalog
@@ -34,6 +32,8 @@ from state_runtime.snapshot.savepoint import (
     list_savepoints,
     read_savepoint,
 )
+from stillstate.orchestration.running.savepoints import Savepointer, failed
+from stillstate.orchestration.text import duration_text
 
 __all__ = ["PATIENCE_S", "SavepointWish", "periodic_savepoint", "requested_savepoint"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestration.config.spec import JobSpec
 from state_runtime.base.actor import Actor
 from state_runtime.maintenance.verify.places import verify_place
 from state_runtime.maintenance.verify.report import VerifyLevel, VerifyReport
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.orchestration.config.spec import JobSpec
 
 __all__ = ["verify_job"]
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets import (
+from state_runtime.base.progress import InflightProgress, Progress
+from state_runtime.snapshot.manifest import Manifest, OpenBatch, SegmentEntry
+from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets import (
     Mount,
     build_asset_specs,
     checkpoint_materialization,
     job_asset_specs,
     run_materialization,
 )
-from assets.metadata import shape_of
-from assets.metadata_sets import IntervalNumbers, RunNumbers, numbers_metadata
-from assets.tables import CHECKPOINTS_MAX, checkpoints_table, phases_table
-from orchestration.config.spec import load_spec
-from orchestration.looking.points import POINTS_MAX, Point
-from state_runtime.base.progress import InflightProgress, Progress
-from state_runtime.snapshot.manifest import Manifest, OpenBatch, SegmentEntry
-from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.metadata import shape_of
+from stillstate.assets.metadata_sets import IntervalNumbers, RunNumbers, numbers_metadata
+from stillstate.assets.tables import CHECKPOINTS_MAX, checkpoints_table, phases_table
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.looking.points import POINTS_MAX, Point
 
 SECRET = "s3cr3t-sentinel-7f1e"
 

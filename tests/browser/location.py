@@ -7,11 +7,11 @@ from pathlib import Path
 
 import dagster as dg
 
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.definitions import build_definitions
-from orchestration.launchers import Launcher
-from orchestration.launchers.local import LocalLauncher
-from orchestration.resources import StillstateResource
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.launchers.local import LocalLauncher
+from stillstate.orchestration.resources import StillstateResource
 
 FAKE_DRIVER = Path(__file__).resolve().parents[1] / "orchestration" / "fake_driver.py"
 

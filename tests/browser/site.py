@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from examples.flights.stack import REPOSITORY, Dagster, DagsterRefused, free_port, wait_for
-from orchestration.starter import instance_settings
+from stillstate.orchestration.starter import instance_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCATION = "stillstate"

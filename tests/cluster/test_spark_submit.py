@@ -17,13 +17,13 @@ import pyarrow.dataset
 import pytest
 import yaml
 
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.launchers import SparkSubmitLauncher
-from orchestration.launchers.processes import process_of
-from orchestration.resources import StillstateResource
 from state_runtime.base.errors import JobAlreadyRunning
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.launchers import SparkSubmitLauncher
+from stillstate.orchestration.launchers.processes import process_of
+from stillstate.orchestration.resources import StillstateResource
 
 from ..conftest import ROOT
 from .standalone import SPARK_HOME, Standalone

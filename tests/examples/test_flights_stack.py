@@ -14,7 +14,7 @@ import pytest
 from examples.flights import stack
 from examples.flights.demo import DEFAULT_WORK
 from examples.flights.moments import MOMENTS, EpochFiles
-from orchestration.config.spec import load_spec
+from stillstate.orchestration.config.spec import load_spec
 
 STAND_IN = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 """Lives until it is killed, or until this process is gone."""

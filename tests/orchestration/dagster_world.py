@@ -9,13 +9,13 @@ from typing import Any
 import dagster as dg
 from job_roots import FakeClock, JobRoot
 
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.definitions import build_definitions
-from orchestration.launchers import FirstCheckpoint, LastWords, Launched, Launcher, LaunchFailed
-from orchestration.looking.lookout import Lookout
-from orchestration.resources import StillstateResource
 from state_runtime.base.clock import Clock
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.launchers import FirstCheckpoint, LastWords, Launched, Launcher, LaunchFailed
+from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.resources import StillstateResource
 
 
 class FakeLauncher:

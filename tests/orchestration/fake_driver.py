@@ -30,8 +30,6 @@ import threading
 
 from job_roots import checkpoint_of, empty_manifest
 
-from orchestration.config.held import held_settings
-from orchestration.config.spec import load_spec
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
@@ -40,6 +38,8 @@ from state_runtime.snapshot.control import ControlAnswer, answer, new_requests, 
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
+from stillstate.orchestration.config.held import held_settings
+from stillstate.orchestration.config.spec import load_spec
 
 BEAT_S = 0.05
 

@@ -53,7 +53,7 @@ class Feeder:
 
 def command(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "orchestration.cli", *arguments, "--config", str(config)],
+        [sys.executable, "-m", "stillstate.orchestration.cli", *arguments, "--config", str(config)],
         capture_output=True,
         text=True,
         check=False,

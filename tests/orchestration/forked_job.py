@@ -13,13 +13,13 @@ from maintenance_root import Job
 from migrated_job import HOST, Drivers
 from model import CountingIds, StateWriter, empty_manifest
 
-from orchestration.config.spec import JobSpec, load_spec
-from orchestration.migration.migrate import Migrator, migrator_of
 from state_runtime.base.actor import Actor
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.store import Store, open_store
+from stillstate.orchestration.config.spec import JobSpec, load_spec
+from stillstate.orchestration.migration.migrate import Migrator, migrator_of
 
 OLD, NEW = "job", "beside"
 SETTINGS = "parallelism: 2\nrecovery: {heartbeat_timeout_s: 300, first_checkpoint_s: 20}"

@@ -9,7 +9,7 @@ import dagster as dg
 from dagster_world import World
 from migrated_job import Migrated
 
-from orchestration.config.spec import load_spec
+from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["House"]
 

@@ -12,13 +12,6 @@ from typing import Any, Protocol
 from maintenance_root import JOB, Job
 from model import OPERATOR
 
-from orchestration.config.driver_settings import driver_settings
-from orchestration.config.held import held_settings, is_tried
-from orchestration.config.home import home_of
-from orchestration.config.spec import JobSpec, load_spec
-from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.launchers import LastWords, Launched, LaunchFailed, Stopped
-from orchestration.migration.migrate import Migrator, migrator_of
 from state_runtime.base.actor import Actor
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
@@ -29,6 +22,13 @@ from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
+from stillstate.orchestration.config.driver_settings import driver_settings
+from stillstate.orchestration.config.held import held_settings, is_tried
+from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.spec import JobSpec, load_spec
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
+from stillstate.orchestration.launchers import LastWords, Launched, LaunchFailed, Stopped
+from stillstate.orchestration.migration.migrate import Migrator, migrator_of
 
 HOST = "here"
 

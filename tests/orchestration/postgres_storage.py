@@ -17,7 +17,7 @@ import dagster as dg
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from orchestration.starter import instance_settings
+from stillstate.orchestration.starter import instance_settings
 
 __all__ = ["STORAGE_ENV", "PostgresServer"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.config.spec import load_spec
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.config.spec import load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_dagster_starts_beside_the_configuration_and_ends_with_a_sigterm(tmp_pat
     environment = {**os.environ, "PYTHONPATH": f"{stand_in.parent}{os.pathsep}{ROOT}"}
     environment.pop("DAGSTER_HOME", None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "dagster", "--config", "../stillstate.yaml"],
+        [sys.executable, "-m", "stillstate.orchestration.cli", "dagster", "--config", "../stillstate.yaml"],
         cwd=tmp_path / "elsewhere",
         env=environment,
         stdout=subprocess.PIPE,
@@ -80,11 +80,11 @@ def test_dagster_starts_beside_the_configuration_and_ends_with_a_sigterm(tmp_pat
     assert (tmp_path / "dagster" / "dagster.yaml").is_file()
     assert Path(config).resolve() == tmp_path / "stillstate.yaml"
     assert Path(folder).resolve() == tmp_path
-    assert arguments[:3] == ["dev", "-m", "orchestration.definitions"]
+    assert arguments[:3] == ["dev", "-m", "stillstate.orchestration.definitions"]
 
 
 def test_dagster_takes_a_free_port_where_the_usual_one_is_taken(tmp_path: Path) -> None:
-    from orchestration.commands.begin_here import free_port
+    from stillstate.orchestration.commands.begin_here import free_port
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -107,7 +107,7 @@ def test_a_dagster_that_does_not_hear_is_asked_again_and_drivers_are_left_alone(
     )
     command = (
         "import os, sys, pathlib\n"
-        "from orchestration.commands import begin_here\n"
+        "from stillstate.orchestration.commands import begin_here\n"
         "begin_here._PATIENCE_S = 0.1\n"
         "command = [sys.executable, 'deaf.py']\n"
         f"sys.exit(begin_here._run_until_it_ends(command, dict(os.environ), pathlib.Path({str(tmp_path)!r})))\n"

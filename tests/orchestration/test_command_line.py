@@ -16,12 +16,12 @@ from house import write_house
 from job_roots import SECRET, FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
-from orchestration.show.views import JobRow, jobs_table
-from orchestration.text import time_text
 from state_runtime.base.errors import JobAlreadyRunning
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
+from stillstate.orchestration.show.views import JobRow, jobs_table
+from stillstate.orchestration.text import time_text
 
 COMMANDS = ["run", "start", "stop", "jobs", "snapshots", "describe", "query", "materialize", "savepoint", "savepoints"]
 COMMANDS += ["migrate", "rescale", "fork", "epochs"]
@@ -86,7 +86,7 @@ def test_jobs_looks_as_sensors_do_so_that_a_store_that_hangs_costs_its_own_deadl
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the retries of a run, one hung store kept the table away for two minutes; the ages were of two minutes ago."""
-    monkeypatch.setattr("orchestration.commands.jobs.SYSTEM_CLOCK", clock)
+    monkeypatch.setattr("stillstate.orchestration.commands.jobs.SYSTEM_CLOCK", clock)
     with black_hole() as hole:
         house = write_house(
             tmp_path, clock, jobs=4, hanging=1, refused=0, hole=hole, closed="", extra="observation: {timeout_s: 1}"
@@ -245,7 +245,7 @@ def test_reading_commands_start_without_spark_or_dagster(write_config: Callable[
     flights.start()
     code = (
         "import sys\n"
-        "from orchestration.cli import app\n"
+        "from stillstate.orchestration.cli import app\n"
         f"for arguments in (['jobs'], ['snapshots'], ['describe', 'latest'], ['epochs']):\n"
         f"    app([*arguments, '--json', '-c', {config!r}], standalone_mode=False)\n"
         "print([m for m in ('pyspark', 'dagster', 'pandas', 'pyarrow') if m in sys.modules], file=sys.stderr)\n"
@@ -275,7 +275,13 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "orchestration.cli", *arguments, *([] if "--help" in arguments else ["-c", config])],
+        [
+            sys.executable,
+            "-m",
+            "stillstate.orchestration.cli",
+            *arguments,
+            *([] if "--help" in arguments else ["-c", config]),
+        ],
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
@@ -295,7 +301,7 @@ def test_a_connection_that_breaks_is_no_reader_that_is_gone(
     def broken(*_: object) -> None:
         raise BrokenPipeError("the store's connection")
 
-    monkeypatch.setattr("orchestration.commands.snapshots.catalog_of", broken)
+    monkeypatch.setattr("stillstate.orchestration.commands.snapshots.catalog_of", broken)
     result = call("snapshots", "-c", str(write_config()))
     assert isinstance(result.exception, BrokenPipeError)
 
@@ -304,13 +310,13 @@ def test_jobs_shows_how_far_a_restore_is(
     write_config: Callable[..., Path], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore of a large state takes a while, and a job that shows nothing seems to hang."""
-    monkeypatch.setattr("orchestration.commands.jobs.SYSTEM_CLOCK", flights.clock)
+    monkeypatch.setattr("stillstate.orchestration.commands.jobs.SYSTEM_CLOCK", flights.clock)
     flights.pid, config = os.getpid(), str(write_config())
     flights.start()
     flights.beat(restoring=(3, 8))
     (row,) = json.loads(call("jobs", "--json", "-c", config).stdout)
     assert (row["restored"], row["restoring"]) == (3, 8)
-    monkeypatch.setattr("orchestration.launchers.local.LocalLauncher.is_alive", lambda *_: "alive")
+    monkeypatch.setattr("stillstate.orchestration.launchers.local.LocalLauncher.is_alive", lambda *_: "alive")
     assert "restoring 3 of 8 shards" in call("jobs", "-c", config).stdout
     flights.beat()
     assert "restoring" not in call("jobs", "-c", config).stdout

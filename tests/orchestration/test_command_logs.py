@@ -13,8 +13,8 @@ import pytest
 from job_roots import SECRET, JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
 from state_runtime.base.errors import Fenced, Unavailable
+from stillstate.orchestration.cli import app
 
 RUNTIME = logging.getLogger("state_runtime.driver.epochs")
 
@@ -51,7 +51,7 @@ def says(write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
                 raise ends
             return Ended()
 
-        monkeypatch.setattr("orchestration.running.run.run_job", run_job)
+        monkeypatch.setattr("stillstate.orchestration.running.run.run_job", run_job)
         config = write_config(extra=f"storage_options: {{key: {SECRET}}}\n{extra}")
         return call(*filter(None, [before]), "run", "flights", *arguments, "-c", str(config))
 

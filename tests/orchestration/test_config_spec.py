@@ -14,9 +14,11 @@ import pytest
 from job_roots import SECRET
 from pydantic import ValidationError
 
-from orchestration.config.schedules import is_cron
-from orchestration.config.sections import SECTIONS
-from orchestration.config.spec import (
+from state_runtime.base.errors import InvalidConfiguration, JobNotFound
+from state_runtime.base.settings import JobSettings, RetentionPolicy
+from stillstate.orchestration.config.schedules import is_cron
+from stillstate.orchestration.config.sections import SECTIONS
+from stillstate.orchestration.config.spec import (
     AvailableNow,
     JobSpec,
     ProcessingTime,
@@ -26,9 +28,7 @@ from orchestration.config.spec import (
     to_settings,
     to_trigger,
 )
-from orchestration.config.yaml_tree import FILE_BYTES_MAX
-from state_runtime.base.errors import InvalidConfiguration, JobNotFound
-from state_runtime.base.settings import JobSettings, RetentionPolicy
+from stillstate.orchestration.config.yaml_tree import FILE_BYTES_MAX
 
 MINIMAL = "version: 1\njobs:\n  flights:\n    entry_point: a.b:c\n    store: state\n"
 
@@ -287,8 +287,8 @@ def test_secrets_redact_the_longest_value_first() -> None:
 
 def test_reading_the_configuration_imports_neither_spark_nor_dagster() -> None:
     code = (
-        "import sys, orchestration.cli, orchestration.config.spec, orchestration.show.views, orchestration.launchers, "
-        "orchestration.recovery.observe, state_runtime.snapshot.catalog; "
+        "import sys, stillstate.orchestration.cli, stillstate.orchestration.config.spec, stillstate.orchestration.show.views, stillstate.orchestration.launchers, "
+        "stillstate.orchestration.recovery.observe, state_runtime.snapshot.catalog; "
         "print([m for m in ('pyspark', 'dagster', 'pandas', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run(

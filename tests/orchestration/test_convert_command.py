@@ -12,11 +12,11 @@ from job_roots import SECRET
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
-from orchestration.commands.places import named_place
-from orchestration.show.progress import PhaseBar
 from state_runtime.maintenance.convert import snapshot as convert_module
 from state_runtime.snapshot.locate import open_place
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.commands.places import named_place
+from stillstate.orchestration.show.progress import PhaseBar
 
 GOLDEN = Path(__file__).parents[1] / "state_runtime" / "golden" / "format-2"
 

@@ -13,14 +13,14 @@ import pytest
 from dagster_world import World
 from job_roots import FakeClock, JobRoot, checkpoint_of
 
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.looking.lookout import Lookout
-from orchestration.sensors import checks
-from orchestration.sensors.checks import CheckCursor, read_check_cursor
-from orchestration.upkeep.checks import Judged, judge
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, TimeEntry
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.sensors import checks
+from stillstate.orchestration.sensors.checks import CheckCursor, read_check_cursor
+from stillstate.orchestration.upkeep.checks import Judged, judge
 
 ALL = "checks: {replay_s: 1, state_growth: 2, savepoint_age_s: 3600, backlog_s: 600}"
 SENSOR = "stillstate_checks"

@@ -13,12 +13,12 @@ import dagster as dg
 import pytest
 from job_roots import SECRET
 
-from orchestration.config.spec import load_spec
-from orchestration.config.start_options import StartOptions
-from orchestration.definitions import build_definitions
-from orchestration.launchers import Launched, Stopped
-from orchestration.resources import SparkSessionResource, StillstateResource
 from state_runtime.base.errors import JobAlreadyRunning
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.launchers import Launched, Stopped
+from stillstate.orchestration.resources import SparkSessionResource, StillstateResource
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def python(code: str, config: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_code_location_loads_without_spark(write_config: Callable[..., Path]) -> None:
     done = python(
-        "import sys; from orchestration.definitions import defs; repository = defs().get_repository_def(); "
+        "import sys; from stillstate.orchestration.definitions import defs; repository = defs().get_repository_def(); "
         "print(sorted(j.name for j in repository.get_all_jobs()), [m for m in ('pyspark', 'dagster_pyspark') if m in sys.modules])",
         str(write_config("flights", "plane-delays")),
     )
@@ -46,7 +46,7 @@ def test_the_code_location_loads_without_spark(write_config: Callable[..., Path]
 
 
 def test_a_missing_configuration_fails_with_the_typed_error(tmp_path: Path) -> None:
-    done = python("from orchestration.definitions import defs; defs()", str(tmp_path / "none.yaml"))
+    done = python("from stillstate.orchestration.definitions import defs; defs()", str(tmp_path / "none.yaml"))
     assert done.returncode != 0
     assert "InvalidConfiguration" in done.stderr
     assert "none.yaml" in done.stderr

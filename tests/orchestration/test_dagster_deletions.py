@@ -14,16 +14,16 @@ import pytest
 from dagster_world import World
 from job_roots import SECRET, JobRoot
 
-from orchestration.config.schedules import cron_of
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.upkeep.deletions import Collecting, Retaining
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.gc.plan import Candidate, GcPlan
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.snapshot.manifest import LayerEntry, TableEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import pin_snapshot
+from stillstate.orchestration.config.schedules import cron_of
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.upkeep.deletions import Collecting, Retaining
 
 ORPHAN = f"changelog/{1:020d}/{1:020d}-x.seg"
 DAY_S = 86_400

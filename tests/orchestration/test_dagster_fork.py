@@ -14,10 +14,10 @@ from forked_job import NEW, OLD, SETTINGS, Forked, files_of
 from migrated_job import Died
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.commands import migrating
-from orchestration.migration.fork_plan import ForkRequest
 from state_runtime.snapshot.migration import read_migration
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.commands import migrating
+from stillstate.orchestration.migration.fork_plan import ForkRequest
 
 FORK = ForkRequest(of=OLD)
 STREAM = dg.AssetKey([NEW, "stream"])

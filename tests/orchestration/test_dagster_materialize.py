@@ -15,12 +15,19 @@ from dagster_world import World
 from fold_roots import begin, fail, finish
 from job_roots import SECRET, FakeClock, JobRoot
 
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.folding.health import FoldHealth, fold_health
-from orchestration.folding.plan import BACK_OFF_MAX_S, BACK_OFF_S, PAUSE_S, FoldRun, decide_fold, failed_in_a_row
-from orchestration.sensors.materialize import RECORDS_PER_TICK_MAX, read_fold_cursor
 from state_runtime.materialize.records import PIN_LIVE_MS
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.folding.health import FoldHealth, fold_health
+from stillstate.orchestration.folding.plan import (
+    BACK_OFF_MAX_S,
+    BACK_OFF_S,
+    PAUSE_S,
+    FoldRun,
+    decide_fold,
+    failed_in_a_row,
+)
+from stillstate.orchestration.sensors.materialize import RECORDS_PER_TICK_MAX, read_fold_cursor
 
 SENSOR = "stillstate_materialization"
 BY_DAGSTER = "materialization: {by: dagster, min_bytes: 1000}"  # the roots' checkpoints log more

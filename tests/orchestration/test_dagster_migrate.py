@@ -14,12 +14,12 @@ from migrated_house import House
 from migrated_job import Died, Migrated
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.commands import migrating
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.migration.plan import Request
 from state_runtime.snapshot.migration import RunSettings, read_migration
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.commands import migrating
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.migration.plan import Request
 
 SETTINGS = "parallelism: 2\nrecovery: {heartbeat_timeout_s: 300, first_checkpoint_s: 20}"
 STREAM = dg.AssetKey(["job", "stream"])

@@ -16,13 +16,6 @@ from job_roots import FakeClock, JobRoot
 from maintenance_root import Job as RealJob
 from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
-from orchestration.config.spec import JobSpec, Spec, load_spec, to_policy
-from orchestration.definitions import build_definitions
-from orchestration.jobs.savepoints import SavepointConfig
-from orchestration.launchers import Launcher, LocalLauncher
-from orchestration.resources import StillstateResource
-from orchestration.running.savepoints import savepoint_rows
-from orchestration.upkeep.savepoints import PATIENCE_S, SavepointWish
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.retention.apply import make_retention_plan
@@ -31,6 +24,13 @@ from state_runtime.snapshot.control import new_requests
 from state_runtime.snapshot.savepoint import list_savepoints, rewrite_savepoint
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec, to_policy
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.jobs.savepoints import SavepointConfig
+from stillstate.orchestration.launchers import Launcher, LocalLauncher
+from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.running.savepoints import savepoint_rows
+from stillstate.orchestration.upkeep.savepoints import PATIENCE_S, SavepointWish
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 KEY = dg.AssetKey(["flights", "savepoints"])

@@ -11,10 +11,10 @@ import pytest
 from dagster_world import FakeLauncher, World
 from job_roots import FakeClock, JobRoot
 
-from orchestration.jobs.past_runs import past_runs
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.term_files import RunState
+from stillstate.orchestration.jobs.past_runs import past_runs
 
 
 def test_a_healthy_stopped_finished_or_fenced_job_is_left_alone(world: Callable[..., World], flights: JobRoot) -> None:

@@ -13,10 +13,10 @@ from dagster_world import World
 from maintenance_root import Job
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
 from state_runtime.store import open_store
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
 
 
 @pytest.fixture

@@ -19,20 +19,20 @@ from job_roots import NO_SUCH_PID, SECRET, JobRoot
 from migrated_house import House
 from migrated_job import Died
 
-from assets.checks import MATCHES_CHECK
-from orchestration.config.driver_settings import driver_settings, section_digest
-from orchestration.config.sections import SECTIONS, MigrationSpec
-from orchestration.config.spec import JobSpec, load_spec, to_settings
-from orchestration.launchers.processes import is_owner_gone
-from orchestration.migration.desired import Desired, PastMigration, judge_desired
-from orchestration.migration.plan import Request
-from orchestration.recovery.health import Health
-from orchestration.recovery.observe import Observation
-from orchestration.run_phases import RunPhase
-from orchestration.sensors.desired_state import SHOWN_EVERY_S, read_desired_cursor
 from state_runtime.base.settings import JobSettings
 from state_runtime.snapshot.migration import Migration, RunSettings, read_migration, take_migration_over
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.assets.checks import MATCHES_CHECK
+from stillstate.orchestration.config.driver_settings import driver_settings, section_digest
+from stillstate.orchestration.config.sections import SECTIONS, MigrationSpec
+from stillstate.orchestration.config.spec import JobSpec, load_spec, to_settings
+from stillstate.orchestration.launchers.processes import is_owner_gone
+from stillstate.orchestration.migration.desired import Desired, PastMigration, judge_desired
+from stillstate.orchestration.migration.plan import Request
+from stillstate.orchestration.recovery.health import Health
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.run_phases import RunPhase
+from stillstate.orchestration.sensors.desired_state import SHOWN_EVERY_S, read_desired_cursor
 
 SENSOR = "stillstate_desired_state"
 FILE = "parallelism: 2\ncheckpoint: {interval_s: 5}\nrecovery: {heartbeat_timeout_s: 300, first_checkpoint_s: 20}"

@@ -13,15 +13,15 @@ import pytest
 from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot
 
-from orchestration.config.spec import load_spec
-from orchestration.launchers import FirstCheckpoint, LastWords, LaunchFailed, LocalLauncher
-from orchestration.recovery.alive import UNREACHABLE_S, judge_alive
-from orchestration.recovery.health import Health
-from orchestration.recovery.plan import RecoveryPlan
-from orchestration.sensors.recovery import SHOWN_EVERY_S, read_alive_cursor
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import FirstCheckpoint, LastWords, LaunchFailed, LocalLauncher
+from stillstate.orchestration.recovery.alive import UNREACHABLE_S, judge_alive
+from stillstate.orchestration.recovery.health import Health
+from stillstate.orchestration.recovery.plan import RecoveryPlan
+from stillstate.orchestration.sensors.recovery import SHOWN_EVERY_S, read_alive_cursor
 
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 
@@ -129,7 +129,7 @@ def test_an_unreachable_store_is_a_warning_and_red_after_two_minutes(
         raise StoreUnavailable("it does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr("orchestration.looking.watch.look_at", away)
+        patched.setattr("stillstate.orchestration.looking.watch.look_at", away)
         assert only(here).severity is WARN
         here.clock.advance_s(UNREACHABLE_S - 1)
         assert checks(here) == []

@@ -6,12 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.launchers.port import Liveness
-from orchestration.recovery.alive import judge_alive
-from orchestration.recovery.health import BACKOFF_MAX_S, Health, HealthPolicy, Verdict, decide, recovery_wait_s
-from orchestration.recovery.plan import GIVE_UP, SETTLED_S, Loss, PastRun, RecoveryPlan, kind_of_exit, plan_recovery
 from state_runtime.base.errors import StoreRefused
 from state_runtime.snapshot.term_files import RunState, RunStatus
+from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.recovery.alive import judge_alive
+from stillstate.orchestration.recovery.health import (
+    BACKOFF_MAX_S,
+    Health,
+    HealthPolicy,
+    Verdict,
+    decide,
+    recovery_wait_s,
+)
+from stillstate.orchestration.recovery.plan import (
+    GIVE_UP,
+    SETTLED_S,
+    Loss,
+    PastRun,
+    RecoveryPlan,
+    kind_of_exit,
+    plan_recovery,
+)
 
 NOW_MS = 1_700_000_000_000
 POLICY = HealthPolicy(heartbeat_timeout_s=30, start_grace_s=120)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.config.entry_point import load_entry_point
 from state_runtime.base.errors import InvalidConfiguration, UserCodeError
+from stillstate.orchestration.config.entry_point import load_entry_point
 
 
 @pytest.fixture

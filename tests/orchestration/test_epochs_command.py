@@ -12,11 +12,11 @@ import pytest
 from job_roots import JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.epoch_tasks import EpochTasks, OtherTasks, RunEpochs, TaskNumbers
 from state_runtime.snapshot.paths import epochs_path
 from state_runtime.snapshot.term_files import write_epochs
+from stillstate.orchestration.cli import app
 
 AT = 1_700_000_000_000
 

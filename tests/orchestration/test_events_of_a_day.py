@@ -11,12 +11,12 @@ import dagster as dg
 from dagster._core.test_utils import instance_for_test
 from job_roots import FakeClock, JobRoot
 
-from assets.metadata import checkpoint_materialization, run_materialization, shape_of
-from assets.mount import Mount
-from orchestration.config.sections import ObservationSpec
-from orchestration.looking.points import POINTS_MAX, Point
-from orchestration.sensors.publishing import Published, why_publish
 from state_runtime.snapshot.manifest import Manifest
+from stillstate.assets.metadata import checkpoint_materialization, run_materialization, shape_of
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.sections import ObservationSpec
+from stillstate.orchestration.looking.points import POINTS_MAX, Point
+from stillstate.orchestration.sensors.publishing import Published, why_publish
 
 DAY_S, TICK_S, INTERVAL_S, PER_S = 86_400, 5, ObservationSpec().interval_s, 5
 BYTES_MAX = 50 * 10**6

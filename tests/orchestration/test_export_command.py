@@ -11,7 +11,7 @@ from job_roots import SECRET, JobRoot
 from test_query_command import SEEN, checkpoint
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
+from stillstate.orchestration.cli import app
 
 
 def call(*arguments: object) -> Result:

@@ -19,14 +19,14 @@ from dagster_world import World
 from job_roots import SECRET, JobRoot
 from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
-from assets.mount import Mount
-from orchestration.config.notify import NotifySpec
-from orchestration.config.spec import load_spec
-from orchestration.jobs.tags import recovery_run_tags
-from orchestration.notify.book import TROUBLES_MAX, Book, Trouble, read_book
-from orchestration.notify.receiver import NotTold, tell
-from orchestration.sensors.failures import book_key, build_failures_sensor
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.notify import NotifySpec
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.jobs.tags import recovery_run_tags
+from stillstate.orchestration.notify.book import TROUBLES_MAX, Book, Trouble, read_book
+from stillstate.orchestration.notify.receiver import NotTold, tell
+from stillstate.orchestration.sensors.failures import book_key, build_failures_sensor
 
 SENSOR = "stillstate_failures"
 TOKEN = "t0ken-of-the-receiver"

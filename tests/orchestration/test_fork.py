@@ -11,13 +11,6 @@ import pytest
 from forked_job import NEW, OLD, SETTINGS, Forked, files_of
 from migrated_job import ENDS, Died, crashed
 
-from orchestration.config.held import held_settings, refuse_while_migrating
-from orchestration.config.spec import StartFromSpec
-from orchestration.migration.fork_plan import ForkFound, ForkRequest, plan_fork
-from orchestration.migration.migrate import fork_or_resume, migrate_or_resume
-from orchestration.migration.plan import Request
-from orchestration.migration.said import error_of
-from orchestration.recovery.observe import observe
 from state_runtime.base.errors import (
     InvalidConfiguration,
     JobNotFound,
@@ -38,6 +31,13 @@ from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.store import open_store
 from state_runtime.store.local import LocalStore
+from stillstate.orchestration.config.held import held_settings, refuse_while_migrating
+from stillstate.orchestration.config.spec import StartFromSpec
+from stillstate.orchestration.migration.fork_plan import ForkFound, ForkRequest, plan_fork
+from stillstate.orchestration.migration.migrate import fork_or_resume, migrate_or_resume
+from stillstate.orchestration.migration.plan import Request
+from stillstate.orchestration.migration.said import error_of
+from stillstate.orchestration.recovery.observe import observe
 
 FORK = ForkRequest(of=OLD)
 THERE = ForkFound(source_root="/a/job", root="/b/beside", place="/a/job@7", snapshot_id=7, snapshot_bytes=2048)
@@ -461,7 +461,7 @@ def test_a_store_that_does_not_answer_takes_nothing_back(made: Forked, monkeypat
         raise StoreUnavailable("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr("orchestration.migration.forking.Beginning.fill", away)
+        patched.setattr("stillstate.orchestration.migration.forking.Beginning.fill", away)
         migrator = made.migrator()
         with pytest.raises(StoreUnavailable):
             migrator.fork(migrator.plan_fork(FORK))

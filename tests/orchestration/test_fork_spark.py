@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fed_job import KEYS, PROJECT, Feeder, command, newest_of_each_key, output
 
-from orchestration.config.spec import load_spec
-from orchestration.launchers import LocalLauncher
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import read_migration
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import LocalLauncher
 
 JOB = """
 from state_runtime import ParquetSink, aggregates

@@ -18,12 +18,12 @@ from dagster_graphql.schema import create_schema
 from graphql import parse, validate
 from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
-from orchestration.commands.begin_here import free_port
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import read_migration
 from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
+from stillstate.orchestration.commands.begin_here import free_port
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = (PROJECT / "docs" / "graphql.md").read_text()
@@ -48,7 +48,7 @@ class House:
         self.folder = folder
         environment = {n: v for n, v in os.environ.items() if n not in ("STILLSTATE_CONFIG", "DAGSTER_HOME")}
         environment["PYTHONPATH"] = str(PROJECT)
-        stillstate = [sys.executable, "-m", "orchestration.cli"]
+        stillstate = [sys.executable, "-m", "stillstate.orchestration.cli"]
         subprocess.run([*stillstate, "init", str(folder)], check=True, env=environment, capture_output=True)
         self.port = free_port("127.0.0.1")
         self.log = folder / "dagster.log"
@@ -132,7 +132,9 @@ def house(tmp_path: Path) -> Iterator[House]:
 @pytest.mark.spark
 def test_the_calls_of_the_page_do_what_it_says(house: House) -> None:
     """Start, savepoint, rescale, back to an older snapshot, stop."""
-    wanted = {("orchestration.definitions", "__repository__", v["job"]) for v in VARIABLES.values() if "job" in v}
+    wanted = {
+        ("stillstate.orchestration.definitions", "__repository__", v["job"]) for v in VARIABLES.values() if "job" in v
+    }
     assert wanted <= within(house.jobs)
 
     house.launch("start")

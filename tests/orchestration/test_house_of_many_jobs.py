@@ -19,11 +19,11 @@ from dagster._daemon.sensor import execute_sensor_iteration
 from house import House, write_house
 from job_roots import FakeClock
 
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.looking.lookout import Lookout
-from orchestration.resources import StillstateResource
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.resources import StillstateResource
 
 ROOT = Path(__file__).resolve().parents[2]
 SENSORS = ("stillstate_progress", "stillstate_recovery", "stillstate_desired_state", "stillstate_materialization")
@@ -136,7 +136,7 @@ def test_the_code_location_stays_loaded_and_answers_while_stores_hang(
     monkeypatch.setenv("STILLSTATE_CONFIG", str(house.file))
     for root in house.roots.values():
         root.beat("finished")  # else 160 recovery runs are queued
-    target = ModuleTarget("orchestration.definitions", "defs", str(ROOT), "stillstate")
+    target = ModuleTarget("stillstate.orchestration.definitions", "defs", str(ROOT), "stillstate")
     with instance_for_test() as instance, create_test_daemon_workspace_context(target, instance) as workspace:
         for _ in range(2):
             list(execute_sensor_iteration(workspace, logging.getLogger("daemon"), None, None))

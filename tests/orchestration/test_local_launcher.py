@@ -15,20 +15,20 @@ import psutil
 import pytest
 from job_roots import SECRET, FakeClock, JobRoot
 
-from orchestration.config.spec import load_spec
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
-from orchestration.launchers.log_files import LOGS_KEPT
-from orchestration.launchers.processes import process_of
-from orchestration.recovery.health import Health
-from orchestration.recovery.observe import Observation
-from orchestration.running.run import _is_unwanted
-from orchestration.show.views import JobRow
-from orchestration.standby import RESTARTED
 from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning, JobNotFound
 from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.control import pending_stop
 from state_runtime.snapshot.term_files import RunStatus, write_status
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
+from stillstate.orchestration.launchers.log_files import LOGS_KEPT
+from stillstate.orchestration.launchers.processes import process_of
+from stillstate.orchestration.recovery.health import Health
+from stillstate.orchestration.recovery.observe import Observation
+from stillstate.orchestration.running.run import _is_unwanted
+from stillstate.orchestration.show.views import JobRow
+from stillstate.orchestration.standby import RESTARTED
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 Make = Callable[..., LocalLauncher]
@@ -145,7 +145,7 @@ def test_stop_falls_back_to_sigterm_for_a_driver_that_does_not_look(make: Make) 
 
 
 def test_a_driver_that_ignores_everything_is_a_clear_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.launchers.through_store.TERMINATE_WAIT_S", 0.5)
+    monkeypatch.setattr("stillstate.orchestration.launchers.through_store.TERMINATE_WAIT_S", 0.5)
     launcher = with_launcher(make("ignore-all"), stop_timeout_s=0.5)
     launched = launcher.start()
     with pytest.raises(StopTimedOut, match=f"kill -9 {launched.pid}"):

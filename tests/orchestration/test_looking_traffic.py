@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.looking.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, OPEN_MAX_S, Breaker
-from orchestration.looking.traffic import Ticket, Traffic
-from orchestration.looking.turns import next_start, turns
+from stillstate.orchestration.looking.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, OPEN_MAX_S, Breaker
+from stillstate.orchestration.looking.traffic import Ticket, Traffic
+from stillstate.orchestration.looking.turns import next_start, turns
 
 
 def open_at(now_s: float) -> Breaker:

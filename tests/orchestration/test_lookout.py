@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from black_holes import black_hole, refused
 
-from orchestration.looking.look import patience_of
-from orchestration.looking.lookout import Lookout, NoLook, Task
-from orchestration.looking.traffic import Traffic
 from state_runtime.base.errors import CorruptData, StoreRefused, StoreUnavailable
 from state_runtime.snapshot.catalog import read_job_info
 from state_runtime.store import open_store, open_watched_store
+from stillstate.orchestration.looking.look import patience_of
+from stillstate.orchestration.looking.lookout import Lookout, NoLook, Task
+from stillstate.orchestration.looking.traffic import Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,7 +133,7 @@ def test_a_hanging_look_does_not_keep_the_interpreter_from_ending() -> None:
     """A process of its own, for its end is what is looked at; `communicate` would run into its limit."""
     code = (
         "import threading\n"
-        "from orchestration.looking.lookout import Lookout, Task\n"
+        "from stillstate.orchestration.looking.lookout import Lookout, Task\n"
         "hangs = Task(key='a', store='s', shown='s', read=threading.Event().wait)\n"
         "print(Lookout().look([hangs], timeout_s=0.1, budget_s=5)['a'].why)\n"
     )

@@ -11,14 +11,14 @@ import pytest
 from job_roots import SECRET, JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
-from orchestration.config.spec import load_spec, to_policy, to_settings
-from orchestration.show import deletions as deletion
 from state_runtime.base.durations import parse_duration_s
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import RetentionPolicy
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import Manifest
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.config.spec import load_spec, to_policy, to_settings
+from stillstate.orchestration.show import deletions as deletion
 
 COMMANDS = [
     ["delete"],
@@ -85,7 +85,7 @@ def test_delete_asks_in_a_terminal_and_takes_no_for_an_answer(
 ) -> None:
     monkeypatch.setattr(deletion.sys.stdin.__class__, "isatty", lambda self: True, raising=False)
     with monkeypatch.context() as patch:
-        patch.setattr("orchestration.show.deletions.sys", _Terminal())
+        patch.setattr("stillstate.orchestration.show.deletions.sys", _Terminal())
         answer = CliRunner().invoke(app, ["delete", "flights", "1", "-c", config], input="n\n")
         assert answer.exit_code == 1
         assert ids_of(flights) == [1, 2, 3, 4, 5]

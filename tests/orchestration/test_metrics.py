@@ -21,18 +21,18 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.launchers import Launcher
-from orchestration.looking.lookout import Lookout
-from orchestration.looking.newest_savepoint import SavepointsSeen
-from orchestration.metrics.collector import JobsCollector
-from orchestration.metrics.families import HEALTHS
-from orchestration.recovery.observe import Observation, observe
-from orchestration.running.savepoints import Savepointer
-from orchestration.upkeep.savepoints import periodic_savepoint
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, StoreUnavailable
 from state_runtime.snapshot.catalog import Catalog
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.looking.newest_savepoint import SavepointsSeen
+from stillstate.orchestration.metrics.collector import JobsCollector
+from stillstate.orchestration.metrics.families import HEALTHS
+from stillstate.orchestration.recovery.observe import Observation, observe
+from stillstate.orchestration.running.savepoints import Savepointer
+from stillstate.orchestration.upkeep.savepoints import periodic_savepoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -152,7 +152,7 @@ def test_a_store_that_goes_away_after_the_look_leaves_savepoints_out_and_nothing
     def gone(catalog: Catalog) -> SavepointsSeen:
         raise StoreUnavailable("the cable is out")
 
-    monkeypatch.setattr("orchestration.metrics.collector.savepoints_seen", gone)
+    monkeypatch.setattr("stillstate.orchestration.metrics.collector.savepoints_seen", gone)
     found = scrape(write_config("flights"), clock)
     assert values(found, "stillstate_job_seen") == {"flights": 1.0}
     assert found["stillstate_savepoints"].samples == []
@@ -258,7 +258,7 @@ def test_a_wrong_call_says_what_to_do(
 
 @pytest.fixture
 def served(write_config: Callable[..., Path], running: JobRoot) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "orchestration.cli", "metrics", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "stillstate.orchestration.cli", "metrics", "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
         [*command, "-c", str(write_config("flights"))],
         stderr=subprocess.PIPE,
@@ -297,7 +297,7 @@ def test_each_request_looks_and_ctrl_c_ends_it(served: tuple[str, subprocess.Pop
 def test_the_command_imports_neither_dagster_nor_spark(write_config: Callable[..., Path], running: JobRoot) -> None:
     config = str(write_config("flights"))
     code = (
-        "import sys; from typer.testing import CliRunner; from orchestration.cli import app; "
+        "import sys; from typer.testing import CliRunner; from stillstate.orchestration.cli import app; "
         f"done = CliRunner().invoke(app, ['metrics', '-c', {config!r}]); "
         "print(done.exit_code, [m for m in ('dagster', 'pyspark') if m in sys.modules])"
     )

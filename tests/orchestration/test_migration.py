@@ -15,17 +15,6 @@ import psutil
 import pytest
 from migrated_job import ENDS, HOST, Died, Migrated, crashed
 
-from orchestration.config.held import held_settings, refuse_while_migrating
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers.port import Liveness
-from orchestration.migration.effects import RolledBack
-from orchestration.migration.plan import Found, Request, differences, plan_migration
-from orchestration.migration.said import error_of
-from orchestration.migration.steps import judge_watched
-from orchestration.recovery.observe import observe
-from orchestration.running import run
-from orchestration.running.run import run_job
-from orchestration.standby import CAUSE_ENV
 from state_runtime.base.errors import (
     CorruptManifest,
     InvalidConfiguration,
@@ -50,6 +39,17 @@ from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 from state_runtime.store.local import LocalStore
+from stillstate.orchestration.config.held import held_settings, refuse_while_migrating
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.migration.effects import RolledBack
+from stillstate.orchestration.migration.plan import Found, Request, differences, plan_migration
+from stillstate.orchestration.migration.said import error_of
+from stillstate.orchestration.migration.steps import judge_watched
+from stillstate.orchestration.recovery.observe import observe
+from stillstate.orchestration.running import run
+from stillstate.orchestration.running.run import run_job
+from stillstate.orchestration.standby import CAUSE_ENV
 
 TO_3 = Request(settings=RunSettings(parallelism=3), timeout_s=20)
 BEFORE = RunSettings(2, "arrow")

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from fed_job import PROJECT, Feeder, command, newest_of_each_key, output
 
-from orchestration.config.driver_settings import driver_settings
-from orchestration.config.spec import load_spec
-from orchestration.launchers import LocalLauncher
-from orchestration.launchers.processes import process_of
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import RunSettings, read_migration
 from state_runtime.store import open_store
+from stillstate.orchestration.config.driver_settings import driver_settings
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import LocalLauncher
+from stillstate.orchestration.launchers.processes import process_of
 
 JOB = """
 from state_runtime import ParquetSink, aggregates

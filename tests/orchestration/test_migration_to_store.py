@@ -12,15 +12,6 @@ from typing import Any
 import pytest
 from migrated_job import ENDS, Died, Migrated, crashed
 
-from orchestration.config.driver_settings import section_digest
-from orchestration.config.held import held_settings
-from orchestration.config.home import at_source, at_target, home_of
-from orchestration.config.spec import load_spec
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers import Stopped, StopTimedOut
-from orchestration.migration.plan import Request
-from orchestration.migration.said import error_of
-from orchestration.recovery.observe import observe
 from state_runtime.base.errors import InvalidConfiguration, SnapshotInUse
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.boundary import advance_boundary
@@ -29,6 +20,15 @@ from state_runtime.snapshot.handover import read_moving, refuse_if_handed_over
 from state_runtime.snapshot.migration import Migration, RunSettings, read_migration
 from state_runtime.store import Store, open_store
 from state_runtime.store.local import LocalStore
+from stillstate.orchestration.config.driver_settings import section_digest
+from stillstate.orchestration.config.held import held_settings
+from stillstate.orchestration.config.home import at_source, at_target, home_of
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers import Stopped, StopTimedOut
+from stillstate.orchestration.migration.plan import Request
+from stillstate.orchestration.migration.said import error_of
+from stillstate.orchestration.recovery.observe import observe
 
 SETTINGS = "parallelism: 2\nrecovery: {heartbeat_timeout_s: 300}\nmigration: {to_store: elsewhere}"
 MOVE = Request(is_move=True, timeout_s=20)

@@ -21,19 +21,19 @@ from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_world import FakeLauncher
 from job_roots import FakeClock, JobRoot
 
-from orchestration import StillstateResource, build_definitions
-from orchestration.config.spec import JobSpec, Spec, load_spec
-from orchestration.launchers import Launcher
-from orchestration.looking.lookout import Lookout
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate import StillstateResource, build_definitions
+from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.looking.lookout import Lookout
 
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("per_job", "shared")
 
 LOCATION = """
 import dagster as dg
-from orchestration import build_definitions
+from stillstate import build_definitions
 
 @dg.asset(deps=[dg.AssetKey(["north", "flights", "checkpoints"])])
 def report() -> None: ...
@@ -244,10 +244,10 @@ def test_a_defs_yaml_mounts_a_file(tmp_path: Path) -> None:
         (package / "__init__.py").write_text("")
     (tmp_path / "dg.toml").write_text('directory_type = "project"\n[project]\nroot_module = "project"\n')
     attributes = "{key_prefix: [north], group: northern}"
-    (defs / "north" / "defs.yaml").write_text(f"type: orchestration.StillstateComponent\nattributes: {attributes}\n")
+    (defs / "north" / "defs.yaml").write_text(f"type: stillstate.StillstateComponent\nattributes: {attributes}\n")
     (defs / "south").mkdir()
     (defs / "south" / "defs.yaml").write_text(
-        "type: orchestration.StillstateComponent\nattributes: {config: ../files/stillstate.yaml, key_prefix: [south]}\n"
+        "type: stillstate.StillstateComponent\nattributes: {config: ../files/stillstate.yaml, key_prefix: [south]}\n"
     )
     done = python(
         "import dagster as dg; from pathlib import Path; "
@@ -274,13 +274,13 @@ def test_readme_s_lines_mount_a_file_beside_other_definitions(tmp_path: Path) ->
 
 def test_the_public_names_are_what_they_say_and_cost_no_import_of_dagster(tmp_path: Path) -> None:
     done = python(
-        "import sys, orchestration; first = 'dagster' in sys.modules; "
-        "print(first, [getattr(orchestration, n) is not None for n in orchestration.__all__], 'pyspark' in sys.modules)",
+        "import sys, stillstate; first = 'dagster' in sys.modules; "
+        "print(first, [getattr(stillstate, n) is not None for n in stillstate.__all__], 'pyspark' in sys.modules)",
         tmp_path,
     )
     assert done.stdout.strip() == "False [True, True, True, True] False", done.stderr
     with pytest.raises(ImportError, match="cannot import name 'build_definition'"):
-        from orchestration import build_definition  # noqa: F401
+        from stillstate import build_definition  # noqa: F401
 
 
 def python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:

@@ -9,12 +9,12 @@ import pytest
 from job_roots import JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
-from orchestration.show.moves import report_json, result_text
 from state_runtime.maintenance.verify.report import Finding, VerifyReport
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import FileEntry, LayerEntry, Manifest
 from state_runtime.store import open_store
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.show.moves import report_json, result_text
 
 
 def call(*arguments: str) -> Result:

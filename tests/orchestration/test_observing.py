@@ -11,11 +11,11 @@ import pytest
 from dagster_world import FakeLauncher
 from job_roots import NO_SUCH_PID, FakeClock, JobRoot
 
-from orchestration.config.spec import load_spec
-from orchestration.launchers import Launcher
-from orchestration.recovery.observe import Observation, observe
 from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.recovery.observe import Observation, observe
 
 
 def look(root: JobRoot, launcher: Launcher) -> Observation:
@@ -45,7 +45,7 @@ def test_a_driver_that_another_user_hides_is_not_dead_while_its_heart_beats(
     def unseen(pid: int) -> psutil.Process:
         raise psutil.NoSuchProcess(pid)
 
-    monkeypatch.setattr("orchestration.launchers.processes.psutil.Process", unseen)
+    monkeypatch.setattr("stillstate.orchestration.launchers.processes.psutil.Process", unseen)
     root = JobRoot(tmp_path / "state", "flights", FakeClock(), pid=os.getpid())
     root.start()
     root.beat(process_space=process_space())

@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot, checkpoint_of
 
-from assets.mount import Mount
+from stillstate.assets.mount import Mount
 
 SENSOR = "stillstate_progress"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.running import prepare
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.running import prepare
 
 
 @pytest.fixture

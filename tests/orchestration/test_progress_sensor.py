@@ -11,9 +11,9 @@ import pytest
 from dagster_world import World
 from job_roots import SECRET, FakeClock, JobRoot
 
-from assets.mount import Mount
-from orchestration.looking.points import POINTS_MAX
-from orchestration.sensors.publishing import CURSOR_VERSION, read_cursor
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.looking.points import POINTS_MAX
+from stillstate.orchestration.sensors.publishing import CURSOR_VERSION, read_cursor
 
 SENSOR = "stillstate_progress"
 

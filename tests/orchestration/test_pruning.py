@@ -15,11 +15,11 @@ from dagster._core.test_utils import instance_for_test
 from dagster_world import World
 from job_roots import FakeClock
 
-from assets.mount import Mount
-from orchestration.config.spec import load_spec
-from orchestration.jobs.tags import JOB_TAG
-from orchestration.upkeep import pruning
 from state_runtime.base.clock import SYSTEM_CLOCK
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.upkeep import pruning
 
 DAY_MS = 86_400_000
 KEPT = 3
@@ -117,7 +117,7 @@ def test_sqlites_copy_of_events_without_a_run_goes_too() -> None:
 
 
 def test_a_month_is_kept_by_default_and_the_job_prunes_every_night(write_config: Callable[..., Path]) -> None:
-    from orchestration.definitions import build_definitions
+    from stillstate.orchestration.definitions import build_definitions
 
     def made(house: str) -> tuple[str, str]:
         defs = build_definitions(load_spec(write_config(house=house)))

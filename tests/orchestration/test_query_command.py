@@ -21,12 +21,12 @@ import pytest
 from job_roots import SECRET, JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.changelog.writer import write_segment
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
 from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import StateSchema, entry_of_time
+from stillstate.orchestration.cli import app
 from tests.stored import write_task_changes
 
 KEYS = pa.schema([("tailnum", pa.string())])
@@ -264,7 +264,7 @@ def test_a_query_starts_without_spark_or_dagster(config: str) -> None:
     """It is typed while people wait. (Where pandas is installed, Arrow loads it to make its first array.)"""
     code = (
         "import sys\n"
-        "from orchestration.cli import app\n"
+        "from stillstate.orchestration.cli import app\n"
         f"app(['query', 'flights', 'seen', '-k', 'tailnum=N1', '-c', {config!r}], standalone_mode=False)\n"
         f"app(['query', 'flights', 'seen', '--json', '-c', {config!r}], standalone_mode=False)\n"
         "print([m for m in ('pyspark', 'dagster', 's3fs') if m in sys.modules], file=sys.stderr)\n"

@@ -13,10 +13,6 @@ import pytest
 from dagster_world import FakeLauncher, World
 from maintenance_root import Job
 
-from assets.mount import Mount
-from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.launchers import FirstCheckpoint, Launched, LaunchFailed
-from orchestration.recovery.fallback import Damage, FallbackPolicy, decide_fallback, look_for_damage
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
@@ -26,6 +22,10 @@ from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import write_status
 from state_runtime.store import open_store
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
+from stillstate.orchestration.launchers import FirstCheckpoint, Launched, LaunchFailed
+from stillstate.orchestration.recovery.fallback import Damage, FallbackPolicy, decide_fallback, look_for_damage
 
 FOUND = Damage(newest=1241, where="segment X", restorable=1238, looked_at=4, epochs=3, published=True)
 

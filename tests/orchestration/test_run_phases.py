@@ -9,11 +9,11 @@ from typing import get_args
 import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
-import orchestration
-from orchestration.folding.mode import FoldMode
-from orchestration.folding.plan import FoldRun, failed_in_a_row
-from orchestration.run_phases import ENDED, PHASES, UNDER_WAY, RunPhase
 from state_runtime.materialize.plan import Mode
+from stillstate import orchestration
+from stillstate.orchestration.folding.mode import FoldMode
+from stillstate.orchestration.folding.plan import FoldRun, failed_in_a_row
+from stillstate.orchestration.run_phases import ENDED, PHASES, UNDER_WAY, RunPhase
 
 
 def test_every_status_of_dagster_has_a_phase() -> None:

@@ -12,10 +12,10 @@ import pytest
 from job_roots import FakeClock, JobRoot
 from rich.console import Console
 
-from orchestration.running.run import ONE_REQUEST_S, RestoreWatch, _leave, _stop_on_signals
-from orchestration.show.runs import JsonLines, LiveLine, PlainLines, progress_line, progress_view
-from orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
 from state_runtime.base.progress import Progress
+from stillstate.orchestration.running.run import ONE_REQUEST_S, RestoreWatch, _leave, _stop_on_signals
+from stillstate.orchestration.show.runs import JsonLines, LiveLine, PlainLines, progress_line, progress_view
+from stillstate.orchestration.text import bytes_text, count_text, duration_text, redacted_location, time_text
 
 
 def epoch(number: int) -> Progress:

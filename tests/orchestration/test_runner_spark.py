@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestration.config.spec import load_spec
-from orchestration.launchers import LaunchFailed, LocalLauncher
-from orchestration.launchers.processes import process_of
 from state_runtime.base.errors import JobAlreadyRunning
 from state_runtime.base.process_space import process_space
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import LaunchFailed, LocalLauncher
+from stillstate.orchestration.launchers.processes import process_of
 
 PROJECT = str(Path(__file__).resolve().parents[2])
 
@@ -98,7 +98,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def command(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "orchestration.cli", *arguments, "--config", str(config)],
+        [sys.executable, "-m", "stillstate.orchestration.cli", *arguments, "--config", str(config)],
         capture_output=True,
         text=True,
         check=False,
@@ -178,7 +178,7 @@ def test_a_killed_python_process_of_spark_is_one_message(config: Path) -> None:
 def test_a_killed_java_is_one_message_and_the_next_run_goes_on(config: Path) -> None:
     """Spark's Java process takes with it all that py4j would say: a refused connection is no message."""
     driver = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "run", "tiny", "--json", "--log-file", "mine.log", "-c", str(config)],
+        [sys.executable, "-m", "stillstate.orchestration.cli", "run", "tiny", "--json", "--log-file", "mine.log", "-c", str(config)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=config.parent,
     )  # fmt: skip
     assert driver.stdout is not None

@@ -11,9 +11,6 @@ import pytest
 from job_roots import FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
-from orchestration.cli import app
-from orchestration.running.savepoints import Savepointer, failed, savepoint_rows
-from orchestration.show.savepoints import savepoints_table
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.driver.savepoints import Savepoints
@@ -26,6 +23,9 @@ from state_runtime.snapshot.savepoint import (
     rewrite_savepoint,
 )
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.running.savepoints import Savepointer, failed, savepoint_rows
+from stillstate.orchestration.show.savepoints import savepoints_table
 
 
 class Driver:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.config.launcher import LauncherSpec
-from orchestration.config.notify import NotifySpec
-from orchestration.config.sections import SECTIONS, DagsterSpec, ObservationSpec
-from orchestration.config.spec import JobSpec, load_spec
-from orchestration.config.upkeep import UPKEEP_SECTIONS
 from state_runtime.base.limits import GIB, KIB, MIB
+from stillstate.orchestration.config.launcher import LauncherSpec
+from stillstate.orchestration.config.notify import NotifySpec
+from stillstate.orchestration.config.sections import SECTIONS, DagsterSpec, ObservationSpec
+from stillstate.orchestration.config.spec import JobSpec, load_spec
+from stillstate.orchestration.config.upkeep import UPKEEP_SECTIONS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROW = re.compile(r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \|$", re.M)

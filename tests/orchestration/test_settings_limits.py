@@ -10,8 +10,6 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from orchestration.config import sections
-from orchestration.config.spec import JobSpec, to_policy, to_settings
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import (
     CHOICES,
@@ -23,6 +21,8 @@ from state_runtime.base.settings import (
     RetentionPolicy,
 )
 from state_runtime.state.backends import Backend
+from stillstate.orchestration.config import sections
+from stillstate.orchestration.config.spec import JobSpec, to_policy, to_settings
 
 # Where a setting stands in the file: the section, or "" for the job itself, and its name there.
 PLACES = {

@@ -19,12 +19,12 @@ from dagster._utils.schedules import cron_string_iterator
 from dagster_world import FakeLauncher, World
 from job_roots import FakeClock, JobRoot
 
-from orchestration.config.schedules import cron_of, is_cron, is_due
-from orchestration.config.sections import PER_JOB_MAX
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.upkeep.deletions import Retaining
 from state_runtime.snapshot.savepoint import list_savepoints
+from stillstate.orchestration.config.schedules import cron_of, is_cron, is_due
+from stillstate.orchestration.config.sections import PER_JOB_MAX
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.upkeep.deletions import Retaining
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM_TAGS = {f"stillstate/{name}" for name in ("materialize", "savepoint", "upkeep")}
@@ -288,7 +288,7 @@ def test_dagsters_scheduler_makes_of_each_request_a_run_of_that_streams_assets_a
         "verification: {full: 5 4 * * *, sample: 'off'}\ndrill: {schedule: 5 4 * * *}"
     )
     monkeypatch.setenv("STILLSTATE_CONFIG", str(write_config("flights", "trains", house=SHARED, extra=extra)))
-    target = ModuleTarget("orchestration.definitions", "defs", str(ROOT), "stillstate")
+    target = ModuleTarget("stillstate.orchestration.definitions", "defs", str(ROOT), "stillstate")
     times: dict[str, Any] = {}
     with instance_for_test() as instance, create_test_daemon_workspace_context(target, instance) as workspace:
         for minute in (0, 6):

@@ -12,12 +12,12 @@ import pytest
 from job_roots import FakeClock
 from rich.console import Console
 
-import orchestration
-from orchestration.show.folds import fold_view
-from orchestration.show.progress import Pace, bytes_bar, count_bar, form_of
-from orchestration.show.runs import progress_view
-from orchestration.show.savepoints import SavepointBar, SavepointJson, SavepointSilence, savepoint_view
 from state_runtime.snapshot.savepoint import SavepointRecord
+from stillstate import orchestration
+from stillstate.orchestration.show.folds import fold_view
+from stillstate.orchestration.show.progress import Pace, bytes_bar, count_bar, form_of
+from stillstate.orchestration.show.runs import progress_view
+from stillstate.orchestration.show.savepoints import SavepointBar, SavepointJson, SavepointSilence, savepoint_view
 
 
 class Terminal(io.StringIO):
@@ -60,7 +60,9 @@ def test_who_acts_does_not_show() -> None:
         modules = {
             n.module for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom) and n.module
         }
-        assert not [m for m in modules if m.split(".")[0] == "rich" or m.startswith("orchestration.show")], file
+        assert not [m for m in modules if m.split(".")[0] == "rich" or m.startswith("stillstate.orchestration.show")], (
+            file
+        )
 
 
 def test_lines_keep_their_pace_and_the_last_one_is_printed_however_soon(clock: FakeClock) -> None:

@@ -16,16 +16,27 @@ import pytest
 from fake_submit import __file__ as FAKE_SUBMIT
 from job_roots import SECRET, JobRoot
 
-from orchestration.config.spec import JobSpec, load_spec
-from orchestration.config.start_options import StartOptions
-from orchestration.launchers import LaunchFailed, LocalLauncher, SparkSubmitLauncher, StopTimedOut, build_launcher
-from orchestration.launchers.log_files import redacted
-from orchestration.launchers.spark_submit import find_spark_submit
-from orchestration.launchers.submit_command import APPLICATION, properties_text, submit_command, submit_properties
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration, JobAlreadyRunning
 from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.config.spec import JobSpec, load_spec
+from stillstate.orchestration.config.start_options import StartOptions
+from stillstate.orchestration.launchers import (
+    LaunchFailed,
+    LocalLauncher,
+    SparkSubmitLauncher,
+    StopTimedOut,
+    build_launcher,
+)
+from stillstate.orchestration.launchers.log_files import redacted
+from stillstate.orchestration.launchers.spark_submit import find_spark_submit
+from stillstate.orchestration.launchers.submit_command import (
+    APPLICATION,
+    properties_text,
+    submit_command,
+    submit_properties,
+)
 
 CLIENT = "kind: spark-submit, master: 'spark://m:7077'"
 CLUSTER = "kind: spark-submit, master: yarn, deploy_mode: cluster"

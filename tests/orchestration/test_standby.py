@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestration.running.standby import LINE_BYTES_MAX, Supervised, changed_since, code_files, fingerprints
-from orchestration.standby import AT_WORK, READY, Drivers, call_line, cause_of_call
+from stillstate.orchestration.running.standby import LINE_BYTES_MAX, Supervised, changed_since, code_files, fingerprints
+from stillstate.orchestration.standby import AT_WORK, READY, Drivers, call_line, cause_of_call
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -30,7 +30,7 @@ DRIVER = f"""
 import os, sys, threading
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from orchestration.running.standby import Supervised
+from stillstate.orchestration.running.standby import Supervised
 
 work = Path(sys.argv[1])
 supervised = Supervised.of_environment(int(os.environ.pop("STILLSTATE_SUPERVISOR_PID")))

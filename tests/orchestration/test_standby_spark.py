@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from orchestration.config.spec import load_spec
-from orchestration.launchers import LocalLauncher
-from orchestration.launchers.processes import process_of
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers import LocalLauncher
+from stillstate.orchestration.launchers.processes import process_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 

@@ -15,17 +15,17 @@ from job_roots import SECRET, FakeClock, JobRoot
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.commands.begin_options import BeginOptions
-from orchestration.config.begin_at import NEWEST, BeginAt
-from orchestration.config.spec import load_spec
-from orchestration.config.start_options import AS_IT_IS, StartOptions
-from orchestration.launchers import Launched, LocalLauncher
-from orchestration.show.runs import LiveLine, PlainLines, copy_line
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.driver.beginning import StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.snapshot.claim import Claim, claim_root
+from stillstate.orchestration.cli import app
+from stillstate.orchestration.commands.begin_options import BeginOptions
+from stillstate.orchestration.config.begin_at import NEWEST, BeginAt
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
+from stillstate.orchestration.launchers import Launched, LocalLauncher
+from stillstate.orchestration.show.runs import LiveLine, PlainLines, copy_line
 
 MINIMAL = "version: 1\njobs:\n  flights:\n    entry_point: a.b:c\n    store: state\n"
 
@@ -127,7 +127,7 @@ def test_both_commands_pass_it_on_and_a_driver_is_told_it_in_the_same_words(
         seen.append(options)
         return Launched(job="flights", term=1, state="running", pid=1, host="h", log="log")
 
-    monkeypatch.setattr("orchestration.running.run.run_job", run_job)
+    monkeypatch.setattr("stillstate.orchestration.running.run.run_job", run_job)
     monkeypatch.setattr(LocalLauncher, "start", start)
     for words in (given, [*asked.always(), *asked.once()]):
         result = call(command, "flights", *words, "-c", str(write_config()))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.config.spec import load_spec
-from orchestration.running.run import CAUSE_CHARS_MAX, WORKER_STACKS_CONF, _stacks_of_workers, _started_by
-from orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.running.run import CAUSE_CHARS_MAX, WORKER_STACKS_CONF, _stacks_of_workers, _started_by
+from stillstate.orchestration.standby import CAUSE_ENV, SUPERVISOR_ENV
 
 
 def test_cause_and_supervisor_are_taken_from_the_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_python_workers_tell_their_stacks_before_a_run_counts_as_stalled(write_c
 
 HANGS = """
 import threading
-from orchestration.running.run import _show_stacks_on_request
+from stillstate.orchestration.running.run import _show_stacks_on_request
 _show_stacks_on_request()
 def hangs():
     print("ready", flush=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from job_roots import SECRET
 
-from orchestration.config.spec import JobSpec, Secrets, load_spec
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.config.spec import JobSpec, Secrets, load_spec
 
 
 def job_of(write_config: Callable[..., Path], extra: str) -> JobSpec:

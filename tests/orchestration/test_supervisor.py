@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestration.supervisor import SETTLED_S, Death, Life, decide_restart, restart_wait_s, supervise
+from stillstate.orchestration.supervisor import SETTLED_S, Death, Life, decide_restart, restart_wait_s, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST = Life(progress_before=7, progress=7, lived_s=1.0, is_stop_asked=False)
@@ -158,7 +158,7 @@ def test_a_restart_does_not_go_back_again(tmp_path: Path) -> None:
         "    root.beat()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ours = [sys.executable, "-m", "orchestration.supervisor", str(config), "flights", "3", "0"]
+    ours = [sys.executable, "-m", "stillstate.orchestration.supervisor", str(config), "flights", "3", "0"]
     ours += ["--from-snapshot", "2", "--"]
     ended = subprocess.run(
         [*ours, sys.executable, str(driver), "run", "flights"], cwd=ROOT, capture_output=True, text=True, timeout=120

@@ -14,8 +14,9 @@ import pytest
 from dagster_world import FakeLauncher, World
 from job_roots import FakeClock, JobRoot
 
-from orchestration.jobs.tags import STREAM_TAGS
-from orchestration.workers import (
+from state_runtime.base.process_space import process_space
+from stillstate.orchestration.jobs.tags import STREAM_TAGS
+from stillstate.orchestration.workers import (
     NO_WORD_S,
     SILENT_S,
     WORKER_TAG,
@@ -25,7 +26,6 @@ from orchestration.workers import (
     read_worker,
     why_lost,
 )
-from state_runtime.base.process_space import process_space
 
 HERE = process_space()
 NOW_MS = time.time_ns() // 1_000_000

@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets.checks import ALIVE_CHECK, MATCHES_CHECK
 from examples.flights import oracle
-from orchestration.sensors.overview import CHANGES_EVERY_S
-from orchestration.sensors.recovery import SHOWN_EVERY_S
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.gc.collect import MIN_AGE_SAFE_S, apply_gc, plan_gc
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.savepoint import savepoint_names
 from state_runtime.spark.session import build_session
+from stillstate.assets.checks import ALIVE_CHECK, MATCHES_CHECK
+from stillstate.orchestration.sensors.overview import CHANGES_EVERY_S
+from stillstate.orchestration.sensors.recovery import SHOWN_EVERY_S
 from tests.soak.disturbances import (
     EventBound,
     events_of_checkpoints_max,

@@ -18,7 +18,6 @@ import dagster as dg
 import psutil
 
 from examples.flights.replay import delivered_flights
-from orchestration.launchers.processes import is_over
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StillstateError
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
@@ -26,6 +25,7 @@ from state_runtime.snapshot.document import decode_document
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import heartbeat_path
 from state_runtime.snapshot.term_files import RunStatus
+from stillstate.orchestration.launchers.processes import is_over
 from tests.soak.disturbances import Disturbance, Kind, who_brought_back
 from tests.soak.flights_folder import CLUSTERED, JOBS, SUPERVISED, FlightsFolder
 

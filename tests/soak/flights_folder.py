@@ -29,14 +29,14 @@ import pyspark
 
 from examples.flights.data import year_parquet
 from examples.flights.replay import DAYS_IN_YEAR, delivered_flights, replay
-from orchestration.config.spec import load_spec
-from orchestration.launchers.processes import process_of
-from orchestration.starter import instance_settings
 from state_runtime.base.errors import StillstateError
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.launchers.processes import process_of
+from stillstate.orchestration.starter import instance_settings
 
 __all__ = [
     "CLUSTERED",
@@ -173,7 +173,7 @@ class FlightsFolder:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The product's own command line, on this folder."""
         return subprocess.run(
-            [sys.executable, "-m", "orchestration.cli", *arguments],
+            [sys.executable, "-m", "stillstate.orchestration.cli", *arguments],
             env=self.environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -190,7 +190,7 @@ class FlightsFolder:
                     Path(sys.executable).with_name("dagster-daemon"),
                     "run",
                     "-m",
-                    "orchestration.definitions",
+                    "stillstate.orchestration.definitions",
                     "-a",
                     "defs",
                 ],

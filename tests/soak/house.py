@@ -31,10 +31,10 @@ sys.path.insert(0, str(ROOT / "tests" / "orchestration"))
 from black_holes import black_hole, refused  # noqa: E402
 from house import House, write_house  # noqa: E402
 
-from orchestration.jobs.tags import ACTION_TAG, JOB_TAG  # noqa: E402
-from orchestration.starter import instance_settings  # noqa: E402
 from state_runtime.base.clock import SYSTEM_CLOCK  # noqa: E402
 from state_runtime.base.process_space import process_space  # noqa: E402
+from stillstate.orchestration.jobs.tags import ACTION_TAG, JOB_TAG  # noqa: E402
+from stillstate.orchestration.starter import instance_settings  # noqa: E402
 
 REPORT = ROOT / "tests" / "soak" / "reports" / "house.json"
 INTERVAL_S = 20
@@ -134,7 +134,14 @@ def run(house: House, folder: Path, watch_s: float) -> dict[str, Any]:
     root.start()
     root.checkpoint()
     daemon = subprocess.Popen(
-        [Path(sys.executable).with_name("dagster-daemon"), "run", "-m", "orchestration.definitions", "-a", "defs"],
+        [
+            Path(sys.executable).with_name("dagster-daemon"),
+            "run",
+            "-m",
+            "stillstate.orchestration.definitions",
+            "-a",
+            "defs",
+        ],
         env=environment,
         cwd=folder,
         stdout=(folder / "daemon.log").open("w"),

@@ -21,11 +21,11 @@ import boto3
 import dagster as dg
 import pytest
 
-from orchestration.config.spec import load_spec
-from orchestration.definitions import build_definitions
-from orchestration.resources import StillstateResource
 from state_runtime.base.errors import StillstateError
 from state_runtime.store import open_store
+from stillstate.orchestration.config.spec import load_spec
+from stillstate.orchestration.definitions import build_definitions
+from stillstate.orchestration.resources import StillstateResource
 
 from ..conftest import ROOT
 from ..s3_server import CountingServer, Fault
@@ -147,7 +147,7 @@ class Place:
     def command(self, *arguments: str) -> int:
         """Run the command line; what Spark spills to disk meanwhile is searched as it goes."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestration.cli", *arguments, "--config", str(self.config)],
+            [sys.executable, "-m", "stillstate.orchestration.cli", *arguments, "--config", str(self.config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

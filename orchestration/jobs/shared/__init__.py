@@ -4,7 +4,7 @@ Dagster's own work for a code location grows with the product of its asset jobs 
 stream, two hundred streams take it most of a minute; these take it seconds.
 """
 
-from orchestration.jobs.shared.build import SharedJobs, build_shared_jobs
-from orchestration.jobs.shared.drivers import build_shared_migrate_job, build_shared_rollback_job
+from stillstate.orchestration.jobs.shared.build import SharedJobs, build_shared_jobs
+from stillstate.orchestration.jobs.shared.drivers import build_shared_migrate_job, build_shared_rollback_job
 
 __all__ = ["SharedJobs", "build_shared_jobs", "build_shared_migrate_job", "build_shared_rollback_job"]

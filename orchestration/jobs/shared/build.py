@@ -6,19 +6,19 @@ from typing import Any
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.schedules import Period, cron_of, is_due
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.deletions import ACTIONS, DELETION_TEXTS, safe_spec
-from orchestration.jobs.driver import DriverJobs
-from orchestration.jobs.materialize import fold_tags
-from orchestration.jobs.shared.assets import build_deletions, build_folds, build_savepoints
-from orchestration.jobs.shared.checks import build_drills, build_look_checks, build_verifications
-from orchestration.jobs.shared.drivers import build_shared_driver_jobs
-from orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
-from orchestration.jobs.upkeep import upkeep_tags
-from orchestration.resources import StillstateResource
 from state_runtime.maintenance.plans import Kind
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.schedules import Period, cron_of, is_due
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.deletions import ACTIONS, DELETION_TEXTS, safe_spec
+from stillstate.orchestration.jobs.driver import DriverJobs
+from stillstate.orchestration.jobs.materialize import fold_tags
+from stillstate.orchestration.jobs.shared.assets import build_deletions, build_folds, build_savepoints
+from stillstate.orchestration.jobs.shared.checks import build_drills, build_look_checks, build_verifications
+from stillstate.orchestration.jobs.shared.drivers import build_shared_driver_jobs
+from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
+from stillstate.orchestration.jobs.upkeep import upkeep_tags
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["SharedJobs", "build_shared_jobs"]
 

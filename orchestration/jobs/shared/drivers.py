@@ -5,9 +5,9 @@ from typing import Any
 
 import dagster as dg
 
-from assets.mount import Mount
-from orchestration.config.spec import JobSpec
-from orchestration.jobs.driver import (
+from stillstate.assets.mount import Mount
+from stillstate.orchestration.config.spec import JobSpec
+from stillstate.orchestration.jobs.driver import (
     VALUE,
     DriverJobs,
     StartConfig,
@@ -17,12 +17,12 @@ from orchestration.jobs.driver import (
     stillstate_of,
     stop_stream,
 )
-from orchestration.jobs.migrate import MIGRATE_TEXT, MigrateConfig, migrate_stream
-from orchestration.jobs.recover import RecoverConfig
-from orchestration.jobs.rollback import ROLLBACK_TEXT, RollbackConfig, rollback_stream
-from orchestration.jobs.shared.stream import StreamConfig, tag_run
-from orchestration.jobs.tags import JOB_TAG
-from orchestration.resources import StillstateResource
+from stillstate.orchestration.jobs.migrate import MIGRATE_TEXT, MigrateConfig, migrate_stream
+from stillstate.orchestration.jobs.recover import RecoverConfig
+from stillstate.orchestration.jobs.rollback import ROLLBACK_TEXT, RollbackConfig, rollback_stream
+from stillstate.orchestration.jobs.shared.stream import StreamConfig, tag_run
+from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["build_shared_driver_jobs", "build_shared_migrate_job", "build_shared_rollback_job"]
 

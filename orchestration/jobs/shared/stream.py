@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import dagster as dg
 
-from orchestration.workers import add_tags
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.workers import add_tags
 
 __all__ = ["StreamConfig", "chosen", "tag_run"]
 

@@ -1,0 +1,34 @@
+"""The name that Stillstate's Dagster side is imported by, so that it meets no package of yours.
+
+`assets` and `orchestration` lie at the top of the checkout and are imported as `stillstate.assets` and
+`stillstate.orchestration`: a Dagster project may well have packages of these names in the folder that Dagster is started
+in. A wheel holds their files in this folder; a checkout has links to them.
+
+The names below import Dagster when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stillstate.assets.mount import Translator
+    from stillstate.orchestration.component import StillstateComponent
+    from stillstate.orchestration.definitions import build_definitions
+    from stillstate.orchestration.resources import StillstateResource
+
+__all__ = ["StillstateComponent", "StillstateResource", "Translator", "build_definitions"]
+
+_HOMES = {
+    "StillstateComponent": "stillstate.orchestration.component",
+    "StillstateResource": "stillstate.orchestration.resources",
+    "Translator": "stillstate.assets.mount",
+    "build_definitions": "stillstate.orchestration.definitions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
