@@ -26,6 +26,7 @@ from state_runtime.base.errors import InvalidConfiguration
 from stillstate import StillstateResource, build_definitions
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
 from stillstate.orchestration.launchers import Launcher
+from stillstate.orchestration.launchers.local import SUPERVISOR_MODULE
 from stillstate.orchestration.looking.lookout import Lookout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,16 +261,45 @@ def test_a_defs_yaml_mounts_a_file(tmp_path: Path) -> None:
     assert done.stdout.strip() == "['north', 'south']"
 
 
-def test_readme_s_lines_mount_a_file_beside_other_definitions(tmp_path: Path) -> None:
+def test_readmes_definitions_load_as_printed_beside_packages_with_our_folders_names(tmp_path: Path) -> None:
+    """Dagster loads a file from the folder it was started in, where a project has its own `assets` and `orchestration`."""
     text = (ROOT / "README.md").read_text().split("\n## In a Dagster of your own\n")[1]
     (block,) = re.findall(r"```python\n(.*?)```", text.split("\n## ")[0], re.S)
-    assert len(block.splitlines()) <= 5
-    write_team(tmp_path / "streams", "flights")
-    mine = "import dagster as dg\nmy_definitions = dg.Definitions(assets=[dg.AssetSpec('mine')])\n"
-    said = "\nprint(sorted(k.path[0] for k in defs.resolve_asset_graph().get_all_asset_keys())[:2])\n"
-    done = python(f"import os; os.chdir({str(tmp_path)!r})\n{mine}{block}{said}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['mine', 'streams']"
+    (tmp_path / "definitions.py").write_text(block)
+    write_team(tmp_path / "streams", "legs")
+    write_packages_with_our_folders_names(tmp_path)
+    listed = subprocess.run(
+        [sys.executable, "-m", "dagster", "job", "list", "-f", "definitions.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DAGSTER_HOME": str(tmp_path)},
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert "Job: streams_start_legs" in listed.stdout
+
+
+@pytest.mark.parametrize("module", [SUPERVISOR_MODULE, "stillstate.orchestration.cli"])
+def test_what_a_driver_is_started_with_is_ours_in_any_folder(tmp_path: Path, module: str) -> None:
+    """`python -m` looks into the working folder first, which is the user's."""
+    write_packages_with_our_folders_names(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", f"import importlib.util; print(importlib.util.find_spec({module!r}).origin)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert found.stdout.startswith(str(ROOT)), found.stderr
+
+
+def write_packages_with_our_folders_names(folder: Path) -> None:
+    for name in ("assets", "orchestration"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("")
+        (folder / name / "supervisor.py").write_text("raise SystemExit('this is the user s own package')")
 
 
 def test_the_public_names_are_what_they_say_and_cost_no_import_of_dagster(tmp_path: Path) -> None:

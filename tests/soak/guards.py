@@ -29,7 +29,7 @@ from pathlib import Path
 __all__ = ["GUARDS", "ROOT", "Guard", "without"]
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("state_runtime", "orchestration", "assets", "examples", "benchmarks", "tests", "docs")
+COPIED = ("state_runtime", "orchestration", "assets", "stillstate", "examples", "benchmarks", "tests", "docs")
 BESIDE = ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md", "Makefile")
 LAW_S_MAX = 900
 RED = 1
@@ -358,8 +358,9 @@ def without(guard: Guard, text: str) -> str:
 
 
 def copy_of_the_tree(folder: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__", "reports", "images")
     for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "reports", "images"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     for name in BESIDE:
         shutil.copy(ROOT / name, folder / name)
     return folder

@@ -1,0 +1,78 @@
+"""The wheel, installed where nothing else of ours is, beside a project that has packages with our folders' names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DEFINITIONS = """
+import dagster as dg
+from assets.mine import report
+from orchestration.mine import nightly
+from stillstate import build_definitions
+
+defs = dg.Definitions.merge(
+    dg.Definitions(assets=[report], jobs=[nightly]), build_definitions("stillstate.yaml", key_prefix="streams")
+)
+"""
+MINE = {
+    "assets/__init__.py": "",
+    "assets/mine.py": "import dagster as dg\n\n@dg.asset\ndef report(): ...\n",
+    "orchestration/__init__.py": "",
+    "orchestration/mine.py": "import dagster as dg\n\n@dg.job\ndef nightly(): ...\n",
+    "definitions.py": DEFINITIONS,
+}
+
+
+def run(*command: str, folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**{n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "STILLSTATE_CONFIG")}, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.long
+def test_the_wheel_works_in_a_folder_with_packages_of_the_same_names(tmp_path: Path) -> None:
+    """It brings `state_runtime` and `stillstate`, and the user's own `assets` and `orchestration` stay theirs."""
+    source, dist = (
+        tmp_path / "source",
+        str(tmp_path / "dist"),
+    )  # a copy: a build leaves files in the folder that it builds
+    hidden = shutil.ignore_patterns(".*", "build", "tests", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=hidden)
+    run("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", dist, str(source), folder=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    target = tmp_path / "installed"
+    run("-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(wheel), folder=tmp_path)
+    brought = {p.name for p in target.iterdir() if p.suffix != ".dist-info" and p.name != "bin"}
+    assert {"state_runtime", "stillstate"} <= brought
+    assert not brought & {"assets", "orchestration", "tests"}
+    project, path = tmp_path / "project", str(target)
+    run("-m", "stillstate.orchestration.cli", "init", str(project), folder=tmp_path, PYTHONPATH=path)
+    for name, text in MINE.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    where = "import stillstate.orchestration as s; print(s.__file__)"
+    assert run("-c", where, folder=project, PYTHONPATH=path).startswith(path)
+    assert "legs" in run("-m", "stillstate.orchestration.cli", "jobs", folder=project, PYTHONPATH=path)
+    listed = run(
+        *("-m", "dagster", "job", "list", "-f", "definitions.py"),
+        folder=project,
+        PYTHONPATH=path,
+        DAGSTER_HOME=str(project / "dagster"),
+    )
+    assert "Job: nightly" in listed
+    assert "Job: streams_start_legs" in listed
