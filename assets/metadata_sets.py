@@ -34,7 +34,8 @@ class IntervalNumbers:
         checkpoint_s: of the newest: from the last row processed to the durable manifest.
         epoch_max_s, epoch_p50_s, epoch_p99_s: durations of the epochs that ended in the checkpoints read.
         interval_log_bytes: changelog that was written.
-        interval_rows_per_s: input rows by the time from the first to the last of them.
+        interval_rows_per_s: input rows by the time from the first to the last checkpoint read, in which the stream may
+            have waited for rows; of one checkpoint, by its duration.
         inflight_rows: that were read and wait in the newest.
         lag_s: how far the watermark is behind the clock; 0 without one.
         log_bytes: what a restart of the newest replays.
@@ -68,6 +69,8 @@ class IntervalNumbers:
         share = max(count, len(points)) / len(read)
         busy_s = sum(durations)
         rows = sum(progress.input_rows for progress in read)
+        spanned_s = (newest.at_ms - points[0].at_ms) / 1000
+        later_rows = sum(point.progress.input_rows for point in points[1:] if point.progress is not None)
         return IntervalNumbers(
             checkpoint_s=last.checkpoint_ms / 1000,
             epoch_max_s=durations[-1],
@@ -77,7 +80,7 @@ class IntervalNumbers:
             interval_checkpoints=max(count, len(points)),
             interval_input_rows=round(rows * share),
             interval_log_bytes=round(sum(progress.segment_bytes for progress in read) * share),
-            interval_rows_per_s=rows / busy_s if busy_s > 0 else 0.0,
+            interval_rows_per_s=_rate(later_rows, spanned_s) if spanned_s > 0 else _rate(rows, busy_s),
             lag_s=max(0, last.timestamp_ms - last.watermark_ms) / 1000 if last.watermark_ms else 0.0,
             log_bytes=newest.log_bytes,
             state_rows=last.state_rows,
@@ -122,6 +125,10 @@ def numbers_metadata(numbers: IntervalNumbers | RunNumbers) -> dict[str, Number]
 def rounded(value: float) -> float:
     """To what a person reads: three digits behind the point below ten, one above."""
     return round(value, 3 if abs(value) < 10 else 1)
+
+
+def _rate(rows: int, seconds: float) -> float:
+    return rows / seconds if seconds > 0 else 0.0
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float:

@@ -21,6 +21,7 @@ from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.jobs.tags import DAMAGE_TAG, DOWN_TAG, EXIT_TAG, LOST_TAG, RESTORED_TAG
 from stillstate.orchestration.launchers import FirstCheckpoint, Launched, Launcher
+from stillstate.orchestration.launchers.first_checkpoint import exit_code_of
 from stillstate.orchestration.recovery.fallback import decide_fallback, look_for_damage
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.resources import StillstateResource
@@ -68,9 +69,17 @@ class RecoverConfig(dg.Config):
 
 
 class GaveUp(StillstateError):
-    """A job is down and nothing brings it back by itself; the message says why and what to do."""
+    """A job is down and nothing brings it back by itself; the message says why and what to do.
+
+    Args:
+        driver_exit_code: that of the driver whose failure led here.
+    """
 
     kind = "gave-up"
+
+    def __init__(self, message: str, driver_exit_code: int) -> None:
+        super().__init__(message)
+        self.driver_exit_code = driver_exit_code
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,8 @@ def recover_driver(
     launcher = stillstate.launcher(spec, job)
     seen = stillstate.observe(spec, job)
     if config.gave_up:
-        raise GaveUp(f"{name}: {config.gave_up}{_last_words(launcher, seen)}")
+        code = exit_code_of(config.kind or ("" if seen.status is None else seen.status.error_kind))
+        raise GaveUp(f"{name}: {config.gave_up}{_last_words(launcher, seen)}", code)
     # Asked again here: between the sensor's tick and this run somebody may have started it.
     if seen.status is None or not (seen.health.needs_recovery or (_asked_for(config) is not None and _is_over(seen))):
         return Recovered(seen.health.reason)
@@ -173,7 +183,8 @@ def _asked_for(config: RecoverConfig) -> int | str | None:
 
 def note_exit(context: dg.OpExecutionContext, error: StillstateError) -> None:
     """Let a later tick know with what the driver ended: it may have had no term to say so in."""
-    add_tags(context.instance, context.run_id, {EXIT_TAG: str(error.exit_code)})
+    code = error.driver_exit_code if isinstance(error, GaveUp) else error.exit_code
+    add_tags(context.instance, context.run_id, {EXIT_TAG: str(code)})
 
 
 def note_recovered(context: dg.OpExecutionContext, done: Recovered) -> None:

@@ -32,9 +32,9 @@ _REACTIONS: Final[tuple[type[StillstateError], ...]] = (
 _EXIT_OF_KIND: Final = {error.kind: error.exit_code for error in _REACTIONS}
 
 
-def exit_code_of(status: RunStatus) -> int:
-    """The exit code of a driver that failed, from the last heartbeat that it wrote."""
-    return _EXIT_OF_KIND.get(status.error_kind, 1)
+def exit_code_of(error_kind: str) -> int:
+    """The exit code of a driver that failed, from the kind of error that its last heartbeat names."""
+    return _EXIT_OF_KIND.get(error_kind, 1)
 
 
 class Waiting:
@@ -94,7 +94,7 @@ class Waiting:
             raise LaunchFailed(
                 f"the driver of {self._launched.job!r} (term {status.term}) ended before its first checkpoint: "
                 f"{status.message or gone}. {LOG_FOLLOWS} {self._launched.log}:\n{self._tail()}",
-                exit_code_of(status),
+                exit_code_of(status.error_kind),
             )
         if status.state == "running" and status.quiet:
             # One heartbeat is enough: this run has asked its source, and nothing is due that it could fail at.

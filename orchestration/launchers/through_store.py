@@ -298,7 +298,7 @@ class StoreLauncher(ABC):
                 if status.state in ("running", "finished", "stopped"):
                     return self._launched(status, begun.log)
                 if begun.leaves and status.state in _ENDED:
-                    raise self._ended_early(begun, status.message or status.state, exit_code_of(status))
+                    raise self._ended_early(begun, status.message or status.state, exit_code_of(status.error_kind))
             if code is not None:
                 exit_code = Unavailable.exit_code if trouble else code if 0 < code < 256 else 1
                 raise self._ended_early(begun, f"exit code {code}{trouble}", exit_code)

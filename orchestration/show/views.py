@@ -292,7 +292,7 @@ def jobs_table(rows: list[JobRow]) -> Table:
 
 def _exit_code(seen: Observation) -> int:
     """What the driver ended with, if it failed."""
-    return exit_code_of(seen.status) if seen.status is not None and seen.health.verdict == "failed" else 0
+    return exit_code_of(seen.status.error_kind) if seen.status is not None and seen.health.verdict == "failed" else 0
 
 
 def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | None:

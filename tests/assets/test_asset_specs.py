@@ -123,7 +123,12 @@ def test_an_interval_is_its_newest_snapshot_and_what_happened_meanwhile() -> Non
     assert (shown["interval_checkpoints"], shown["interval_input_rows"], shown["interval_log_bytes"]) == (4, 4000, 444)
     assert (shown["epoch_p50_s"], shown["epoch_p99_s"], shown["epoch_max_s"]) == (0.3, 0.4, 0.4)
     assert (shown["checkpoint_s"], shown["log_bytes"]) == (0.02, 111)
-    assert shown["interval_rows_per_s"] == 4000.0
+
+
+def test_rows_a_second_count_the_time_in_which_a_stream_waits_for_rows() -> None:
+    """One checkpoint a second of 1,000 rows is 1,000 rows a second, however short its epochs were."""
+    assert plots(event(points(100.0, 200.0, 300.0, 400.0), after=8))["interval_rows_per_s"] == 1000.0
+    assert plots(event(points(250.0), after=11))["interval_rows_per_s"] == 4000.0
 
 
 def test_what_was_not_read_of_an_interval_is_an_estimate_and_is_said_to_be_one() -> None:

@@ -230,6 +230,7 @@ def test_when_no_attempt_is_left_exactly_one_run_fails_and_the_check_is_red(
     assert not done.success
     assert "gave up" in failure_of(done)
     assert "the last line" in failure_of(done)
+    assert here.instance.get_run_by_id(done.run_id).tags["stillstate/exit-code"] == "2"  # type: ignore[union-attr]
     assert launcher.starts == []
     (seen,) = result.asset_events
     assert isinstance(seen, dg.AssetCheckEvaluation)
