@@ -47,10 +47,8 @@ def run(*command: str, folder: Path, **environment: str) -> str:
 @pytest.mark.long
 def test_the_wheel_works_in_a_folder_with_packages_of_the_same_names(tmp_path: Path) -> None:
     """It brings `state_runtime` and `stillstate`, and the user's own `assets` and `orchestration` stay theirs."""
-    source, dist = (
-        tmp_path / "source",
-        str(tmp_path / "dist"),
-    )  # a copy: a build leaves files in the folder that it builds
+    # A copy: a build leaves files in the folder that it builds.
+    source, dist = tmp_path / "source", str(tmp_path / "dist")
     hidden = shutil.ignore_patterns(".*", "build", "tests", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, source, symlinks=True, ignore=hidden)
     run("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", dist, str(source), folder=tmp_path)
