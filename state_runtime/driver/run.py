@@ -426,7 +426,7 @@ class JobRun:
         empty = self._spark.createDataFrame([], source.schema)
         stopped = False
         source_is_quiet = SourceQuiet(query)
-        is_long_quiet = LongQuiet(source_is_quiet, self._clock)
+        is_long_quiet = LongQuiet(source_is_quiet.has_nothing, self._clock)
         following = self._advance.following(
             driver.mark, lambda: driver.has_nothing_to_do and source_is_quiet(), self._tasks_done
         )

@@ -45,22 +45,27 @@ class SourceQuiet:
         self._was_asked = False
 
     def __call__(self) -> bool:
+        return self.has_nothing() and is_idle(self._query)
+
+    def has_nothing(self) -> bool:
+        """Whether the source had nothing when it was asked last. It may be asked once more just now: a query without a
+        trigger of its own asks a hundred times a second, and is seldom seen between two questions."""
         # Progress is a document that Python decodes: it is read until it is there, and never again.
         self._was_asked = self._was_asked or self._query.lastProgress is not None
-        return self._was_asked and is_idle(self._query)
+        return self._was_asked and not self._query.status["isDataAvailable"]
 
 
 class LongQuiet:
-    """Whether a source has been quiet for `LONG_QUIET_S` without a break."""
+    """Whether a source has had nothing for `LONG_QUIET_S` without a break."""
 
-    def __init__(self, is_quiet: Callable[[], bool], clock: Clock) -> None:
-        self._is_quiet = is_quiet
+    def __init__(self, has_nothing: Callable[[], bool], clock: Clock) -> None:
+        self._has_nothing = has_nothing
         self._clock = clock
         self._since_s: float | None = None
 
     def __call__(self) -> bool:
         now_s = self._clock.monotonic_s()
-        if not self._is_quiet():
+        if not self._has_nothing():
             self._since_s = None
             return False
         self._since_s = now_s if self._since_s is None else self._since_s

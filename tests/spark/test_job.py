@@ -216,7 +216,7 @@ def test_a_run_on_trial_commits_although_its_source_has_nothing(
 ) -> None:
     """Its first checkpoint is what it is kept for, and a migration does not wait for rows: neither of an idle source nor of
     one that has ended."""
-    monkeypatch.setattr(source_quiet, "LONG_QUIET_S", 0.0)
+    monkeypatch.setattr(source_quiet, "LONG_QUIET_S", 1.0)  # long enough to be asked in several times
     write_input(tmp_path / "in", 0, 1)
     for trigger, parallelism, restored in ((AVAILABLE, 1, 0), (AVAILABLE, 2, 2), (None, 3, 3)):
         job = StreamingJob("n", store=str(tmp_path / "store"), settings=settings(tmp_path, parallelism=parallelism))

@@ -76,3 +76,17 @@ def test_a_source_is_quiet_for_long_without_a_break() -> None:
     assert is_long_quiet()
     said.append(False)
     assert not is_long_quiet()
+
+
+def test_a_source_that_is_asked_again_all_the_time_has_nothing_all_the_while() -> None:
+    """A query without a trigger of its own is seldom seen between two questions: that breaks no silence."""
+    query, clock = Query(lastProgress={"batchId": 3}), FakeClock()
+    is_long_quiet = LongQuiet(SourceQuiet(query).has_nothing, clock)
+    for second in range(int(LONG_QUIET_S)):
+        query.is_working = second % 2 == 0
+        assert not is_long_quiet()
+        clock.advance_s(1.0)
+    query.is_working = True
+    assert is_long_quiet()
+    query.has_data = True
+    assert not is_long_quiet()
