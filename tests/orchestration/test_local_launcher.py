@@ -24,6 +24,7 @@ from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
 from stillstate.orchestration.launchers.log_files import LOGS_KEPT
 from stillstate.orchestration.launchers.processes import process_of
+from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.recovery.health import Health
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.running.run import _is_unwanted
@@ -341,10 +342,9 @@ def test_a_driver_that_failed_is_shown_with_the_exit_code_of_its_error(
     flights.start()
     flights.beat("failed", "it broke", error_kind=kind)
     status = flights.catalog.status()
-    assert (
-        JobRow.of("flights", Observation(status, Health("failed", "it broke")), None, clock.now_ms()).exit_code == code
-    )
-    assert JobRow.of("flights", Observation(status, Health("stopped", "")), None, clock.now_ms()).exit_code == 0
+    failed, stopped = Observation(status, Health("failed", "it broke")), Observation(status, Health("stopped", ""))
+    assert JobRow.of("flights", Look(at_ms=clock.now_ms(), uid="uid", seen=failed)).exit_code == code
+    assert JobRow.of("flights", Look(at_ms=clock.now_ms(), uid="uid", seen=stopped)).exit_code == 0
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -31,7 +31,7 @@ from state_runtime.snapshot.manifest import (
     StateEntry,
     TableEntry,
 )
-from state_runtime.snapshot.paths import segment_path
+from state_runtime.snapshot.paths import named_for, segment_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import slice_hash_range
 from state_runtime.store import Store
@@ -76,7 +76,7 @@ class PlainFormat:
         body = json.dumps(changes).encode()
         path = segment_path(term, f"{snapshot_id:020d}-{ids.uid()}.seg")
         if direct:
-            own = segment_path(term, f"direct-{OPERATOR}-{ids.uid()}.seg")
+            own = segment_path(term, f"{named_for(snapshot_id, f'direct-{OPERATOR}')}-{ids.uid()}.seg")
             root.put(own, body)
             part = PartEntry("state", OPERATOR, STATE, own, 0, len(body), sha256(body), 1, len(body), LOW, HIGH)
             packed, tail = build_segment(SegmentIndex(uid, snapshot_id, (part,)), [])

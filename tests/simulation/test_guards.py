@@ -318,7 +318,7 @@ def test_without_the_proof_of_ownership_a_sleeping_driver_spoils_the_next_jobs_r
 ) -> None:
     """Retention deletes by number, and the next job counts from one."""
     monkeypatch.setattr(Ownership, "check", _no_proof)
-    guarded(whole(fate="deleted"), "of the next one")
+    guarded(whole(fate="deleted", sleep=0.2), "of the next one")
 
 
 def test_without_the_landmark_retention_gives_up_snapshots_of_a_backup(

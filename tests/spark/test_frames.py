@@ -26,7 +26,7 @@ from .jobs import assert_equals_batch, rows_of, two_step_job, windowed_job, writ
 pytestmark = pytest.mark.spark
 
 ONCE = {"availableNow": True}
-CALLS_OF_AN_EPOCH = {"a task for each shard": 34, "narrow": 34}
+CALLS_OF_AN_EPOCH = {"a task for each shard": 36, "narrow": 36}
 """Of the JVM, in the epoch of a chain of two operators with the user's code between them, from its frame to its checkpoint.
 
 The plan is one of before, of which the nodes above the rows and the functions are made again. With pyspark's public
