@@ -126,13 +126,15 @@ def working(instance: dg.DagsterInstance, run_id: str, clock: Clock) -> Iterator
 
 
 def end_lost_runs(
-    instance: dg.DagsterInstance, streams: Collection[str], tag_names: Collection[str], clock: Clock
+    instance: dg.DagsterInstance, streams: Collection[str], tag_names: Collection[str], action_tag: str, clock: Clock
 ) -> list[str]:
     """End runs of ours whose worker is gone, so that what waits for them goes on; a line for each.
 
     Args:
         streams: the tags of the jobs whose runs are ours (`Mount.tag`).
         tag_names: under which a run may have them.
+        action_tag: which each job of ours has, and does its run in one process. A run of assets that somebody chose, or
+            of a job of his own, may have a process for each step: that one of them has ended says nothing.
     """
     if instance.run_launcher.supports_check_run_worker_health:
         return []  # Dagster ends such runs itself
@@ -140,7 +142,7 @@ def end_lost_runs(
     records = instance.get_run_records(dg.RunsFilter(statuses=list(WITH_WORKER)), limit=RUNS_LOOKED_AT_MAX)
     for record in records:
         tags = record.dagster_run.tags
-        if not any(tags.get(name) in streams for name in tag_names):
+        if action_tag not in tags or not any(tags.get(name) in streams for name in tag_names):
             continue
         worker = read_worker(tags.get(WORKER_TAG, ""))
         changed_ms = int(record.update_timestamp.timestamp() * 1000)

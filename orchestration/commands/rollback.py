@@ -57,7 +57,7 @@ def rollback(
     from state_runtime.maintenance.copy.objects import CopyProgress
     from stillstate.orchestration.show.deletions import confirm
     from stillstate.orchestration.show.progress import count_bar
-    from stillstate.orchestration.upkeep.rollbacks import own_place, rollback_text
+    from stillstate.orchestration.upkeep.rollbacks import own_place, rollback_text, rollback_values
 
     if (place is None) != reset:
         raise InvalidConfiguration("give a PLACE to go back to, or --reset to begin empty: one of the two")
@@ -70,15 +70,7 @@ def rollback(
     elif place is not None:
         where = named_place(place, config)
     plan = plan_rollback(catalog, where.text, takeover=takeover, storage_options=where.options)
-    shown = {
-        "job": job,
-        "place": plan.place,
-        "snapshot_id": plan.target.snapshot_id,
-        "newest": plan.newest.snapshot_id,
-        "abandoned": plan.abandoned,
-        "objects": len(plan.objects),
-        "bytes": plan.bytes,
-    }
+    shown = rollback_values(job, plan)
     what = rollback_text(job, plan)
     if dry_run:
         if as_json:

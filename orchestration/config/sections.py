@@ -344,7 +344,7 @@ class DagsterSpec(Strict):
             which are told the stream. `auto` is `per_job` up to `PER_JOB_MAX` jobs: beyond, Dagster needs long to load
             them.
         keep_days: runs and events of our streams in Dagster's storage are deleted when they are older, but for the
-            newest of each asset and check; 0: never.
+            newest of each asset, check and stream; 0: never.
     """
 
     jobs: Literal["auto", "per_job", "shared"] = "auto"

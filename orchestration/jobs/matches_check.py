@@ -65,7 +65,7 @@ def matches_of_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name
             raise record.error
         now_s = stillstate.clock().now_ms() / 1000
         past = past_migrations(context.instance).get(mount.tag(name), [])
-        is_gone = record is not None and is_owner_gone(record.owner, record.at_ms)
+        is_gone = record is not None and is_owner_gone(record)
         desired = judge_desired(job, look.seen, record, past, now_s=now_s, launch=launch, is_owner_gone=is_gone)
         if desired is None:
             raise Unavailable(f"job {name!r} is {look.seen.health.verdict}: there is nothing to compare yet")

@@ -7,13 +7,15 @@ import dagster as dg
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import Spec
 from stillstate.orchestration.jobs.driver import stillstate_of
-from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
+from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS, UPKEEP_TAG, prune_tag
 from stillstate.orchestration.upkeep.pruning import prune
 
 __all__ = ["build_prune_job"]
 
 _SCHEDULE: Final = "25 4 * * *"
 _ACTION: Final = "prune"
+_RUNTIME_MAX_S: Final = 3600
+"""It may be ended anywhere, and goes on in the next night."""
 
 
 def build_prune_job(mount: Mount, spec: Spec) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
@@ -27,7 +29,7 @@ def build_prune_job(mount: Mount, spec: Spec) -> tuple[dg.JobDefinition, dg.Sche
             return
         keys = [mount.overview()]
         keys += [key for name in streams for key in mount.keys_of(name)]
-        tags = {mount.tag(name) for name in streams}
+        tags = {mount.tag(name) for name in streams} | {prune_tag(mount)}
         clock = stillstate_of(context, mount).clock()
         done = prune(context.instance, keys, STREAM_TAGS, tags, keep_days=keep_days, clock=clock)
         if done.events is None:
@@ -35,11 +37,17 @@ def build_prune_job(mount: Mount, spec: Spec) -> tuple[dg.JobDefinition, dg.Sche
         context.log.info(f"deleted {done.runs:,} runs and {done.events or 0:,} events older than {keep_days:g} days")
 
     @dg.job(
-        name=mount.name("stillstate_prune"),
+        name=prune_tag(mount),
         description=f"Delete runs and events of our streams that are older than dagster.keep_days ({keep_days:g}) from "
-        "Dagster's storage. The newest of each asset and check stay; nothing of a stream itself is touched.",
+        "Dagster's storage. The newest of each asset, check and stream stay; nothing of a stream itself is touched.",
         executor_def=dg.in_process_executor,
-        tags={ACTION_TAG: _ACTION, "dagster/priority": "-1", "dagster/max_retries": "0"},
+        tags={
+            ACTION_TAG: _ACTION,
+            UPKEEP_TAG: prune_tag(mount),
+            "dagster/priority": "-1",
+            "dagster/max_retries": "0",
+            "dagster/max_runtime": str(_RUNTIME_MAX_S),
+        },
     )
     def prune_job() -> None:
         prune_storage()

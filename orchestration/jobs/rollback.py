@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import dagster as dg
 
 from state_runtime.base.errors import CorruptData, InvalidConfiguration
-from state_runtime.driver.rollback import RollbackPlan, execute_rollback, plan_rollback
+from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.held import refuse_while_migrating
 from stillstate.orchestration.config.spec import JobSpec
@@ -14,7 +14,7 @@ from stillstate.orchestration.jobs.driver import VALUE, one_op_job, stillstate_o
 from stillstate.orchestration.jobs.tags import JOB_TAG
 from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
 from stillstate.orchestration.resources import StillstateResource
-from stillstate.orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text
+from stillstate.orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text, rollback_values
 
 __all__ = ["ROLLBACK_TEXT", "RollbackConfig", "build_rollback_job", "rollback_stream"]
 
@@ -68,7 +68,7 @@ def rollback_stream(
         refuse_while_migrating(name, catalog.root)
         place = own_place(catalog, config.to) if config.to else ""
         plan = plan_rollback(catalog, place, takeover=config.takeover, storage_options=job.storage_options)
-        value = _value(name, plan)
+        value = {**rollback_values(name, plan), "place": plan.place or "empty"}
         # Events of their own: the output of a run that fails is not there.
         _observe(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
         dangers = dangers_of_rollback(
@@ -83,18 +83,6 @@ def rollback_stream(
     said = f"snapshot {made.snapshot_id} is the newest; the next start goes on from it"
     _observe(context, mount, name, said, done)
     return _output(done)
-
-
-def _value(name: str, plan: RollbackPlan) -> dict[str, Any]:
-    return {
-        "job": name,
-        "place": plan.place or "empty",
-        "snapshot_id": plan.target.snapshot_id,
-        "newest": plan.newest.snapshot_id,
-        "abandoned": plan.abandoned,
-        "objects": len(plan.objects),
-        "bytes": plan.bytes,
-    }
 
 
 def _observe(context: dg.OpExecutionContext, mount: Mount, name: str, said: str, metadata: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stillstate.assets.mount import Mount
 from stillstate.assets.specs import JOB_TAG
 from stillstate.orchestration.recovery.plan import GIVE_UP
 
@@ -30,6 +31,7 @@ __all__ = [
     "give_up_run_tags",
     "migration_run_key",
     "migration_run_tags",
+    "prune_tag",
     "recovery_run_key",
     "recovery_run_tags",
     "resume_run_key",
@@ -107,6 +109,11 @@ def migration_run_key(job: str, term: int, target: str) -> str:
 def migration_run_tags(job: str, term: int, target: str) -> dict[str, str]:
     """What a later tick needs to know about this run."""
     return {JOB_TAG: job, ACTION_TAG: "migrate", TERM_TAG: str(term), TARGET_TAG: target}
+
+
+def prune_tag(mount: Mount) -> str:
+    """In the place of a stream's name, of runs that prune Dagster's storage: they end and go as those of streams."""
+    return mount.name("stillstate_prune")
 
 
 def resume_run_key(job: str, uid: str, attempt: int) -> str:

@@ -8,6 +8,8 @@ from typing import Final
 
 import psutil
 
+from state_runtime.base.process_space import process_space
+from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunStatus
 
 __all__ = ["is_hidden", "is_over", "is_owner_gone", "is_running", "living", "process_of"]
@@ -60,10 +62,12 @@ def is_running(pid: int, known_ms: int) -> bool:
         return True
 
 
-def is_owner_gone(owner: str, known_ms: int) -> bool:
-    """Whether the process that a record names as `host:pid` was one of this host and has ended."""
-    host, _, pid = owner.rpartition(":")
-    return host == socket.gethostname() and pid.isdigit() and not is_running(int(pid), known_ms)
+def is_owner_gone(record: Migration) -> bool:
+    """Whether the process that recorded a step was one that would be seen here, and has ended. Another container may
+    have this host's name: of a process whose space is not known, or another one, nothing is certain."""
+    host, _, pid = record.owner.rpartition(":")
+    is_near = host == socket.gethostname() and record.owner_space != "" and record.owner_space == process_space()
+    return is_near and pid.isdigit() and not is_running(int(pid), record.at_ms)
 
 
 def is_hidden(pid: int) -> bool:

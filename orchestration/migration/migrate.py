@@ -24,6 +24,7 @@ from state_runtime.base.errors import (
     can_pass,
     check,
 )
+from state_runtime.base.process_space import process_space
 from state_runtime.maintenance.move.plan import MovePlan, plan_move
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import (
@@ -168,6 +169,7 @@ class Migrator:
             at_ms=now_ms,
             began_ms=now_ms,
             owner=self._actor.owner,
+            owner_space=process_space(),
             before=RunSettings(),
             target=RunSettings(),
             was_running=False,
@@ -200,6 +202,7 @@ class Migrator:
             at_ms=now_ms,
             began_ms=now_ms,
             owner=self._actor.owner,
+            owner_space=process_space(),
             before=plan.before,
             target=plan.target,
             was_running=plan.was_running,
@@ -228,7 +231,9 @@ class Migrator:
         if found.fork_of:
             self._forks(found.fork_of)  # refused before anything is taken over, where the file has no such job
         root = self._home()
-        return self._go_on(take_migration_over(root, found, self._actor.owner, self._actor.clock), root)
+        return self._go_on(
+            take_migration_over(root, found, self._actor.owner, self._actor.clock, process_space()), root
+        )
 
     def is_under_way(self) -> Migration | None:
         """The migration that is, or was when its process died; None if there is none."""

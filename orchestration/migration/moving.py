@@ -127,6 +127,7 @@ class Moves:
                 self._actor.clock,
                 reason=migration.reason,
                 owner=migration.owner,
+                owner_space=migration.owner_space,
                 run_term=migration.run_term,
             )
         self._give_target_up()

@@ -47,7 +47,7 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
         # The same: another listing, for those only that do not run.
         migration = read_migration(catalog.root)
         if migration is not None and migration.is_open:
-            is_deserted = is_owner_gone(migration.owner, migration.at_ms)
+            is_deserted = is_owner_gone(migration)
             health = while_migrating(health, migration, job.name, now_ms, is_deserted=is_deserted)
             return Observation(status, health, migration)
     return Observation(status, health)

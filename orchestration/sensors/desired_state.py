@@ -173,7 +173,7 @@ def _judge(job: JobSpec, seen: Observation, records: Records, migrate_job: dg.Jo
         now_s=tick.now_s,
         launch=launch,
         is_free=before.is_free,
-        is_owner_gone=record is not None and is_owner_gone(record.owner, record.at_ms),
+        is_owner_gone=record is not None and is_owner_gone(record),
     )
     tick.cursors[job.name] = before
     if found is None:

@@ -11,7 +11,6 @@ from state_runtime.snapshot.catalog import Catalog
 from stillstate.assets.mount import Mount
 from stillstate.assets.overview import OVERVIEW_S, OverviewRow, RestartRow, overview_materialization, overview_row
 from stillstate.orchestration.config.spec import JobSpec, Spec
-from stillstate.orchestration.jobs.recover import RECOVERY_CAUSE
 from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
     DAMAGE_TAG,
@@ -27,6 +26,7 @@ from stillstate.orchestration.looking.newest_savepoint import savepoints_seen
 from stillstate.orchestration.looking.vitals import DAMAGED
 from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 from stillstate.orchestration.run_phases import PHASES, RunPhase
+from stillstate.orchestration.standby import RESTARTED
 from stillstate.orchestration.text import time_text
 
 __all__ = ["OverviewCursor", "overview"]
@@ -153,7 +153,7 @@ def _restarts(
             )
     for name, look in found.items():
         status = None if isinstance(look, NoLook) else look.seen.status
-        if status is not None and status.cause and not status.cause.startswith(RECOVERY_CAUSE):
+        if status is not None and status.cause.startswith(RESTARTED):
             at = time_text(status.started_at_ms)
             rows.append(RestartRow(job=name, at=at, outcome="in place", cause=status.cause))
     return sorted(rows, key=lambda row: (row.at, row.job), reverse=True)[:RESTARTS_MAX]

@@ -21,9 +21,11 @@ from stillstate.orchestration.config.spec import JobSpec, Spec
 from stillstate.orchestration.jobs.alive_check import AliveLook, judge_look, last_words
 from stillstate.orchestration.jobs.driver import runtime_max_s
 from stillstate.orchestration.jobs.tags import (
+    ACTION_TAG,
     STREAM_TAGS,
     give_up_run_key,
     give_up_run_tags,
+    prune_tag,
     recovery_run_key,
     recovery_run_tags,
 )
@@ -102,8 +104,8 @@ def build_recovery_sensor(
     def stillstate_recovery(context: dg.SensorEvaluationContext, stillstate: StillstateResource) -> dg.SensorResult:
         spec = stillstate.spec()
         # First: a job is not brought back while a run of it counts as under way.
-        streams = {mount.tag(name) for name in jobs}
-        for line in end_lost_runs(context.instance, streams, STREAM_TAGS, stillstate.clock()):
+        streams = {mount.tag(name) for name in jobs} | {prune_tag(mount)}
+        for line in end_lost_runs(context.instance, streams, STREAM_TAGS, ACTION_TAG, stillstate.clock()):
             context.log.error(line)
         before, start = read_alive_cursor(context.cursor)
         seen = stillstate.look(spec, jobs, start=start)

@@ -1,7 +1,9 @@
 """What our streams leave in Dagster's storage, and its end: finished runs and events that are older than so many days.
 
 Sensors publish without a run, and Dagster purges ticks only: runs and events stay for ever. Deleted is what belongs to
-streams of the file, and never the newest of an asset or a check, by which Dagster knows that it exists and how it is.
+streams of the file. The newest events without a run of each asset and check stay, by which Dagster knows that it exists
+and how it is; and the newest runs of each stream and kind with what they published, by which a recovery knows that the
+job was given up on.
 
 Dagster has a public call that deletes a run, and none for events without one. Those are deleted in the tables of its
 SQL storages (SQLite, PostgreSQL and MySQL share them; tried with 1.13). On any other storage they stay, which is said.
@@ -32,6 +34,8 @@ __all__ = ["Pruned", "prune"]
 
 EVENTS_KEPT: Final = 100
 """Of each asset and check, however old: what a page shows first, and a plot of a stream that stands still."""
+RUNS_KEPT: Final = 100
+"""Of each stream and tag, however old. As many are read to decide about a stream (jobs/past_runs.py)."""
 RUNS_PER_QUERY: Final = 200
 RUNS_PER_PRUNING_MAX: Final = 20_000
 _RUNLESS: Final = ""  # the id that Dagster gives the run of an event without one
@@ -79,18 +83,30 @@ def _prune_runs(
 ) -> int:
     finished = dg.RunsFilter(statuses=list(FINISHED), created_before=datetime.fromtimestamp(before_s, UTC))
     found: list[str] = []
+    kept: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     cursor: str | None = None
     while len(found) < RUNS_PER_PRUNING_MAX:
         records = instance.get_run_records(finished, limit=RUNS_PER_QUERY, cursor=cursor)
         runs = [record.dagster_run for record in records]
-        found += [run.run_id for run in runs if any(run.tags.get(name) in streams for name in tag_names)]
+        ours = {run.run_id: [(n, run.tags[n]) for n in tag_names if run.tags.get(n) in streams] for run in runs}
+        found += [run_id for run_id, tags in ours.items() if tags]
+        for name, stream in {tag for tags in ours.values() for tag in tags} - seen:
+            kept.update(_newest_runs(instance, name, stream))
+            seen.add((name, stream))
         if len(runs) < RUNS_PER_QUERY:
             break
         cursor = runs[-1].run_id
     # Only now: the next page is that after a run which must still be there.
-    for run_id in found:
+    old = [run_id for run_id in found if run_id not in kept]
+    for run_id in old:
         instance.delete_run(run_id)
-    return len(found)
+    return len(old)
+
+
+def _newest_runs(instance: dg.DagsterInstance, tag_name: str, stream: str) -> list[str]:
+    of_stream = dg.RunsFilter(statuses=list(FINISHED), tags={tag_name: stream})
+    return [record.dagster_run.run_id for record in instance.get_run_records(of_stream, limit=RUNS_KEPT)][:RUNS_KEPT]
 
 
 def _prune_events(storage: SqlEventLogStorage, key: dg.AssetKey, before: datetime) -> int:

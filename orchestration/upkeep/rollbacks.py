@@ -4,6 +4,7 @@ is read before it is executed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from state_runtime.base.actor import Actor
 from state_runtime.driver.rollback import RollbackPlan
@@ -15,7 +16,7 @@ from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import read_savepoint
 from stillstate.orchestration.text import bytes_text, count_text
 
-__all__ = ["dangers_of_rollback", "own_place", "rollback_text"]
+__all__ = ["dangers_of_rollback", "own_place", "rollback_text", "rollback_values"]
 
 _NAMED_MAX = 10
 
@@ -47,6 +48,19 @@ def rollback_text(job: str, plan: RollbackPlan) -> str:
         f"{data}Input since then is read again. Output that was published since then stays, and comes again under "
         "higher epoch numbers."
     )
+
+
+def rollback_values(job: str, plan: RollbackPlan) -> dict[str, Any]:
+    """The same as a document."""
+    return {
+        "job": job,
+        "place": plan.place,
+        "snapshot_id": plan.target.snapshot_id,
+        "newest": plan.newest.snapshot_id,
+        "abandoned": plan.abandoned,
+        "objects": len(plan.objects),
+        "bytes": plan.bytes,
+    }
 
 
 def dangers_of_rollback(

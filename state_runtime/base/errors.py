@@ -38,7 +38,7 @@ A message says what happened, where, and what to do next. It never holds a crede
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 __all__ = [
     "ChangesPending",
@@ -75,6 +75,7 @@ __all__ = [
     "WorkerEnded",
     "can_pass",
     "check",
+    "is_typed",
 ]
 
 
@@ -246,6 +247,11 @@ class WorkerEnded(UserCodeError, ProcessEnded):
 def can_pass(error: BaseException) -> bool:
     """Whether the same request may succeed a little later, although nobody does anything."""
     return isinstance(error, Unavailable) and not isinstance(error, (StoreRefused, StoreNotCapable, ScratchRemoved))
+
+
+def is_typed(error: BaseException) -> TypeGuard[StillstateError]:
+    """Whether an error is typed by its reaction, and so says already what to do."""
+    return isinstance(error, StillstateError) and type(error) is not StillstateError
 
 
 def check(condition: bool, message: str) -> None:

@@ -129,7 +129,7 @@ class EpochDriver:
         self._on_progress = on_progress
         self._acknowledgements = Acknowledgements(spark.sparkContext)
         self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
-        self._time = ProcessingTime(committer.clock, committer.last)
+        self._time = ProcessingTime(committer.clock, committer.last, committer.follows_ms)
         self._odd_times = OddTimes(context.pipeline.watermarks)
         self._stopping = threading.Event()
         self._books = Books.open(context, committer.last, newest_published(context, committer.last))

@@ -28,9 +28,11 @@ class ProcessingTime:
     Args:
         clock: whose jumps are not believed at once.
         last: what the run goes on from.
+        written_ms: when the run before wrote its last snapshot; 0: not known. `last` may be the fencing snapshot of
+            this run, which is as old as the run.
     """
 
-    def __init__(self, clock: Clock, last: Manifest) -> None:
+    def __init__(self, clock: Clock, last: Manifest, written_ms: int) -> None:
         self._clock = clock
         # When (monotonic) it was last asked, and while it is ahead of the clock what it was then.
         self._asked_s, self._ahead_ms = clock.monotonic_s(), 0.0
@@ -38,7 +40,7 @@ class ProcessingTime:
         ahead_ms = last.time.batch_time_ms - now_ms if last.time is not None else 0
         if ahead_ms > 0:
             # What went by between two runs counts too, or a job of short runs would stand still.
-            went_by_ms = max(0, now_ms - last.created_at_ms)
+            went_by_ms = max(0, now_ms - written_ms) if written_ms else 0
             self._ahead_ms = now_ms + ahead_ms + went_by_ms * _CATCHING_UP_SPEED
         if ahead_ms > CLOCK_JUMP_MS:
             _LOG.error(

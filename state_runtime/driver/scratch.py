@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from state_runtime.base.errors import InvalidConfiguration, StillstateError, Unavailable
+from state_runtime.base.errors import InvalidConfiguration, Unavailable, is_typed
 from state_runtime.base.limits import MIB
 from state_runtime.base.settings import JobSettings
 from state_runtime.restore.disk import oldest_copies
@@ -127,8 +127,7 @@ class Scratch:
             yield
         except Exception as error:
             typed = typed_error(error)
-            # An error that is typed by its reaction says already what to do.
-            is_told = isinstance(typed, StillstateError) and type(typed) is not StillstateError
+            is_told = is_typed(typed)
             removed = "" if is_told else self._removed(error)
             if removed:
                 raise removed_scratch(removed) from error

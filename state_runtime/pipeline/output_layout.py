@@ -90,8 +90,9 @@ def refuse_layouts_beside(layouts: Mapping[str, OutputLayout]) -> None:
         ):
             what = "one lies among the folders by value of the other"
         if what:
+            where = first.place if first.place == second.place else f"{first.place} and {second.place}"
             raise InvalidPipeline(
-                f"the sinks {one!r} and {other!r} both write to {first.place}, and no reader could take their files "
+                f"the sinks {one!r} and {other!r} both write to {where}, and no reader could take their files "
                 f"for one table: {what}. Give each a folder of its own"
             )
 

@@ -9,6 +9,7 @@ loss and no duplicate. What is published belongs to its readers: no start needs 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_runtime.base import faults
-from state_runtime.base.errors import InvalidConfiguration, MissingFile, UserCodeError
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, MissingFile, UnsupportedFormat, UserCodeError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.pipeline.output_layout import OutputLayout, check_columns, refuse_other_files
 from state_runtime.pipeline.output_owner import Claimant, own_output
@@ -40,6 +41,7 @@ EPOCH_COLUMN = "epoch"
 
 # Files that get their final name at a time: on an object store each is three requests, one after the other.
 _MOVES = 16
+_LOG = logging.getLogger(__name__)
 _COMMITS_DIR = "_stillstate/commits"
 # So many jobs that publish in one folder are looked at when another one begins to.
 _STAGERS_MAX = 64
@@ -270,9 +272,13 @@ def _newest_files(store: Store) -> Iterator[StagedFile]:
         epoch = _newest_epoch(store, stager)
         if epoch:
             path = f"{_COMMITS_DIR}/{stager}/{epoch:020d}.json"
-            entry = decode_document(
-                "sink-commit", _SinkCommit, store.read(path, MANIFEST_BYTES_MAX), f"{store.url}/{path}"
-            )
+            try:
+                data = store.read(path, MANIFEST_BYTES_MAX)
+                entry = decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}")
+            except (CorruptData, UnsupportedFormat, FileNotFoundError) as error:
+                # Of another job, or another version: no reason for this one not to start.
+                _LOG.info("what %s has published in %s is not looked at: %s", stager, store.url, error)
+                continue
             yield from entry.files[:1]
 
 

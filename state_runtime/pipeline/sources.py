@@ -18,7 +18,7 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
+from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError, is_typed
 from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
@@ -226,7 +226,7 @@ def _of_read(job: str, error: Exception) -> StillstateError:
     if _NO_KAFKA in str(error):
         return InvalidPipeline(f"job {job!r}: {_KAFKA_CONNECTOR}")
     typed = typed_error(error)
-    if isinstance(typed, StillstateError) and type(typed) is not StillstateError:
+    if is_typed(typed):
         return typed
     chain = chain_of(error)
     return UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {root_first(chain) if chain else error}")

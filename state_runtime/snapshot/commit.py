@@ -44,6 +44,10 @@ class Committer:
 
     Life cycle: open (the fencing snapshot is committed) → (prepare → create)* → fenced or dropped. After `Fenced` it
     refuses every further commit. Not thread-safe; the driver calls it from one thread at a time.
+
+    Attributes:
+        last: the newest snapshot that the run knows to be durable.
+        follows_ms: when the snapshot before the run's own first one was written; 0: there was none.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Committer:
         last: Manifest,
         actor: Actor,
         boundary: Boundary | None = None,
+        follows_ms: int = 0,
     ) -> None:
         self._root = root
         self._actor = actor
@@ -64,6 +69,7 @@ class Committer:
         self.info = info
         self.term = term
         self.last = last
+        self.follows_ms = follows_ms
 
     @property
     def clock(self) -> Clock:

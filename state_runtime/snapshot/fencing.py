@@ -202,7 +202,10 @@ def open_run(
     leave_mark(catalog.root, term)
     actor = Actor(clock, ids, host, pid)
 
+    follows_ms = 0
+
     def propose() -> Proposal[Manifest]:
+        nonlocal follows_ms
         latest = newest()
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} were given up while term {term.term} was starting")
@@ -214,6 +217,7 @@ def open_run(
             # was here before.
             check_belongs(latest, info, catalog.root.url, own=True)
         last = latest or empty
+        follows_ms = last.created_at_ms
         if last.term > term.term:
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
         content = gone_back(target, last) if target is not None else last
@@ -238,7 +242,7 @@ def open_run(
     # After the mark: one that was left where the root had been removed already is a sign of nothing.
     _refuse_removed(catalog.root, info, term)
     _tidy_marks(catalog.root, term)
-    return Committer(catalog.root, info, term, fencing, actor, boundary)
+    return Committer(catalog.root, info, term, fencing, actor, boundary, follows_ms)
 
 
 def _refuse_removed(root: Store, info: JobInfo, run: Term) -> None:

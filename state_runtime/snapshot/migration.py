@@ -97,8 +97,8 @@ FOLLOWING: Final[dict[MigrationStep, tuple[MigrationStep, ...]]] = {
 }
 """What may follow each step."""
 
-_YOUNGER: Final = {"fork_of": "", "fork_at": ""}
-"""Fields that earlier versions do not know: only a fork's documents have them."""
+_YOUNGER: Final = {"fork_of": "", "fork_at": "", "owner_space": ""}
+"""Fields that earlier versions do not know."""
 _WITH_TARGET: Final = frozenset({"start", "watch", "leave", "kept"})
 
 
@@ -127,7 +127,7 @@ class Migration:
         number: of the document; also in its name.
         step: whose effect comes next; of `kept` and `rolled-back` there is none.
         at_ms: when the document was written. began_ms: when the first one was.
-        owner: who does it, `host:pid`.
+        owner: who does it, `host:pid`. owner_space: where that number is one process (base/process_space.py); or empty.
         before, target: settings before it and after it.
         was_running: whether the job ran, or should have run, when it began.
         go_back_to: a place (snapshot/locate.py) that the job is taken back to before the new run starts; or empty.
@@ -169,6 +169,7 @@ class Migration:
     to_root: str = ""
     fork_of: str = ""
     fork_at: str = ""
+    owner_space: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -250,14 +251,15 @@ def record_step(root: Store, last: Migration, step: MigrationStep, clock: Clock,
     return _create(root, last, following)
 
 
-def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock) -> Migration:
+def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock, space: str = "") -> Migration:
     """Become the owner of a migration whose owner is gone. Atomic: of several that try, one does.
 
     Raises:
         SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
     """
     check(last.is_open, "a migration that is over is nobody's to go on with")
-    return _create(root, last, replace(last, number=last.number + 1, owner=owner, at_ms=clock.now_ms()))
+    taken = replace(last, number=last.number + 1, owner=owner, owner_space=space, at_ms=clock.now_ms())
+    return _create(root, last, taken)
 
 
 def encode_migration(migration: Migration) -> bytes:

@@ -30,7 +30,7 @@ from state_runtime.base.errors import (
     Unavailable,
 )
 
-__all__ = ["Thrown", "chain_of", "error_of_chain", "is_of_session", "removed_scratch", "root_first"]
+__all__ = ["Thrown", "chain_of", "error_of_chain", "is_of_session", "removed_scratch", "root_first", "shown"]
 
 CHAIN_MAX: Final = 20
 MESSAGE_CHARS_MAX: Final = 16_000
@@ -104,16 +104,21 @@ def _repeats(outer: Thrown, chain: Chain) -> bool:
 
 def _line(thrown: Thrown) -> str:
     first = next((line.strip() for line in thrown.message.splitlines() if line.strip()), "")
-    return _shown(first).rstrip(".")
+    return shown(first).rstrip(".")
 
 
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
-_VALUE = re.compile(r"""\b([Vv]alue|[Tt]ext|input string:|record parsing:) ('[^']*'|"[^"]*"|\[[^\]]*\])""")
+# A literal may hold its own quote behind a backslash, and may have been cut off.
+_VALUE = re.compile(
+    r"""\b([Vv]alue|[Tt]ext|input string:|record parsing:) """
+    r"""('(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$)|\[[^\]]*(?:\]|$))""",
+    re.DOTALL,
+)
 _SECRET = re.compile(r"(?i)\b([\w.]*(?:password|secret|token|credential)[\w.]*\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)")
 _USER_INFO = re.compile(r"(://)[^/@\s]+@")
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """A text of Java's without values of rows and what may be secret, and not longer than a person reads."""
     text = "".join(character for character in text if character.isprintable())
     text = _VALUE.sub(r"\1 (left out)", _SQLSTATE.sub("", text.strip()))
@@ -164,7 +169,7 @@ def _offset_went_back(match: re.Match[str], chain: Chain) -> StillstateError:
 
 def _partitions_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     return MissingSource(
-        f"the job has read partitions that Kafka does not have any more: {_shown(match[1])}. The topic was deleted, or "
+        f"the job has read partitions that Kafka does not have any more: {shown(match[1])}. The topic was deleted, or "
         f"made anew with fewer of them. {_NO_RESTART}. {_GOES_ON}"
     )
 
@@ -179,7 +184,7 @@ def _begins_late(match: re.Match[str], chain: Chain) -> StillstateError:
 
 def _kafka_data_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     return MissingSource(
-        f"Kafka does not have what the job would read next: {_shown(' '.join(match[1].split()))}. {_NO_RESTART}. "
+        f"Kafka does not have what the job would read next: {shown(' '.join(match[1].split()))}. {_NO_RESTART}. "
         f"{_GOES_ON}"
     )
 
@@ -216,7 +221,7 @@ def _kafka_options(match: re.Match[str], chain: Chain) -> StillstateError:
 
 def _without_setting(text: str) -> str:
     """The complaint about an option without what it was set to, which may be a password."""
-    return _shown(re.sub(r"Invalid value .*? for configuration", "Invalid value for configuration", text))
+    return shown(re.sub(r"Invalid value .*? for configuration", "Invalid value for configuration", text))
 
 
 def _topics_moved(match: re.Match[str], chain: Chain) -> StillstateError:
@@ -257,7 +262,7 @@ def _file_unreadable(match: re.Match[str], chain: Chain) -> StillstateError:
 
 def _folder_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     return MissingSource(
-        f"what read() names does not exist: {_shown(match[1])}. {_NO_RESTART} until it is there: mount or make it, or "
+        f"what read() names does not exist: {shown(match[1])}. {_NO_RESTART} until it is there: mount or make it, or "
         "correct the path, and start the job. What it has read stays read"
     )
 
@@ -271,6 +276,10 @@ def _store_away(match: re.Match[str], chain: Chain) -> StillstateError:
 
 _OF_SESSION: Final = r"(?:blockmgr|spark)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A folder of a session's, below spark.local.dir."""
+_NOT_REMOVED: Final = (
+    r"(?!.*\((?:No space left|Disk quota|Too many open files|Permission denied|Operation not permitted|Read-only file))"
+)
+"""Java says that a file is not found when it cannot be opened, for whatever reason; these are others."""
 _OF_RUN: Final = r"-[0-9a-f]{16}-\d+/(?:offsets|commits|sources|metadata|state)"
 """What is in the checkpoint directory of a run."""
 
@@ -287,7 +296,7 @@ def removed_scratch(path: str) -> ScratchRemoved:
         path: of the file or folder that is not there any more.
     """
     return ScratchRemoved(
-        f"a file or folder that Spark needs until the run ends was removed: {_shown(path)}. A cleaner of the temporary "
+        f"a file or folder that Spark needs until the run ends was removed: {shown(path)}. A cleaner of the temporary "
         "directory (systemd-tmpfiles, tmpwatch, tmpreaper) removes what is days old, also while it is in use. Nothing "
         "that was committed is lost; the next start makes these files anew and goes on from the newest snapshot. So "
         "that it does not happen again, set scratch_dir and Spark's spark.local.dir to folders that no cleaner visits, "
@@ -331,7 +340,7 @@ def _state_of_sparks(match: re.Match[str], chain: Chain) -> StillstateError:
 
 # --- Rows and memory ---------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"(?<![\w.])-?\d{6,}(\.\d+)?L?\b")
+_NUMBER = re.compile(r"(?<![\w.])-?(\d{6,}(\.\d+)?|\d+\.\d+)L?\b")
 _PLACE = re.compile(
     r'== SQL [^\n]*==\n(?P<sql>.+?)\n\s*\^|== DataFrame ==\n"(?P<call>[^"]+)" was called from\n(?P<at>\S+)'
 )
@@ -343,8 +352,8 @@ def _row_misfits(match: re.Match[str], chain: Chain) -> StillstateError:
     if place is not None:
         # Where pyspark's debugging of columns is off, as it is in our sessions, the caller is Java's own.
         caller = f", called from {place['at']}" if place["at"] and not place["at"].startswith("java.") else ""
-        where = f" ({_shown((place['sql'] or place['call']).strip())}{caller})"
-    said = _shown(_NUMBER.sub("(left out)", " ".join(match["said"].split())))
+        where = f" ({shown((place['sql'] or place['call']).strip())}{caller})"
+    said = shown(_NUMBER.sub("(left out)", " ".join(match["said"].split())))
     return InvalidData(
         f"a row does not fit an expression of the job{where}: [{match['condition']}] {said} {_NO_RESTART}: the row "
         "stays the next one to be read. Change the expression so that it takes such rows (try_cast, a filter)"
@@ -382,7 +391,7 @@ _RULES: Final = (
     ),
     _rule(
         r"(FileNotFound|NoSuchFile|ExitCode)Exception$",
-        rf"(?P<path>/[^\n]*?(?:/{_OF_SESSION}|{_OF_RUN})(?:/[^\s']*)?)",
+        rf"^{_NOT_REMOVED}.*?(?P<path>/[^\n]*?(?:/{_OF_SESSION}|{_OF_RUN})(?:/[^\s']*)?)",
         _scratch_removed,
     ),
     _rule(

@@ -10,6 +10,7 @@ Warnings of executors on other hosts are in their own logs, and are not counted.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import threading
@@ -20,6 +21,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from state_runtime.spark.java_errors import shown
 from state_runtime.spark.jvm import classes
 
 __all__ = ["JavaWarnings", "WarningBook"]
@@ -27,14 +29,15 @@ __all__ = ["JavaWarnings", "WarningBook"]
 _LOG = logging.getLogger(__name__)
 _RECORD, _FIELD = "\x1e", "\x1f"
 _PATTERN: Final = f"{_RECORD}%c{_FIELD}%m%ex{{none}}"
-_NAME: Final = "stillstate-warnings"
+_NUMBERS = itertools.count(1)
 KINDS_MAX: Final = 200
-SHOWN_CHARS_MAX: Final = 600
 TAKEN_CHARS_MAX: Final = 1_000_000
 # What Java keeps until it is asked, about once a second: more than a source has to say, and not a log that explodes.
 _RATE_PER_S, _BURST_MAX = 20.0, 500
 _OTHERS: Final = "other kinds of warnings"
 
+# A CSV file without a header: Spark shows the first of its rows in the header's place.
+_ROW_SHOWN = re.compile(r" Header: .*")
 _VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27,}|-?\d+")
 # Numbers of Spark's structured logging come as `MDC[key=OFFSET, value=10]` where its texts were put together wrongly.
 _NUMBER = r"(?:MDC\[key=\w+, value=)?(\d+)\]?"
@@ -73,7 +76,8 @@ class WarningBook:
         rows = sum(_rows_of(*match.groups()) for match in _SKIPPED.finditer(message))
         self._skipped += rows
         self._untold += rows
-        kind = (logger, _VARIES.sub("#", message)[:SHOWN_CHARS_MAX])
+        text = shown(_ROW_SHOWN.sub("", message))
+        kind = (logger, _VARIES.sub("#", text))
         if kind not in self._seen and len(self._seen) >= KINDS_MAX:
             kind = (_OTHERS, "")
         self._seen[kind] += 1
@@ -82,7 +86,7 @@ class WarningBook:
             return
         again = "" if times == 1 else f" ({times:,} times by now)"
         skipped = f"; {self._skipped:,} rows that are gone were passed over by now" if rows else ""
-        _LOG.warning("%s warns%s: %s%s", logger, again, message[:SHOWN_CHARS_MAX], skipped)
+        _LOG.warning("%s warns%s: %s%s", logger, again, text, skipped)
 
 
 def _rows_of(first: str | None, end: str | None, before: str | None) -> int:
@@ -146,21 +150,22 @@ def _collecting(spark: SparkSession) -> JavaWarnings:
     context = log4j.LogManager.getContext(False)
     config = context.getConfiguration()
     root, writer = config.getRootLogger(), jvm.java.io.StringWriter()
+    name = f"stillstate-warnings-{next(_NUMBERS)}"  # log4j tells appenders apart by it; two runs may share a session
     layout = core.layout.PatternLayout.newBuilder().withConfiguration(config).withPattern(_PATTERN).build()
     bounds = core.filter.BurstFilter.newBuilder().setLevel(warn).setRate(_RATE_PER_S).setMaxBurst(_BURST_MAX).build()
-    ours = core.appender.WriterAppender.createAppender(layout, bounds, writer, _NAME, False, True)
+    ours = core.appender.WriterAppender.createAppender(layout, bounds, writer, name, False, True)
     ours.start()
     before = root.getLevel()
     # A level that lets warnings through prints them already; else what prints keeps the level that the session has.
     silent = {} if warn.isMoreSpecificThan(before) else dict(root.getAppenders())
 
     def set_printing(level: Any) -> None:
-        for name, appender in silent.items():
-            root.removeAppender(name)
+        for printing, appender in silent.items():
+            root.removeAppender(printing)
             root.addAppender(appender, level, None)
 
     def undo() -> None:
-        root.removeAppender(_NAME)
+        root.removeAppender(name)
         if silent and root.getLevel().equals(warn):
             root.setLevel(before)
         set_printing(None)

@@ -20,7 +20,6 @@ __all__ = [
     "items",
     "java_of_process",
     "jobs_so_far",
-    "jvm_of",
     "kind_of",
     "kinds_in",
     "optimized",
@@ -69,18 +68,15 @@ def optimized(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().optimizedPlan()
 
 
-def jvm_of(frame: DataFrame) -> Any:
-    """Spark's classes, as PySpark shows them."""
-    return frame.sparkSession.sparkContext._jvm
-
-
 def batch_execution(frame: DataFrame) -> Any:
     """How Spark executes the batch that it has handed to `foreachBatch` in this thread: its plans.
 
     Args:
         frame: the batch.
     """
-    query_id = jvm_of(frame).java.util.UUID.fromString(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+    query_id = classes(frame.sparkSession).java.util.UUID.fromString(
+        frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+    )
     return frame._jdf.sparkSession().sharedState().activeStreamingQueries().get(query_id).lastExecution()
 
 
@@ -140,7 +136,7 @@ def kinds_in(plan: Any) -> frozenset[str]:
 
 def without(frame: DataFrame, kind: str) -> DataFrame:
     """A frame without the nodes of one class of its plan, each of which hands on its input."""
-    jvm = jvm_of(frame)
+    jvm = classes(frame.sparkSession)
 
     def remade(node: Any) -> Any:
         children = [remade(child) for child in items(node.children())]
@@ -169,7 +165,7 @@ def has_python(frame: DataFrame) -> bool:
 
 
 def _has(frame: DataFrame, pattern: str) -> bool:
-    patterns = jvm_of(frame).org.apache.spark.sql.catalyst.trees.TreePattern
+    patterns = classes(frame.sparkSession).org.apache.spark.sql.catalyst.trees.TreePattern
     return bool(analyzed(frame).containsPattern(getattr(patterns, pattern)()))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from state_runtime.spark.jvm import analyzed, batch_execution, items, jvm_of, kind_of, paths_to
+from state_runtime.spark.jvm import analyzed, batch_execution, classes, items, kind_of, paths_to
 
 __all__ = ["WATERMARK_KIND", "WatermarkNode", "event_times_at", "is_seen_at_the_top", "watermark_nodes"]
 
@@ -40,7 +40,7 @@ class WatermarkNode:
 def watermark_nodes(frame: DataFrame) -> tuple[WatermarkNode, ...]:
     """Of a streaming frame, in the order of its plan. A stream that is united with itself has one: Spark keeps one
     watermark for it."""
-    delay_ms = jvm_of(frame).org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark.getDelayMs
+    delay_ms = classes(frame.sparkSession).org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark.getDelayMs
     found: dict[str, WatermarkNode] = {}
     for node in _nodes(analyzed(frame)):
         below = any(_nodes(child) for child in items(node.children()))
@@ -72,7 +72,7 @@ def event_times_at(frame: DataFrame, nodes: Sequence[WatermarkNode]) -> list[int
     Args:
         frame: the batch, all of whose rows have been made.
     """
-    jvm, execution = jvm_of(frame), batch_execution(frame)
+    jvm, execution = classes(frame.sparkSession), batch_execution(frame)
     runtime, to_uuid = jvm.org.apache.spark.sql.execution.streaming.runtime, jvm.java.util.UUID.fromString
     policy = getattr(runtime, "MinWatermark$").__getattr__("MODULE$")  # it has one; what it chooses is not asked
     tracker = runtime.WatermarkTracker(policy, execution.analyzed())

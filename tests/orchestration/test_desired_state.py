@@ -19,6 +19,7 @@ from job_roots import NO_SUCH_PID, SECRET, JobRoot
 from migrated_house import House
 from migrated_job import Died
 
+from state_runtime.base.process_space import process_space
 from state_runtime.base.settings import JobSettings
 from state_runtime.snapshot.migration import Migration, RunSettings, read_migration, take_migration_over
 from state_runtime.snapshot.term_files import RunStatus
@@ -432,7 +433,9 @@ def test_a_migration_whose_process_has_ended_is_gone_on_with_whoever_began_it(
     if began == "a command on this host":
         left = read_migration(house.made.job.root)
         assert left is not None
-        take_migration_over(house.made.job.root, left, f"{socket.gethostname()}:{NO_SUCH_PID}", house.made.job.clock)
+        take_migration_over(
+            house.made.job.root, left, f"{socket.gethostname()}:{NO_SUCH_PID}", house.made.job.clock, process_space()
+        )
     else:
         house.here.set_status(run, dg.DagsterRunStatus.FAILURE)
     for driver in house.made.drivers.live():
@@ -453,11 +456,18 @@ def test_a_migration_whose_process_has_ended_is_gone_on_with_whoever_began_it(
 
 def test_who_has_ended_is_known_on_his_own_host_only() -> None:
     here, now_ms = socket.gethostname(), time.time_ns() // 1_000_000
-    assert not is_owner_gone(f"{here}:{os.getpid()}", now_ms)
-    assert is_owner_gone(f"{here}:{NO_SUCH_PID}", now_ms)
-    assert is_owner_gone(f"{here}:{os.getpid()}", 0), "the number was given to another process since"
+
+    def is_gone(owner: str, at_ms: int, space: str) -> bool:
+        return is_owner_gone(replace(OPEN, owner=owner, at_ms=at_ms, owner_space=space))
+
+    ours = process_space()
+    assert not is_gone(f"{here}:{os.getpid()}", now_ms, ours)
+    assert is_gone(f"{here}:{NO_SUCH_PID}", now_ms, ours)
+    assert is_gone(f"{here}:{os.getpid()}", 0, ours), "the number was given to another process since"
     for owner in (f"elsewhere:{NO_SUCH_PID}", "", "h", f"{here}:x"):
-        assert not is_owner_gone(owner, now_ms)
+        assert not is_gone(owner, now_ms, ours)
+    for space in ("", "another:4026531836"):
+        assert not is_gone(f"{here}:{NO_SUCH_PID}", now_ms, space), "another container may have this host's name"
 
 
 def test_a_migration_whose_process_may_live_elsewhere_is_left_to_it(automatic: House) -> None:

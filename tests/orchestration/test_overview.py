@@ -12,6 +12,7 @@ from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot, checkpoint_of
 
 from stillstate.assets.mount import Mount
+from stillstate.orchestration.standby import RESTARTED
 
 SENSOR = "stillstate_progress"
 
@@ -157,7 +158,7 @@ def test_restarts_of_all_jobs_are_in_one_table_with_cause_restore_point_and_time
     assert row["down"]
     clock.at_ms = time.time_ns() // 1_000_000 + 3_600_000  # as runs are dated, and later
     flights.start()
-    flights.beat(cause="restart in place after exit code 1")
+    flights.beat(cause=f"{RESTARTED} after exit code 1")
     here.cursor = None
     ((newest, _),) = written(here, "restarts")
-    assert (newest["outcome"], newest["cause"]) == ("in place", "restart in place after exit code 1")
+    assert (newest["outcome"], newest["cause"]) == ("in place", f"{RESTARTED} after exit code 1")

@@ -18,17 +18,21 @@ from job_roots import FakeClock
 from state_runtime.base.clock import SYSTEM_CLOCK
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import load_spec
-from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.jobs.past_runs import RUNS_READ_MAX, past_runs
+from stillstate.orchestration.jobs.tags import ACTION_TAG, JOB_TAG, UPKEEP_TAG, prune_tag, recovery_run_tags
+from stillstate.orchestration.recovery.plan import Loss, RecoveryPlan, plan_recovery
 from stillstate.orchestration.upkeep import pruning
 
 DAY_MS = 86_400_000
 KEPT = 3
+RUNS_KEPT = pruning.RUNS_KEPT
 OURS, YOURS = Mount().checkpoints("flights"), dg.AssetKey("report")
 
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "EVENTS_KEPT", KEPT)
+    monkeypatch.setattr(pruning, "RUNS_KEPT", 0)
 
 
 @pytest.fixture
@@ -104,6 +108,28 @@ def test_old_events_and_runs_of_streams_go_and_those_of_others_stay(house: World
     assert numbers(house.instance, OURS)[0] == 10
 
 
+def test_a_job_that_was_given_up_on_stays_so_however_long_it_is_left(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of it is in its runs: without them its driver would be started again, unasked, after a month."""
+    assert RUNS_KEPT >= RUNS_READ_MAX, "as many stay as are read to decide"
+    here = world()
+    job = here.defs.resolve_job_def("start_flights")
+    for tags in ({JOB_TAG: "flights"}, recovery_run_tags("flights", 7, 1, 1, 0, "corrupt")):
+        here.instance.create_run_for_job(job, tags=tags, status=dg.DagsterRunStatus.FAILURE)
+    loss = Loss(term=7, verdict="failed", kind="corrupt", progress=0, lived_s=10.0)
+
+    def plan() -> RecoveryPlan:
+        runs = past_runs(here.instance, "flights")
+        return plan_recovery(loss, runs, later(31).now_ms() / 1000, max_attempts=3, backoff_s=1.0)
+
+    assert plan().gave_up
+    for kept, deleted in ((RUNS_KEPT, 0), (1, 1)):
+        monkeypatch.setattr(pruning, "RUNS_KEPT", kept)
+        assert pruned(here, later(31)).runs == deleted
+        assert plan().gave_up
+
+
 def test_sqlites_copy_of_events_without_a_run_goes_too() -> None:
     """It is in a file of its own, which nothing reads and which grew without end."""
     with instance_for_test() as instance:
@@ -133,3 +159,12 @@ def test_the_job_prunes_all_assets_of_all_streams(house: World) -> None:
     job = house.defs.resolve_job_def("stillstate_prune")
     assert job.execute_in_process(instance=house.instance).success
     assert numbers(house.instance, OURS) == [9, 8, 7]
+
+
+def test_runs_that_prune_end_and_go_as_those_of_streams_do(house: World) -> None:
+    job = house.defs.resolve_job_def("stillstate_prune")
+    tag = prune_tag(Mount())
+    assert (job.tags[ACTION_TAG], job.tags[UPKEEP_TAG]) == ("prune", tag)
+    assert int(job.tags["dagster/max_runtime"]) > 0
+    house.instance.create_run_for_job(job, tags=dict(job.tags), status=dg.DagsterRunStatus.SUCCESS)
+    assert pruning.prune(house.instance, [], [UPKEEP_TAG], {tag}, keep_days=30, clock=later(31)).runs == 1

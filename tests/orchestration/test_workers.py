@@ -15,7 +15,7 @@ from dagster_world import FakeLauncher, World
 from job_roots import FakeClock, JobRoot
 
 from state_runtime.base.process_space import process_space
-from stillstate.orchestration.jobs.tags import STREAM_TAGS
+from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
 from stillstate.orchestration.workers import (
     NO_WORD_S,
     SILENT_S,
@@ -101,6 +101,21 @@ def test_every_kind_of_run_of_ours_is_ended_when_its_worker_is_gone(world: Calla
     assert {status_of(here, run) for run in [*lives, strange]} == {dg.DagsterRunStatus.STARTED}
 
 
+def test_a_run_that_somebody_put_together_is_not_judged_by_the_process_of_one_of_its_steps(
+    world: Callable[..., World], gone: Worker
+) -> None:
+    """A stream's asset beside a report of your own: a process for each step, and that of the first has ended."""
+    here = world()
+    here.clock.at_ms = time.time_ns() // 1_000_000  # as runs are dated
+
+    @dg.job
+    def report() -> None: ...
+
+    run = under_way(here, report, gone, **{STREAM_TAGS[1]: "flights"})
+    here.recovery()
+    assert status_of(here, run) is dg.DagsterRunStatus.STARTED
+
+
 def test_a_job_whose_recovery_run_has_died_gets_another_one_in_the_same_tick(
     world: Callable[..., World], flights: JobRoot, clock: FakeClock, gone: Worker
 ) -> None:
@@ -134,7 +149,7 @@ def test_a_launcher_that_looks_after_its_workers_is_left_to_it(
     run = under_way(here, job, gone)
     launcher = here.instance.run_launcher
     monkeypatch.setattr(type(launcher), "supports_check_run_worker_health", property(lambda self: True))
-    assert end_lost_runs(here.instance, {job.tags[STREAM_TAGS[0]]}, STREAM_TAGS, here.clock) == []
+    assert end_lost_runs(here.instance, {job.tags[STREAM_TAGS[0]]}, STREAM_TAGS, ACTION_TAG, here.clock) == []
     assert status_of(here, run) is dg.DagsterRunStatus.STARTED
 
 

@@ -25,7 +25,8 @@ from state_runtime.snapshot.manifest import Manifest, TimeEntry
 from state_runtime.store import FsspecStore, open_store
 
 NOW_MS = 1_700_000_000_000
-MONTH_MS = 30 * 86_400_000
+DAY_MS = 86_400_000
+MONTH_MS = 30 * DAY_MS
 
 
 @dataclass
@@ -152,7 +153,7 @@ def test_processing_time_neither_falls_nor_stands_still() -> None:
         machine, head = Machine(), head_at(NOW_MS + draw.choice([-MONTH_MS, 0, 5_000, MONTH_MS]), NOW_MS)
         reached = [(head.time.batch_time_ms, machine.passed_s)] if head.time else []
         for _ in range(5):
-            time = ProcessingTime(TrustedClock(machine, nobody), head)
+            time = ProcessingTime(TrustedClock(machine, nobody), head, head.created_at_ms)
             for _ in range(20):
                 machine.passed_s += draw.choice([0.001, 0.1, 1.0, 600.0, CLOCK_LASTS_S])
                 machine.wrong_ms = draw.choice([machine.wrong_ms, machine.wrong_ms, 0, 300, -300, MONTH_MS, -MONTH_MS])
@@ -169,7 +170,7 @@ def test_processing_time_neither_falls_nor_stands_still() -> None:
 def test_processing_time_is_the_clocks_again_once_it_has_caught_up() -> None:
     machine = Machine()
     head = head_at(NOW_MS + 60_000, NOW_MS)
-    time = ProcessingTime(machine, head)
+    time = ProcessingTime(machine, head, head.created_at_ms)
     machine.passed_s = 60.0
     assert time.now_ms(head) == NOW_MS + 90_000
     machine.passed_s = 121.0
@@ -183,10 +184,10 @@ def test_short_runs_get_on_by_the_time_between_them(caplog: pytest.LogCaptureFix
     head = head_at(NOW_MS + MONTH_MS, NOW_MS)
     for day in range(1, 11):
         machine.passed_s = day * 86_400.0
-        head = head_at(ProcessingTime(machine, head).now_ms(head), machine.now_ms())
+        head = head_at(ProcessingTime(machine, head, head.created_at_ms).now_ms(head), machine.now_ms())
         assert head.time is not None
         assert head.time.batch_time_ms == NOW_MS + MONTH_MS + day * 43_200_000
-    assert all("ahead of the clock" in r.message for r in caplog.records)
+    assert all("ahead of the clock" in r.getMessage() for r in caplog.records)
     assert caplog.records
 
 
@@ -209,3 +210,24 @@ def test_no_epoch_has_the_time_of_a_clock_that_jumped(tmp_path: Path, monkeypatc
         assert last.created_at_ms < FIRST_BATCH_MS + MONTH_MS // 2
     driver.stop()
     driver.close(0.0)
+
+
+def test_what_goes_by_between_two_runs_counts_in_a_job_of_short_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the snapshot by which each run takes the job over, which is as old as the run."""
+    [(_, draw)] = seeds(1)
+    world = World(tmp_path, draw, BATCHES, ALARMS)
+    under(world, monkeypatch)
+    world.off_ms = MONTH_MS  # wrong from the first moment on, so there is nothing to compare it with
+    reached = []
+    for number, batch in enumerate(BATCHES[:3]):
+        driver = start(world, JobSettings(parallelism=2))
+        driver.run_batch(Frame(batch), number)
+        time = driver._committer.last.time
+        assert time is not None
+        reached.append(time.batch_time_ms)
+        driver.stop()
+        driver.close(0.0)
+        world.off_ms = number * DAY_MS  # right from the second run on, a day after the first, and so on
+    assert reached[2] - reached[1] >= DAY_MS // 2

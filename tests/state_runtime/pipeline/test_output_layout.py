@@ -175,6 +175,11 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
         begin(sink, other)
     (tmp_path / file.final).unlink()
     begin(sink, other)
+    (entry,) = tmp_path.rglob("*.json")
+    whole = entry.read_bytes()
+    for body in (b"", b"{", whole[:-2], whole):
+        entry.write_bytes(body)  # of another job's commit log, cut or of another version
+        begin(sink, other)
 
     def unavailable(*_: object) -> bytes:
         raise StoreUnavailable("away")

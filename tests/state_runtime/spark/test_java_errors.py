@@ -129,6 +129,11 @@ def test_no_value_of_a_row_is_repeated() -> None:
     for title, chain in CHAINS.items():
         said = str(error_of_chain(chain))
         assert not [value for value in values if value in said], title
+    cut = r"""The value 'Pat O\'Brien, 5 Elm\nSt' of the type "STRING" cannot be cast"""
+    for message in (cut, cut.replace(r"\n", "\n"), cut[:35], "The value [1, Pat", "The 1234.56 rounded half up"):
+        thrown = Thrown("org.apache.spark.SparkArithmeticException", f"[CAST] {message} SQLSTATE: 22003")
+        said = str(error_of_chain((thrown,)))
+        assert not [part for part in ("Pat", "Brien", "Elm", "1234.56") if part in said], said
 
 
 def test_no_secret_of_an_option_is_repeated() -> None:
@@ -221,7 +226,23 @@ def test_a_full_disk_stays_what_it_is_when_java_says_so(tmp_path: Path) -> None:
     java = FakeThrowable(
         "org.apache.spark.SparkException", "x", FakeThrowable("java.io.IOException", "No space left on device")
     )
-    typed = typed_error(FromJava(java))
+    shuffled = "/tmp/blockmgr-51e020c0-a235-46ae-8fd6-88ea7042a9d0/2f/temp_shuffle_x (No space left on device)"
+    opened = FakeThrowable(
+        "org.apache.spark.SparkException", "x", FakeThrowable("java.io.FileNotFoundException", shuffled)
+    )
     scratch = Scratch(tmp_path, tmp_path / "state")
-    with pytest.raises(Unavailable, match=r"disk of the driver's host is full"), scratch.explained():
-        raise typed
+    for thrown in (java, opened):
+        typed = typed_error(FromJava(thrown))
+        with pytest.raises(Unavailable, match=r"disk of the driver's host is full"), scratch.explained():
+            raise typed
+
+
+@pytest.mark.parametrize("why", ["Too many open files", "Permission denied", "Read-only file system"])
+def test_a_file_that_cannot_be_opened_was_not_removed(why: str) -> None:
+    """Java has one exception for both. Nobody is to look for a cleaner while file handles run out."""
+    path = "/tmp/blockmgr-51e020c0-a235-46ae-8fd6-88ea7042a9d0/2f/temp_shuffle_x"
+    found = error_of_chain((Thrown("java.io.FileNotFoundException", f"{path} ({why})"),))
+    assert type(found) is StillstateError
+    assert why in str(found)
+    gone = error_of_chain((Thrown("java.io.FileNotFoundException", f"{path} (No such file or directory)"),))
+    assert isinstance(gone, ScratchRemoved)

@@ -115,3 +115,16 @@ def test_nothing_is_lost_that_comes_while_it_is_read_and_a_java_that_ended_has_n
     assert warnings.take() == ""
     warnings.end()
     assert JavaWarnings().take() == ""
+
+
+def test_neither_secrets_nor_rows_come_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """These warnings were silent until now."""
+    csv = "CSV header does not conform to the schema.\n Header: 1, Pat Brien\n Schema: n, name\nCSV file: file:///in/a.csv"
+    heard(
+        record("login failed with password=geheim at https://me:geheim@host/x"),
+        record("cannot parse the value 'Pat O\\'Brien' as a number"),
+        record(csv, "org.apache.spark.sql.catalyst.csv.CSVHeaderChecker"),
+    )
+    assert len(caplog.records) == 3
+    assert "CSV header does not conform" in caplog.text
+    assert not [part for part in ("geheim", "Pat", "Brien") if part in caplog.text]
