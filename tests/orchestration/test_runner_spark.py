@@ -170,7 +170,7 @@ def test_a_killed_python_process_of_spark_is_one_message(config: Path) -> None:
     (config.parent / "order").write_text("die")
     done = command(config, "run", "deadly", "--until-idle")
     assert done.returncode == 7, done.stderr
-    assert "UserCodeError: a Python process in which Spark runs the job's code" in _short(done, config.parent)
+    assert "WorkerEnded: a Python process in which Spark runs the job's code" in _short(done, config.parent)
 
 
 @pytest.mark.spark
