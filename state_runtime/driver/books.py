@@ -18,7 +18,7 @@ from state_runtime.driver.shard_book import ShardBook
 from state_runtime.pipeline.compatibility import usable_versions
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 
-__all__ = ["Books", "Standing"]
+__all__ = ["Books", "EpochOutcome", "Standing"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +32,25 @@ class Standing:
     files: FileBook | None
     batch: BatchBook | None
     epochs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOutcome:
+    """Where a run stands after an epoch, and what that adds to what is pending.
+
+    Attributes:
+        head: a draft of the next manifest.
+        shards, files, batch: the books after it.
+        changes, outputs, rows: of state, of sinks, of rows in flight.
+    """
+
+    head: Manifest
+    shards: ShardBook
+    files: FileBook | None
+    batch: BatchBook | None
+    changes: Sequence[TaskChanges]
+    outputs: Sequence[StagedOutput]
+    rows: Sequence[TaskChanges] = ()
 
 
 class Books:
@@ -143,24 +162,10 @@ class Books:
         self._interval, self._shards, self._files = before.interval, before.shards, before.files
         self._batch, self._epochs = before.batch, before.epochs
 
-    def epoch_done(
-        self,
-        head: Manifest,
-        shards: ShardBook,
-        files: FileBook | None,
-        batch: BatchBook | None,
-        changes: Sequence[TaskChanges],
-        outputs: Sequence[StagedOutput],
-        rows: Sequence[TaskChanges] = (),
-    ) -> None:
-        """An epoch's action succeeded, and what its tasks did is the new head.
-
-        Args:
-            shards, files, batch: the books after it.
-            changes, outputs, rows: what the epoch adds to what is pending.
-        """
-        self._shards, self._files, self._batch = shards, files, batch
-        self._interval = self._interval.with_epoch(head, changes, outputs, rows)
+    def epoch_done(self, after: EpochOutcome) -> None:
+        """An epoch's action succeeded, and what its tasks did is the new head."""
+        self._shards, self._files, self._batch = after.shards, after.files, after.batch
+        self._interval = self._interval.with_epoch(after.head, after.changes, after.outputs, after.rows)
         self._epochs += 1
 
     def epoch_pending(self, numbers: Progress) -> None:

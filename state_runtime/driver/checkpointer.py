@@ -4,14 +4,14 @@
 5. manifest   create-if-absent of the next snapshot: from here on the epochs have happened
 6. publish    sinks give staged output its final name
 
-(Steps 1 to 3 are an epoch's, in driver/epochs.py.)
+(Steps 1 to 3 are an epoch's, in driver/epoch_line.py.)
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -26,9 +26,8 @@ from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_segment
 from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.epoch import EpochTimes
 from state_runtime.driver.file_book import carried_source_logs
-from state_runtime.driver.governor import EpochBudget
-from state_runtime.driver.head import Processed
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, together, waited, with_times
 from state_runtime.maintenance.gc.background import BackgroundCollection
@@ -38,17 +37,36 @@ from state_runtime.materialize.process import FoldProcess
 from state_runtime.pipeline.output_owner import Claimant
 from state_runtime.pipeline.published import is_published, record_published
 from state_runtime.pipeline.sinks import Sink
-from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
-from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, ShardFilesEntry, StagedOutput, TimeEntry
+from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, ShardFilesEntry, StagedOutput
 from state_runtime.snapshot.shard_files import bottom_is_of_shape
 from state_runtime.store import open_store
 from state_runtime.task.acknowledgement import Acknowledgement
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpointer", "Committed"]
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A manifest that was just created, and what is to follow.
+
+    Attributes:
+        previous: the manifest before it.
+        interval: what it made durable.
+        numbers, times, phases: of the epoch that ended in it, so far.
+        durable_s: monotonic.
+    """
+
+    manifest: Manifest
+    previous: Manifest
+    interval: Interval
+    numbers: Progress
+    times: EpochTimes
+    phases: Mapping[str, float]
+    durable_s: float
 
 
 class Checkpointer:
@@ -195,19 +213,7 @@ class Checkpointer:
 
     def commit_alone(self, spark: SparkSession) -> Progress:
         """A checkpoint that no epoch has just ended in; its numbers are those of an epoch that did nothing else."""
-        interval, now_s = self._books.interval, self._context.clock.monotonic_s()
-        head = interval.head
-        alone = Processed(
-            acknowledged=[],
-            time=head.time or TimeEntry(0),
-            clock=EpochClock(0, epoch=head.epoch),
-            batch=None,
-            budget=EpochBudget(None, {}, frozenset()),
-            started_s=now_s,
-            due_s=now_s,
-            planned_s=now_s,
-            processed_s=now_s,
-        )
+        interval = self._books.interval
         latest = interval.numbers or Progress()
         nothing = Progress(
             snapshot_id=latest.snapshot_id,
@@ -215,22 +221,20 @@ class Checkpointer:
             timestamp_ms=latest.timestamp_ms,
             state_rows=latest.state_rows,
             watermark_ms=latest.watermark_ms,
-            epoch=head.epoch,
+            epoch=interval.head.epoch,
             epochs=0,
         )
-        return self.commit(nothing, alone, spark)
+        times = EpochTimes.of_nothing(self._context.clock.monotonic_s())
+        return self.publish(self.commit(nothing, times), spark)
 
-    def commit(self, numbers: Progress, done: Processed, spark: SparkSession) -> Progress:
-        """Make everything since the newest manifest durable, then publish its output.
+    def commit(self, numbers: Progress, times: EpochTimes) -> Committed:
+        """Make everything since the newest manifest durable.
 
         Args:
-            numbers: of the epoch that ends here; those before it are in the interval.
-
-        Returns:
-            The same, complete.
+            numbers, times: of the epoch that ends here; those before it are in the interval.
         """
         context, books, last = self._context, self._books, self._committer.last
-        waited_ms = self._waited_ms(done)
+        waited_ms = self._waited_ms(times)
         segment_bytes = self.flush(lists_rows=True)
         segment_s = context.clock.monotonic_s()
         faults.reach("segment-written")
@@ -258,11 +262,11 @@ class Checkpointer:
             materializations=self.materializer.completed,
             materialization_failures=self.materializer.failures_in_a_row,
         )
-        phases, numbers = done.phases, waited(numbers, waited_ms)
+        phases, numbers = times.phases, waited(numbers, waited_ms)
         if waited_ms:
             phases[ALIGNMENT] = waited_ms
-        phases["segment"] = (segment_s - done.processed_s) * 1000 + done.flushed_ms
-        so_far = self._timed(numbers, done, phases)
+        phases["segment"] = (segment_s - times.processed_s) * 1000 + times.flushed_ms
+        so_far = self._timed(numbers, times, phases)
         faults.reach("before-manifest")
         objects = self._uploaded(interval, draft)
         manifest = self._committer.prepare(_with_numbers(draft, together(interval.numbers, so_far)), objects)
@@ -270,30 +274,40 @@ class Checkpointer:
         self.is_committing = True
         committed = self._committer.create(manifest)
         manifest_s = context.clock.monotonic_s()
-        numbers = self._timed(numbers, done, phases)
+        numbers = self._timed(numbers, times, phases)
         faults.reach("manifest-written")
 
         books.checkpointed(committed, manifest_s)
         self.is_committing = False
         self.materializer.settled(committed)
+        phases["manifest"] = (manifest_s - segment_s) * 1000
+        return Committed(committed, last, interval, numbers, times, phases, manifest_s)
+
+    def publish(self, done: Committed, spark: SparkSession) -> Progress:
+        """Make the output of a manifest visible that this run just created; then what works beside the epochs is told.
+
+        Returns:
+            The numbers of the checkpoint, complete.
+        """
+        context = self._context
         faults.reach("before-publish")
-        for output in interval.outputs:
+        for output in done.interval.outputs:
             self._sink_of(output).publish(context.sinks[output.sink], output, spark)
             faults.reach("one-output-published")
-        self._published = committed
-        for output in last.outputs:
+        self._published = done.manifest
+        for output in done.previous.outputs:
             # A sink that the pipeline no longer has leaves its staged files to garbage collection.
             if output.sink in context.sinks:
                 context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
         published_s = context.clock.monotonic_s()
         faults.reach("published")
-        if books.files is None:
-            self.materializer.start_if_due(committed, can_wait=self._is_catching_up())
-        self.retention.committed(committed)
+        if self._books.files is None:
+            self.materializer.start_if_due(done.manifest, can_wait=self._is_catching_up())
+        self.retention.committed(done.manifest)
         self.collection.committed()
-        phases |= {"manifest": (manifest_s - segment_s) * 1000, "publish": (published_s - manifest_s) * 1000}
-        complete = with_times(numbers, (published_s - done.started_s) * 1000, phases)
-        self._previous = together(interval.numbers, complete)
+        phases = {**done.phases, "publish": (published_s - done.durable_s) * 1000}
+        complete = with_times(done.numbers, (published_s - done.times.started_s) * 1000, phases)
+        self._previous = together(done.interval.numbers, complete)
         return replace(complete, epochs=self._previous.epochs)
 
     def remove(
@@ -340,27 +354,26 @@ class Checkpointer:
         files, record = self._books.files, self.materializer.record_of(draft)
         return {*interval.uploaded, *(files.uploaded if files is not None else ()), *([record] if record else [])}
 
-    def _waited_ms(self, done: Processed) -> float:
+    def _waited_ms(self, times: EpochTimes) -> float:
         """How long the checkpoint that begins now has waited for the rows of the epoch."""
-        if not done.acknowledged:
+        if times.last_row_at_ms is None:
             return 0.0
         now_s = self._context.clock.monotonic_s()
-        since_ms = self._since_last_row_ms(done, now_s)
-        return max(0.0, (now_s - done.due_s) * 1000 - since_ms)
+        return max(0.0, (now_s - times.due_s) * 1000 - self._since_last_row_ms(times, now_s))
 
-    def _since_last_row_ms(self, done: Processed, now_s: float) -> float:
+    def _since_last_row_ms(self, times: EpochTimes, now_s: float) -> float:
         return checkpoint_ms(
-            max((a.processed_at_ms for a in done.acknowledged), default=0),
+            times.last_row_at_ms or 0,
             self._context.clock.now_ms(),
-            own_ms=(now_s - done.processed_s) * 1000,
-            epoch_ms=(now_s - done.started_s) * 1000,
+            own_ms=(now_s - times.processed_s) * 1000,
+            epoch_ms=(now_s - times.started_s) * 1000,
         )
 
-    def _timed(self, numbers: Progress, done: Processed, phases: Mapping[str, float]) -> Progress:
+    def _timed(self, numbers: Progress, times: EpochTimes, phases: Mapping[str, float]) -> Progress:
         """The numbers of an epoch with its times, if its checkpoint became durable now."""
         durable_s = self._context.clock.monotonic_s()
-        took_ms = self._since_last_row_ms(done, durable_s)
-        return replace(with_times(numbers, (durable_s - done.started_s) * 1000, phases), checkpoint_ms=took_ms)
+        took_ms = self._since_last_row_ms(times, durable_s)
+        return replace(with_times(numbers, (durable_s - times.started_s) * 1000, phases), checkpoint_ms=took_ms)
 
     def _leave_word(self) -> None:
         """Note that the newest output is published. Only while this run is the newest: a folder that was removed or

@@ -73,8 +73,7 @@ class _Seen:
 class Governor:
     """Plans epochs of one run.
 
-    Life cycle: made with the run → per epoch `plan`, then `seen` with what its tasks acknowledged → `batch_done` when a
-    batch is.
+    Life cycle: made with the run → per epoch `plan`, then `seen` with what its tasks acknowledged.
 
     Args:
         operators: in the order of the pipeline.
@@ -89,6 +88,7 @@ class Governor:
         self._reads = False
         self._epochs = 0
         self._batches = 0
+        self._batch_began_s, self._batch_epochs = 0.0, 0
         self._last_batch_fitted = False
 
     @property
@@ -139,6 +139,20 @@ class Governor:
         for uid, acknowledged in of_operator.items():
             late_s = {**self._seen[uid].late_s, self._reads: self._late_s(uid, acknowledged)}
             self._seen[uid] = replace(_learned(self._seen[uid], acknowledged), late_s=late_s)
+
+    def seen_of_batch(self, started_s: float, ended_s: float, *, is_done: bool) -> None:
+        """Learn from an epoch about a batch.
+
+        Args:
+            started_s, ended_s: monotonic, of the epoch.
+            is_done: whether the batch is done with it.
+        """
+        if self._batch_epochs == 0:
+            self._batch_began_s = started_s
+        self._batch_epochs += 1
+        if is_done:
+            self.batch_done(ended_s - self._batch_began_s, self._batch_epochs)
+            self._batch_epochs = 0
 
     def batch_done(self, took_s: float, epochs: int) -> None:
         """A batch is done.

@@ -24,7 +24,7 @@ from state_runtime.base.errors import StillstateError
 from state_runtime.base.ids import Ids
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
-from state_runtime.driver import epochs as driver
+from state_runtime.driver import engine
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
@@ -244,5 +244,5 @@ class Run:
 def without_spark(spark: InProcess) -> Iterator[None]:
     """Drivers plan on `spark`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "plan_epoch", spark.plan)
+        patch.setattr(engine, "plan_epoch", spark.plan)
         yield

@@ -28,7 +28,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import fetch_part, read_index, read_source_log
 from state_runtime.changelog.upload import Uploader, UploadPolicy
-from state_runtime.driver import epochs as driver
+from state_runtime.driver import epoch_line
 from state_runtime.materialize import BackgroundMaterializer, background
 from state_runtime.pipeline.sinks import ParquetSink
 from state_runtime.reading.references import references
@@ -453,7 +453,7 @@ def _on_faulty_stores(world: World) -> Iterator[None]:
         patch.setattr(host_objects, "_locked", undisturbed)
         for module in (persist, task):
             patch.setattr(module, "uploader", lambda _: world.running[-1].uploader)
-        patch.setattr(driver, "Uploader", lambda policy, clock: Uploader(POLICY, clock, clock))
+        patch.setattr(epoch_line, "Uploader", lambda policy, clock: Uploader(POLICY, clock, clock))
         patch.setattr(ParquetSink, "publish", publishing)
         patch.setattr(BackgroundMaterializer, "start_if_due", _look_if_due)
         for module in (persist, shard_access, task):

@@ -16,6 +16,7 @@ from py4j import clientserver
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
+from state_runtime.driver import engine
 from state_runtime.driver import epochs as driver
 from state_runtime.spark import prepared
 from state_runtime.spark.frames import Frames, PublicFrames
@@ -82,7 +83,7 @@ def test_an_epoch_calls_the_jvm_so_many_times_and_no_more(
 
     The least of several epochs: now and then one has something else to do, such as a look at what is to be folded.
     """
-    monkeypatch.setattr(driver.Narrow, "choose", lambda *_, **__: kind == "narrow")
+    monkeypatch.setattr(engine.Narrow, "choose", lambda *_, **__: kind == "narrow")
     write_input(tmp_path / "in", 0, 6)
     two_step_job(tmp_path).run(spark, trigger=ONCE)
     assert len(calls.counts) == 6
@@ -148,7 +149,7 @@ def test_a_job_planned_by_public_ways_gives_what_a_prepared_one_gives(
         root = tmp_path / ways
         write_input(root / "in", 0, 4)
         if ways == "public":
-            monkeypatch.setattr(driver, "frames_of", lambda _: PublicFrames())
+            monkeypatch.setattr(engine, "frames_of", lambda _: PublicFrames())
         job = two_step_job(root) if make == "two steps" else windowed_job(root, parallelism=3)
         job.run(spark, trigger=ONCE)
         if make == "two steps":

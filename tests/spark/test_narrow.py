@@ -14,8 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, reading, windows
-from state_runtime.driver import epochs as driver
-from state_runtime.driver import narrow, stage_tasks
+from state_runtime.driver import engine, narrow, stage_tasks
 from state_runtime.task.narrow import NarrowLimits
 
 from .jobs import SCHEMA, Steps, positive, rows_of, settings, write_input
@@ -71,18 +70,18 @@ class Plans:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, allowed: bool) -> None:
         self.narrow: list[bool] = []
-        plan = driver.plan_epoch
+        plan = engine.plan_epoch
 
         def noting(*arguments: Any, **named: Any) -> Any:
             self.narrow.append(named["narrow"])
             return plan(*arguments, **named)
 
-        monkeypatch.setattr(driver, "plan_epoch", noting)
+        monkeypatch.setattr(engine, "plan_epoch", noting)
         # Whatever the machine takes.
         monkeypatch.setattr(narrow, "TASKS_MS_MAX", float("inf"))
         monkeypatch.setattr(stage_tasks, "LIMITS", NarrowLimits(rows_max=ROWS_MAX, time_max_s=float("inf")))
         if not allowed:
-            monkeypatch.setattr(driver, "may_be_narrow", lambda *_, **__: False)
+            monkeypatch.setattr(engine, "may_be_narrow", lambda *_, **__: False)
 
 
 def run(spark: SparkSession, root: Path, inbox: Path, build: Callable[[Any, Path], None]) -> dict[str, Any]:

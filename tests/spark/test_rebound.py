@@ -107,7 +107,7 @@ def test_the_rows_are_those_of_a_plan_made_anew(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: Counter[str], of: str, kind: str
 ) -> None:
     """With one task for all shards, a task for each, and rows aggregated by a plan of their own."""
-    monkeypatch.setattr("state_runtime.driver.epochs.Narrow.choose", lambda *_, **__: kind == "narrow")
+    monkeypatch.setattr("state_runtime.driver.engine.Narrow.choose", lambda *_, **__: kind == "narrow")
     write_input(tmp_path / "in", 0, FILES)
     job = summing(tmp_path, STAY[of], partial_aggregation="on" if kind == "partial" else "off")
     job.run(spark, trigger=ONCE)
@@ -229,7 +229,7 @@ def test_a_job_of_another_query_meanwhile_does_not_keep_plans_from_being_kept(
 ) -> None:
     """It looks as if a transform had started it."""
     write_input(tmp_path / "in", 0, FILES)
-    monkeypatch.setattr("state_runtime.driver.epochs.Narrow.choose", lambda *_, **__: False)
+    monkeypatch.setattr("state_runtime.driver.engine.Narrow.choose", lambda *_, **__: False)
     counts = iter([1, 2])
     started = epoch_plan.jobs_so_far
     monkeypatch.setattr(epoch_plan, "jobs_so_far", lambda session: next(counts, None) or started(session))

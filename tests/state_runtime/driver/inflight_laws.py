@@ -21,8 +21,7 @@ from inflight_world import Killed, World, deadlines, finish, results
 from state_runtime.base import faults
 from state_runtime.base.errors import TasksDisagree, TooMuchForOneTask
 from state_runtime.base.settings import JobSettings
-from state_runtime.driver import epochs as driver
-from state_runtime.driver import stage_tasks
+from state_runtime.driver import engine, stage_tasks
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.governor import Governor
@@ -71,7 +70,7 @@ def under(world: World, patch: pytest.MonkeyPatch) -> None:
             yield of_shard
 
     patch.setattr(faults, "reach", world.reach)
-    patch.setattr(driver, "plan_epoch", world.plan)
+    patch.setattr(engine, "plan_epoch", world.plan)
     patch.setattr(Checkpointer, "remove", unless_dead)
     patch.setattr(Governor, "plan", PLAN)
     patch.setattr(Governor, "plan", deadlines(world.draw))

@@ -16,7 +16,7 @@ from inflight_world import Killed, World, finish
 
 from state_runtime.base import faults
 from state_runtime.base.settings import JobSettings
-from state_runtime.driver import epochs as driver
+from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.governor import EpochBudget, Governor
 from state_runtime.snapshot.catalog import Catalog
@@ -149,7 +149,7 @@ def go_on(world: World, settings: JobSettings, reach: Any = None) -> Manifest:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "reach", reach or world.reach)
-        patch.setattr(driver, "plan_epoch", world.plan)
+        patch.setattr(engine, "plan_epoch", world.plan)
         patch.setattr(Checkpointer, "remove", unless_dead)
         patch.setattr(Governor, "plan", hurried)
         patch.setattr(slicing, "_FIRST_ROWS", 4)

@@ -17,7 +17,7 @@ from inflight_world import Frame, World, start
 from state_runtime.base import faults
 from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.base.settings import JobSettings
-from state_runtime.driver import epochs as driver
+from state_runtime.driver import engine
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.governor import EpochBudget, Governor
 from state_runtime.driver.numbers import together, waited
@@ -63,7 +63,7 @@ class Job:
 
         patch.setattr(Acknowledgements, "take", taken)
         patch.setattr(faults, "reach", world.reach)
-        patch.setattr(driver, "plan_epoch", slow)
+        patch.setattr(engine, "plan_epoch", slow)
         given = {
             "parallelism": 2,
             "local_dir": str(folder / "local"),

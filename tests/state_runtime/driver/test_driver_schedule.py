@@ -28,7 +28,7 @@ from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable
 from state_runtime.changelog.reader import read_source_log
-from state_runtime.driver import epochs as driver
+from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
@@ -304,7 +304,7 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
 
         unless_dead.original = remove  # type: ignore[attr-defined]
         monkeypatch.setattr(faults, "reach", world.reach)
-        monkeypatch.setattr(driver, "plan_epoch", world.plan)
+        monkeypatch.setattr(engine, "plan_epoch", world.plan)
         monkeypatch.setattr(Checkpointer, "remove", unless_dead)
 
     return begin
@@ -405,7 +405,7 @@ def test_all_that_works_beside_the_epochs_asks_whose_the_root_is(
     world = World(tmp_path, random.Random(4), [["a"]])
     playing(world)
     settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), placement="off")
-    checkpointer = start(world, settings)._checkpointer
+    checkpointer = start(world, settings)._line.checkpointer
     proofs = [
         checkpointer.materializer._prove,
         checkpointer.retention._proof.check,

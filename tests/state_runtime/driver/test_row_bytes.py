@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from state_runtime.driver.epochs import row_bytes_after
+from state_runtime.driver.epoch import row_bytes_after
 from state_runtime.task.acknowledgement import Acknowledgement
 
 

@@ -20,7 +20,7 @@ from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.inflight import RowsLeft
-from state_runtime.driver.epochs import EpochDriver
+from state_runtime.driver.epoch_line import EpochLine
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.driver.task_book import EPOCHS_MAX, MOST_LEFT_MAX, SLOWEST_MAX, TaskBook, epoch_of
@@ -255,16 +255,16 @@ def test_a_driver_tells_of_each_epoch_what_its_progress_has_in_sum(
         checkpoint_mode="unaligned",
     )
     seen: list[tuple[Progress, EpochTasks]] = []
-    report = EpochDriver._report
+    report = EpochLine._report
 
-    def noted(self: EpochDriver, progress: Progress) -> None:
+    def noted(self: EpochLine, progress: Progress) -> None:
         report(self, progress)
         newest, last = self.tasks.epochs[0], self._committer.last
         if newest.epoch == progress.epoch:
             seen.append((progress, newest))
             assert (newest.snapshot_id, newest.durable_at_ms) == (last.snapshot_id, last.created_at_ms)
 
-    monkeypatch.setattr(EpochDriver, "_report", noted)
+    monkeypatch.setattr(EpochLine, "_report", noted)
     go_on(world, settings)
     assert [p.epoch for p, _ in seen] == sorted({p.epoch for p, _ in seen})
     for progress, newest in seen:

@@ -1,0 +1,177 @@
+"""A planned epoch, run by Spark: one action, whose tasks restore, process, log and acknowledge.
+
+The rest of the driver knows of Spark's tasks what is in `EpochRun` only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from state_runtime.base.errors import ChangesPending, TooMuchForOneTask
+from state_runtime.driver.acknowledgements import Acknowledgements
+from state_runtime.driver.aggregated import Aggregated
+from state_runtime.driver.books import Books
+from state_runtime.driver.context import DriverContext
+from state_runtime.driver.epoch import EpochRun, Gathered, LimitsOf, PlannedEpoch
+from state_runtime.driver.epoch_plan import plan_epoch
+from state_runtime.driver.narrow import Narrow, may_be_narrow
+from state_runtime.driver.stage_tasks import StageTasks
+from state_runtime.placement.seats import SeatedPlan, has_executors
+from state_runtime.snapshot.commit import Committer
+from state_runtime.spark.errors import typed_error
+from state_runtime.spark.frames import Frames
+from state_runtime.spark.prepared import frames_of
+from state_runtime.task.acknowledgement import Acknowledgement
+from state_runtime.task.shard_access import TaskJob
+
+__all__ = ["SparkEngine"]
+
+_LOG = logging.getLogger(__name__)
+
+Discard = Callable[[list[Acknowledgement], int | None], None]
+"""Removes what tasks of a failed action wrote; given an epoch, also what was staged of it by tasks that told nothing."""
+
+
+class SparkEngine:
+    """Runs the planned epochs of one run, one at a time.
+
+    Life cycle: made with the run → per epoch `run`, then `learn` if it succeeded → `close`.
+
+    Args:
+        flush: writes what is pending as a segment, for tasks that need it from the primary store; its bytes, and the
+            milliseconds that it took.
+    """
+
+    def __init__(
+        self,
+        context: DriverContext,
+        committer: Committer,
+        books: Books,
+        spark: SparkSession,
+        *,
+        flush: Callable[[], tuple[int, float]],
+        discard: Discard,
+    ) -> None:
+        self._context = context
+        self._books = books
+        self._spark = spark
+        self._flush = flush
+        self._discard = discard
+        self._acknowledgements = Acknowledgements(spark.sparkContext)
+        self._tasks = StageTasks(context, committer, books, spark.sparkContext, self._acknowledgements.accumulator)
+        self._placement = self._tasks.placement(spark)
+        able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
+        self._aggregated = Aggregated(context.settings.partial_aggregation, able)
+        self._narrow = Narrow(may_be_narrow(context, has_executors=has_executors(spark)))
+        self._made_frames: Frames | None = None
+
+    # For any thread: Spark delivers acknowledgements one by one as tasks end.
+
+    def arrived(self) -> int | None:
+        """How many tasks of the action that runs have acknowledged; None if none runs."""
+        return self._acknowledgements.arrived()
+
+    def so_far(self) -> list[Acknowledgement]:
+        """Of an action that failed: what some of its tasks did."""
+        return self._acknowledgements.so_far()
+
+    def run(self, frame: DataFrame, planned: PlannedEpoch, limits_of: LimitsOf) -> EpochRun:
+        """The action of an epoch; none where no task has anything to do.
+
+        If a task needs from the primary what only the driver holds, that is written and the action run once more; and
+        if it is too much for one task, with a task for each shard.
+
+        Args:
+            frame: the batch, or a frame of its columns without rows.
+        """
+        clock = self._context.clock
+        if not planned.has_action:
+            now_s = clock.monotonic_s()
+            return EpochRun(planned=planned, acknowledged=[], event_times={}, planned_s=now_s, processed_s=now_s)
+        flushed_bytes, flushed_ms, is_flushed = 0, 0.0, False
+        narrow = self._narrow.choose(planned.limits.budget.within_s, goes_on=planned.goes_on)
+        while True:
+            seats = self._placement.for_epoch()
+            if self._placement.has_filled:
+                # Rows get the time that they would have had: executors may have been starting for most of it.
+                budget = limits_of(planned.batch).budget
+                planned = replace(planned, limits=replace(planned.limits, budget=budget))
+            try:
+                acknowledged, event_times, planned_s = self._act(frame, planned, seats, narrow=narrow)
+                break
+            except Exception as error:
+                typed = typed_error(error)
+                # What its tasks wrote will not be used: the action begins anew.
+                if isinstance(typed, TooMuchForOneTask) and narrow:
+                    narrow = False
+                    self._narrow.refused()
+                    _LOG.info("epoch %d is run again with a task for each shard: %s", planned.clock.epoch, typed)
+                    # The one task failed, so no acknowledgement tells of what it staged.
+                    self._discard(self.so_far(), planned.clock.epoch)
+                elif isinstance(typed, ChangesPending) and not is_flushed:
+                    is_flushed = True
+                    self._discard(self.so_far(), None)
+                    _LOG.info("epoch %d needs changes that were not written yet: %s", planned.clock.epoch, typed)
+                    flushed_bytes, flushed_ms = self._flush()
+                    if planned.goes_on:
+                        planned = replace(planned, batch=self._books.batch)  # its rows have places on the store now
+                else:
+                    raise
+            # With the time that there was before: what was done meanwhile is not the tasks'.
+            planned = replace(planned, limits=limits_of(planned.batch))
+        return EpochRun(
+            planned=planned,
+            acknowledged=acknowledged,
+            event_times=event_times,
+            planned_s=planned_s,
+            processed_s=clock.monotonic_s(),
+            flushed_ms=flushed_ms,
+            flushed_bytes=flushed_bytes,
+        )
+
+    def learn(self, run: EpochRun, tasks: Gathered, process_ms: float) -> int:
+        """Learn from an epoch that succeeded; how many shards moved to another executor in it."""
+        moved = self._placement.ran((uid, a.shard, a.executor) for uid, a in tasks.ran)
+        self._aggregated.seen(tasks.ran)
+        self._narrow.seen(run.acknowledged, self._context.pipeline.stages, process_ms)
+        return moved
+
+    def close(self) -> None:
+        """Give up what the run holds of Spark."""
+        self._placement.close()
+
+    def _act(
+        self, frame: DataFrame, planned: PlannedEpoch, seats: SeatedPlan | None, *, narrow: bool
+    ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
+        """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
+        job: TaskJob = self._tasks.job(planned.acting, planned.clock.late_watermark_ms)
+        pipeline = self._context.pipeline
+        with self._tasks.of_action(job, planned.limits.budget, self._books.batch, narrow=narrow) as task:
+            plan = plan_epoch(
+                frame,
+                pipeline,
+                job.parallelism,
+                frames=self._frames,
+                task=task,
+                wake=planned.wake,
+                beginning=planned.initial,
+                seats=seats,
+                aggregated=self._aggregated.chosen(),
+                is_batch=planned.request.reads,
+                narrow=narrow,
+            )
+            planned_s = self._context.clock.monotonic_s()
+            with self._acknowledgements.expecting(job.epoch):
+                plan.run()
+        acknowledged = self._acknowledgements.take(job.epoch, job.parallelism, pipeline.stages)
+        return acknowledged, plan.event_time_ms(), planned_s
+
+    def _frames(self) -> Frames:
+        """What makes the frames of an epoch's plan; it keeps what all epochs have in common."""
+        if self._made_frames is None:
+            self._made_frames = frames_of(self._spark)
+        return self._made_frames

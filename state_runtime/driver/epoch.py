@@ -1,0 +1,329 @@
+"""One epoch as values, each made of the one before it; pure.
+
+    EpochRequest → PlannedEpoch → EpochRun → Gathered → EpochOutcome
+             planned     an engine runs it   gathered   outcome_of
+
+The request says what the epoch reads, the plan what it does, the run what its tasks acknowledged; gathered is that in
+the order in which the rest of the driver asks for it, and the outcome is where the run stands afterwards.
+driver/epoch_line.py goes from one to the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from state_runtime.base.errors import CorruptData, check
+from state_runtime.changelog.changes import TaskChanges
+from state_runtime.driver.batch_book import BatchBook, ShardRows
+from state_runtime.driver.books import EpochOutcome, Standing
+from state_runtime.driver.context import DriverContext
+from state_runtime.driver.due import woken
+from state_runtime.driver.governor import EpochBudget
+from state_runtime.driver.shard_book import ShardBook, ShardStep
+from state_runtime.pipeline.compile import Stage
+from state_runtime.pipeline.inflight_fit import functions_of
+from state_runtime.pipeline.source_position import same_offsets
+from state_runtime.pipeline.watermark import END_OF_TIME_MS, advance, observed
+from state_runtime.processors.operator import EpochClock
+from state_runtime.snapshot.manifest import Manifest, RowsLayout, SourcePosition, StagedOutput, TimeEntry
+from state_runtime.task.acknowledgement import Acknowledgement
+
+__all__ = [
+    "EpochLimits",
+    "EpochRequest",
+    "EpochRun",
+    "EpochTimes",
+    "Gathered",
+    "LimitsOf",
+    "PlannedEpoch",
+    "SourceRead",
+    "advanced",
+    "gathered",
+    "holds_batch",
+    "outcome_of",
+    "planned",
+    "row_bytes_after",
+]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EpochRequest:
+    """What an epoch is about.
+
+    Attributes:
+        batch_id: of the batch that it reads; None: it goes on with the open one, or does what is due.
+        time_ms: its processing time.
+        drains: it comes after the end of all input.
+        unlimited: it takes as long as it takes, whatever the checkpoint mode says.
+    """
+
+    batch_id: int | None
+    time_ms: int
+    drains: bool = False
+    unlimited: bool = False
+
+    @property
+    def reads(self) -> bool:
+        return self.batch_id is not None
+
+
+@dataclass(frozen=True)
+class SourceRead:
+    """Where the source stands after an epoch, and what its logs of seen files got since the one before."""
+
+    position: SourcePosition | None
+    log_changes: tuple[TaskChanges, ...] = ()
+
+
+@dataclass(frozen=True)
+class EpochLimits:
+    """Attributes: budget: what the epoch's tasks may take; due_s: when (monotonic) a checkpoint is due that follows."""
+
+    budget: EpochBudget
+    due_s: float
+
+
+LimitsOf = Callable[[BatchBook | None], EpochLimits]
+"""The limits of an epoch about a batch that begins now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEpoch:
+    """What an epoch is going to do.
+
+    Attributes:
+        time: its clock, as the next manifest will have it.
+        clock: what its tasks are told of it; of one that drains, all but the watermark (`acting`).
+        acting: the clock that its tasks act by.
+        batch: the batch that it is about, as it is before; None if none is open, nor read.
+        goes_on: whether the batch was open before.
+        wake: per operator uid the shards that are visited although no row may come.
+        initial: uids of the operators that get their initial state in it.
+    """
+
+    request: EpochRequest
+    time: TimeEntry
+    clock: EpochClock
+    acting: TimeEntry
+    batch: BatchBook | None
+    goes_on: bool
+    wake: Mapping[str, Sequence[int]]
+    initial: frozenset[str]
+    limits: EpochLimits
+
+    @property
+    def has_action(self) -> bool:
+        """Whether any task has something to do; else the epoch is a new clock."""
+        return self.request.reads or bool(self.initial) or any(self.wake.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochTimes:
+    """When the parts of an epoch were done: monotonic seconds, but for the last.
+
+    Attributes:
+        due_s: when a checkpoint was due that follows it.
+        flushed_ms: what a segment took that had to be written before the action could succeed; after `started_s` and
+            before `planned_s`.
+        last_row_at_ms: wall clock of the last row processed, in any task, 0 if there was none; None: no task ran.
+    """
+
+    started_s: float
+    due_s: float
+    planned_s: float
+    processed_s: float
+    flushed_ms: float = 0.0
+    last_row_at_ms: int | None = None
+
+    @staticmethod
+    def of_nothing(now_s: float) -> EpochTimes:
+        """Of a checkpoint that no epoch has just ended in."""
+        return EpochTimes(started_s=now_s, due_s=now_s, planned_s=now_s, processed_s=now_s)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """How long the parts took, in milliseconds."""
+        return {
+            "plan": (self.planned_s - self.started_s) * 1000 - self.flushed_ms,
+            "process": (self.processed_s - self.planned_s) * 1000,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRun:
+    """A planned epoch, run.
+
+    Attributes:
+        planned: as it was run in the end: limits are dealt out anew when an action is run once more.
+        acknowledged: one per stage and shard; empty if there was nothing to do.
+        event_times: per watermarked column the highest event time of the batch.
+        planned_s, processed_s: monotonic.
+        flushed_ms, flushed_bytes: of a segment that the action needed.
+    """
+
+    planned: PlannedEpoch
+    acknowledged: list[Acknowledgement]
+    event_times: Mapping[str, int | None]
+    planned_s: float
+    processed_s: float
+    flushed_ms: float = 0.0
+    flushed_bytes: int = 0
+
+    @property
+    def time(self) -> TimeEntry:
+        """The epoch's clock, with the event times that were seen."""
+        return observed(self.planned.time, self.event_times) if self.planned.has_action else self.planned.time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What the tasks of an epoch did, walked through once.
+
+    Attributes:
+        ran: of each task of a stage with state the operator's uid, and its acknowledgement.
+        steps: the same for what the driver knows of shards.
+        rows: and for the batch: what each task left of its input.
+        last_row_at_ms: see `EpochTimes`.
+    """
+
+    ran: tuple[tuple[str, Acknowledgement], ...]
+    steps: tuple[ShardStep, ...]
+    rows: tuple[ShardRows, ...]
+    last_row_at_ms: int | None
+
+
+def advanced(context: DriverContext, head: Manifest, batch_time_ms: int) -> TimeEntry:
+    """The clock of the epoch that follows a head."""
+    return advance(head.time, batch_time_ms, context.pipeline.watermarks, context.watermark_policy)
+
+
+def holds_batch(head: Manifest, batch_id: int, position: Callable[[], SourcePosition]) -> bool:
+    """Whether Spark repeats a batch that the head holds.
+
+    Args:
+        position: that Spark has after the batch; only asked for if the batch is not new.
+
+    Raises:
+        CorruptData: it is another batch of that number: Spark's position does not belong to the head.
+    """
+    known = head.source
+    if known is None or batch_id > known.batch_id:
+        return False
+    repeated = position()
+    if batch_id == known.batch_id and same_offsets(repeated.offsets, known.offsets):
+        _LOG.info("batch %d is in epoch %d already; not run again", batch_id, head.epoch)
+        return True
+    raise CorruptData(
+        f"Spark runs batch {batch_id}, but epoch {head.epoch} already holds batch {known.batch_id} with other offsets. "
+        "Spark's checkpoint directory was changed; start the job again, which makes a fresh one"
+    )
+
+
+def planned(request: EpochRequest, before: Standing, context: DriverContext, limits_of: LimitsOf) -> PlannedEpoch:
+    """What the epoch that is asked for does, from where the run stands."""
+    head, pipeline = before.interval.head, context.pipeline
+    late_ms = head.time.watermark_ms if head.time is not None else 0
+    batch = before.batch
+    if batch is not None:
+        # Its processing time is now, its watermark the batch's.
+        known, late_ms = head.time or TimeEntry(0), batch.late_watermark_ms
+        time = replace(known, batch_time_ms=max(request.time_ms, known.batch_time_ms))
+    else:
+        time = advanced(context, head, request.time_ms)
+        batch = BatchBook.begun(late_ms) if request.reads else None
+    limits = limits_of(batch)
+    # The end of all input is not noted as the watermark: a run that goes on from here nevertheless has the one of its
+    # input.
+    acting = replace(time, watermark_ms=END_OF_TIME_MS) if request.drains else time
+    stored = {o.uid for o in head.operators}
+    return PlannedEpoch(
+        request=request,
+        time=time,
+        clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, head.epoch + 1),
+        acting=acting,
+        batch=batch,
+        goes_on=before.batch is not None,
+        wake=woken(pipeline.operators, before.shards, acting, batch, limits.budget.does_due, context.parallelism),
+        initial=frozenset(
+            s.operator.uid for s in pipeline.stages if s.operator and s.initial and s.operator.uid not in stored
+        ),
+        limits=limits,
+    )
+
+
+def gathered(acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage]) -> Gathered:
+    """What the tasks of an epoch did."""
+    operators = {number: stage.operator for number, stage in enumerate(stages) if stage.operator is not None}
+    functions = {number: functions_of(operator.entry()) for number, operator in operators.items()}
+    ran = [(operators[a.stage].uid, a) for a in acknowledged if a.stage in operators]
+    return Gathered(
+        ran=tuple(ran),
+        steps=tuple(ShardStep(uid, a.shard, a.version, a.next_due_ms, a.is_pending) for uid, a in ran),
+        rows=tuple(
+            ShardRows(uid, a.shard, a.left, a.kept.parts, RowsLayout(a.kept_columns, functions[a.stage]))
+            for uid, a in ran
+        ),
+        last_row_at_ms=max((a.processed_at_ms for a in acknowledged), default=None),
+    )
+
+
+def outcome_of(
+    run: EpochRun,
+    tasks: Gathered,
+    before: Standing,
+    context: DriverContext,
+    source: SourceRead,
+    outputs: Sequence[StagedOutput],
+) -> EpochOutcome:
+    """Where the run stands after an epoch.
+
+    Args:
+        outputs: what it staged, of each sink.
+    """
+    shards = before.shards.after(tasks.steps)
+    head = replace(
+        before.interval.head,
+        epoch=run.planned.clock.epoch,
+        parallelism=context.parallelism,
+        operators=tuple(replace(e, next_due_ms=shards.earliest_due_ms(e.uid)) for e in context.entries),
+        time=run.time,
+        source=source.position,
+        drained=run.planned.request.drains,
+    )
+    return EpochOutcome(
+        head=head,
+        shards=shards,
+        files=before.files.after(a.files for a in run.acknowledged) if before.files is not None else None,
+        batch=_batch_after(run, tasks, context, shards),
+        changes=(*(a.changes for a in run.acknowledged), *source.log_changes),
+        outputs=tuple(outputs),
+        rows=tuple(a.kept for a in run.acknowledged),
+    )
+
+
+def _batch_after(run: EpochRun, tasks: Gathered, context: DriverContext, shards: ShardBook) -> BatchBook | None:
+    """The batch after an epoch; None if it is done, or if there was none."""
+    batch = run.planned.batch
+    if batch is None:
+        # Nothing would name them.
+        check(not any(left for a in run.acknowledged for left in a.left.values()), "rows are left without a batch")
+        return None
+    return batch.after(
+        run.planned.clock.epoch,
+        run.time.batch_time_ms,
+        tasks.rows,
+        context.pipeline.operators,
+        parallelism=context.parallelism,
+        did_due=run.planned.limits.budget.does_due,
+        is_due=lambda uid: bool(shards.due(uid, run.time.watermark_ms)),
+    )
+
+
+def row_bytes_after(before: int, acknowledged: Iterable[Acknowledgement]) -> int:
+    """How wide rows from Spark are after an epoch: its own, or as before. An epoch that goes on with a batch gets none
+    from Spark, and the batch may be the wide one."""
+    return max((a.row_bytes for a in acknowledged), default=0) or before
