@@ -201,7 +201,7 @@ def note_recovered(context: dg.OpExecutionContext, done: Recovered) -> None:
 
 def _is_over(seen: Observation) -> bool:
     """A person who names a snapshot may also mean a job that stopped; never one that runs."""
-    return seen.health.verdict in ("stopped", "finished", "fenced")
+    return seen.health.standing == "ended"
 
 
 def _where(

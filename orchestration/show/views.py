@@ -7,9 +7,9 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -22,7 +22,7 @@ from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.launchers.first_checkpoint import exit_code_of
 from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
-from stillstate.orchestration.recovery.health import Verdict
+from stillstate.orchestration.recovery.health import STANDINGS, Standing
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.show.tables import new_table
 from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
@@ -47,21 +47,18 @@ _CELL_CHARS_MAX = 500
 
 _TIMES = {"": "", "expires": "TTL", "due": "due"}
 
-_COLOURS: dict[Verdict | str, str] = {
-    "healthy": "green",
-    "starting": "yellow",
-    "finished": "cyan",
-    "stopped": "cyan",
+_COLOURS_OF_STANDINGS: Final[Mapping[Standing, str]] = {
+    "well": "green",
+    "new": "dim",
+    "ended": "cyan",
+    "coming": "yellow",
     "migrating": "yellow",
-    "never-started": "dim",
-    "restarting": "yellow",
-    "dead": "red",
-    "stalled": "red",
-    "silent": "red",
-    "failed": "red",
+    "lost": "red",
+}
+_COLOURS: Final[Mapping[str, str]] = {
     UNREADABLE: "red",
     NOT_SEEN: "red",
-    "fenced": "yellow",
+    **{verdict: _COLOURS_OF_STANDINGS[standing] for verdict, standing in STANDINGS.items()},
 }
 
 
@@ -272,7 +269,7 @@ def jobs_table(rows: list[JobRow]) -> Table:
     for row in rows:
         table.add_row(
             Text(row.job),
-            Text(row.health, style=_COLOURS.get(row.health, "")),
+            Text(row.health, style=_COLOURS[row.health]),
             _number(row.term),
             _number(row.parallelism),
             _age(row.heartbeat_age_s),
