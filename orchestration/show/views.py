@@ -15,11 +15,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from state_runtime.base.errors import StillstateError
+from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, StateEntry
 from state_runtime.snapshot.term_files import RunStatus
-from stillstate.orchestration.launchers.first_checkpoint import exit_code_of
 from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
 from stillstate.orchestration.recovery.health import STANDINGS, Standing
@@ -289,7 +288,8 @@ def jobs_table(rows: list[JobRow]) -> Table:
 
 def _exit_code(seen: Observation) -> int:
     """What the driver ended with, if it failed."""
-    return exit_code_of(seen.status.error_kind) if seen.status is not None and seen.health.verdict == "failed" else 0
+    has_failed = seen.status is not None and seen.health.verdict == "failed"
+    return EXIT_OF_KIND.get(seen.status.error_kind, 1) if seen.status is not None and has_failed else 0
 
 
 def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | None:

@@ -31,6 +31,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from state_runtime.base.clock import Clock
+from state_runtime.base.digests import digest_of_file
 from state_runtime.base.errors import check
 from state_runtime.state.backend import (
     NO_STAMP,
@@ -45,7 +46,6 @@ from state_runtime.state.changed_rows import Changed, batches_of
 from state_runtime.state.local_files import (
     UNREADABLE,
     check_private_folder,
-    digest_of_file,
     follows,
     is_abandoned,
     is_version_id,
