@@ -11,6 +11,7 @@ import dagster as dg
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.assets.mount import Mount
 from stillstate.assets.tables import migration_table
@@ -58,7 +59,7 @@ class MigrateConfig(dg.Config):
     fork_at: str = ""
     checkpoints: int = 1
     timeout_s: float = 0.0
-    verify: Literal["structure", "sample", "full"] = "full"
+    verify: VerifyLevel = "full"
     resume: bool = False
     acknowledge: bool = False
     if_term: int = 0

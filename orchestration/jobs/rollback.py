@@ -1,11 +1,12 @@
 """`rollback_<job>`: plan → check → apply of that very plan. A job that does not run goes back, in place, to an older
 snapshot or a savepoint of its own, and stays stopped. `recover_<job>` with `from_snapshot` goes back and starts it."""
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import dagster as dg
 
 from state_runtime.base.errors import CorruptData, InvalidConfiguration
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.held import refuse_while_migrating
@@ -38,7 +39,7 @@ class RollbackConfig(dg.Config):
     to: str = ""
     reset: bool = False
     takeover: bool = False
-    verify: Literal["structure", "sample", "full"] = "full"
+    verify: VerifyLevel = "full"
     plan_only: bool = False
 
 
