@@ -26,7 +26,6 @@ __all__ = [
     "index_range",
     "read_index",
     "read_passes",
-    "read_source_log",
     "read_table",
     "stream_source_log",
 ]
@@ -141,11 +140,6 @@ def _check_size(table: TableEntry, metadata: pq.FileMetaData) -> None:
         raise ValueError(
             f"it has {metadata.num_rows:,} rows and {size:,} bytes where the manifest says {table.rows:,} rows"
         )
-
-
-def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
-    """All lines of a source's log of seen files, oldest first, in memory; see `stream_source_log`."""
-    return [line for text in stream_source_log(root, manifest, source) for line in text.split("\n")]
 
 
 def stream_source_log(root: Store, manifest: Manifest, source: int) -> Iterator[str]:

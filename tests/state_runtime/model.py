@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from state_runtime.base.errors import CorruptData
 from state_runtime.base.settings import FoldMode
-from state_runtime.changelog.writer import write_segment
 from state_runtime.materialize import Record, apply, materialize
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
@@ -25,7 +24,7 @@ from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import StateSchema, hashes_of, slice_hash_range
 from state_runtime.store import Body, Created, Store, StoredObject
 from state_runtime.store.paths import check_relative_path
-from tests.stored import write_task_changes
+from tests.stored import write_segment, write_task_changes
 
 SECRET = "s3cr3t/sentinel+7f1e"  # must never be seen anywhere; real keys hold / and + too
 ALL_HASHES = (0, (1 << 64) - 1)
