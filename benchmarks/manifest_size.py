@@ -14,7 +14,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.parts import PartEntry, encode_part, sha256
-from state_runtime.changelog.writer import source_log_changes, write_segment
+from state_runtime.changelog.writer import begin_segment, source_log_changes
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition, StateEntry, TimeEntry
@@ -37,9 +37,9 @@ def manifest_size(plan: ManifestSize, folder: Path, step: Callable[[int, int], N
     ]
     segments = []
     for epoch in range(1, plan.epochs + 1):
-        segment = write_segment(store, changes, job_uid=job_uid, term=1, snapshot_id=epoch, ids=SYSTEM_IDS)
-        assert segment is not None, "every task has changes"
-        segments.append(segment)
+        begun = begin_segment(store, changes, job_uid=job_uid, term=1, snapshot_id=epoch, ids=SYSTEM_IDS)
+        assert begun is not None, "every task has changes"
+        segments.append(begun.result())
         step(epoch, plan.epochs)
     manifest = Manifest(
         FORMAT_VERSION,

@@ -10,6 +10,7 @@ from typing import Final
 
 import typer
 
+from state_runtime.base.errors import REACTIONS, StoreRefused
 from stillstate.orchestration.commands import (
     begin_here,
     convert,
@@ -41,14 +42,7 @@ folder or above it.
 
 Exit codes:
   0  done
-  1  unforeseen (a bug, or a driver that was killed)
-  2  invalid call, configuration or data: fix it
-  3  fenced: another driver has the job
-  4  unavailable: the store did not answer, or a driver did not stop; try again
-  5  corrupt data: repair, or use an older snapshot
-  6  written by a newer Stillstate: upgrade
-  7  the job's own code raised
-"""
+""" + "".join(f"  {error.exit_code}  {error.help}\n" for error in REACTIONS if error is not StoreRefused)
 
 # Our own text wraps by itself; rich would re-flow the table of exit codes above.
 app = typer.Typer(

@@ -15,15 +15,16 @@ from stillstate.assets.mount import Mount, Translator
 from stillstate.assets.overview import overview_spec
 from stillstate.assets.specs import build_asset_specs
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
-from stillstate.orchestration.jobs import build_alive_check, build_driver_jobs, build_fold_jobs
+from stillstate.orchestration.jobs import build_alive_check, build_fold_jobs
 from stillstate.orchestration.jobs.checks import build_checks
 from stillstate.orchestration.jobs.deletions import build_deletion_jobs
+from stillstate.orchestration.jobs.driver import RECOVER, START, STOP, DriverWork, build_driver_job
 from stillstate.orchestration.jobs.matches_check import build_matches_check
-from stillstate.orchestration.jobs.migrate import build_migrate_job
+from stillstate.orchestration.jobs.migrate import MIGRATE
 from stillstate.orchestration.jobs.prune import build_prune_job
-from stillstate.orchestration.jobs.rollback import build_rollback_job
+from stillstate.orchestration.jobs.rollback import ROLLBACK
 from stillstate.orchestration.jobs.savepoints import build_savepoint_job
-from stillstate.orchestration.jobs.shared import build_shared_jobs, build_shared_migrate_job, build_shared_rollback_job
+from stillstate.orchestration.jobs.shared import build_shared_jobs
 from stillstate.orchestration.jobs.upkeep import UpkeepJob
 from stillstate.orchestration.jobs.verification import build_drill_job, build_verify_job
 from stillstate.orchestration.resources import SparkSessionResource, StillstateResource
@@ -69,22 +70,26 @@ def build_definitions(
         is_shared=spec.dagster.is_shared(len(spec.jobs)),
     )
     resource = stillstate or StillstateResource(config_file=str(spec.file))
-    made = _shared(mount, spec, resource) if mount.is_shared else _per_job(mount, spec, resource)
+    jobs = list(spec.jobs.values())
+    made = _shared(mount, jobs) if mount.is_shared else _per_job(mount, jobs)
+    drivers = {
+        work.action: _driver_jobs(mount, jobs, resource, work) for work in (START, STOP, RECOVER, MIGRATE, ROLLBACK)
+    }
     names = list(spec.jobs)
     limits = {name: limits_of(job) for name, job in spec.jobs.items() if limits_of(job)}
     prune_job, prune_schedule = build_prune_job(mount, spec)
     return dg.Definitions(
-        assets=[overview_spec(mount, len(names)), *build_asset_specs(mount, spec.jobs.values()), *made.assets],
+        assets=[overview_spec(mount, len(names)), *build_asset_specs(mount, jobs), *made.assets],
         asset_checks=made.checks,
-        jobs=[*made.drivers, *made.folds, *made.upkeep, prune_job],
+        jobs=[*_each_once(drivers), *made.folds, *made.upkeep, prune_job],
         schedules=[*made.schedules, prune_schedule],
         sensors=[
             build_progress_sensor(mount, names),
-            build_recovery_sensor(mount, names, made.recover),
-            build_desired_state_sensor(mount, names, made.migrate),
+            build_recovery_sensor(mount, names, drivers["recover"]),
+            build_desired_state_sensor(mount, names, drivers["migrate"]),
             build_materialization_sensor(mount, names, made.folds, made.fold_op),
             build_checks_sensor(mount, limits),
-            *([build_failures_sensor(mount, list(spec.jobs.values()))] if spec.notify is not None else []),
+            *([build_failures_sensor(mount, jobs)] if spec.notify is not None else []),
         ],
         resources={mount.resource: resource, mount.spark: SparkSessionResource()},
     )
@@ -92,16 +97,12 @@ def build_definitions(
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What Dagster runs.
+    """What Dagster runs beside the jobs of drivers.
 
     Attributes:
-        recover, migrate: the job that recovers a stream, and the one that migrates it, by the stream's name.
         fold_op: which is told the stream to fold, where one job folds all.
     """
 
-    drivers: Sequence[dg.JobDefinition]
-    recover: Mapping[str, dg.JobDefinition]
-    migrate: Mapping[str, dg.JobDefinition]
     folds: Sequence[Any]  # asset jobs are resolved by `Definitions`; Dagster does not export the class
     fold_op: str
     upkeep: Sequence[Any]
@@ -110,15 +111,23 @@ class _Made:
     schedules: Sequence[dg.ScheduleDefinition]
 
 
-def _shared(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
+def _driver_jobs(
+    mount: Mount, jobs: Sequence[JobSpec], resource: StillstateResource, work: DriverWork
+) -> Mapping[str, dg.JobDefinition]:
+    """The job that does a kind of work, by the stream's name: one for each, or one for all."""
+    if mount.is_shared:
+        return dict.fromkeys((job.name for job in jobs), build_driver_job(mount, resource, work, jobs))
+    return {job.name: build_driver_job(mount, resource, work, [job]) for job in jobs}
+
+
+def _each_once(drivers: Mapping[str, Mapping[str, dg.JobDefinition]]) -> list[dg.JobDefinition]:
+    return list({made.name: made for by_stream in drivers.values() for made in by_stream.values()}.values())
+
+
+def _shared(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
     """One job for each kind of work."""
-    made = build_shared_jobs(mount, list(spec.jobs.values()), resource)
-    migrate = build_shared_migrate_job(mount, list(spec.jobs.values()), resource)
-    rollback = build_shared_rollback_job(mount, list(spec.jobs.values()), resource)
+    made = build_shared_jobs(mount, jobs)
     return _Made(
-        drivers=[*made.drivers.all(), migrate, rollback],
-        recover=dict.fromkeys(spec.jobs, made.drivers.recover),
-        migrate=dict.fromkeys(spec.jobs, migrate),
         folds=[made.fold],
         fold_op=made.fold_op,
         upkeep=made.upkeep,
@@ -128,21 +137,11 @@ def _shared(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
     )
 
 
-def _per_job(mount: Mount, spec: Spec, resource: StillstateResource) -> _Made:
+def _per_job(mount: Mount, jobs: Sequence[JobSpec]) -> _Made:
     """Jobs for each stream."""
-    jobs = list(spec.jobs.values())
-    drivers = {job.name: build_driver_jobs(mount, job, resource) for job in jobs}
-    migrate = {job.name: build_migrate_job(mount, job, resource) for job in jobs}
     folds = [build_fold_jobs(mount, job) for job in jobs]
     upkeep = [u for job in jobs for u in _upkeep(mount, job)]
     return _Made(
-        drivers=[
-            *(d for made in drivers.values() for d in made.all()),
-            *migrate.values(),
-            *(build_rollback_job(mount, job, resource) for job in jobs),
-        ],
-        recover={name: made.recover for name, made in drivers.items()},
-        migrate=migrate,
         folds=[fold.job for fold in folds],
         fold_op="",
         upkeep=[u.job for u in upkeep],

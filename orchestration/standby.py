@@ -25,6 +25,7 @@ __all__ = [
     "PIPES_ENV",
     "READY",
     "RESTARTED",
+    "SETTLED_S",
     "SUPERVISOR_ENV",
     "WAITS_ENV",
     "Driver",
@@ -37,6 +38,9 @@ CAUSE_ENV: Final = "STILLSTATE_START_CAUSE"
 """Why a driver was started, for people."""
 RESTARTED: Final = "restarted by its supervisor"
 """How the cause of a start in place begins."""
+SETTLED_S: Final = 600.0
+"""A driver that fails for a reason in its code or its state does so within its first epochs: one that lived for so long
+did not die of its start. Restarts in place and recovery runs count anew after it."""
 SUPERVISOR_ENV: Final = "STILLSTATE_SUPERVISOR_PID"
 PIPES_ENV: Final = "STILLSTATE_SUPERVISOR_PIPES"
 """Descriptors of the supervisor's two pipes: calls come from the first, the second is written to."""

@@ -33,14 +33,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stillstate.orchestration.standby import CAUSE_ENV, RESTARTED, SUPERVISOR_ENV, Drivers
+from state_runtime.base.errors import FINAL_EXITS
+from stillstate.orchestration.standby import CAUSE_ENV, RESTARTED, SETTLED_S, SUPERVISOR_ENV, Drivers
 
 __all__ = ["Death", "decide_restart", "main", "supervise"]
 
-SETTLED_S: Final = 600.0  # as of recovery runs: who lived for so long did not die of its start
 PRELOAD_AFTER_S: Final = 30.0
 _WAIT_MAX_S: Final = 30.0
-_FINAL_EXITS: Final = frozenset({0, 2, 3, 5, 6, 7})
 _FINAL_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -53,7 +52,7 @@ class Death:
     @property
     def is_final(self) -> bool:
         """Whether the same start would end the same way, or nobody wants one."""
-        return self.code in _FINAL_EXITS or -self.code in _FINAL_SIGNALS
+        return self.code == 0 or self.code in FINAL_EXITS or -self.code in _FINAL_SIGNALS
 
     @property
     def cause(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -14,16 +14,16 @@ from state_runtime.base.errors import CorruptManifest
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import TaskChanges, UploadTotals
-from state_runtime.changelog.reader import fetch_part, read_index, read_table
+from state_runtime.changelog.reader import fetch_part, read_index, read_table, stream_source_log
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.versions import StateVersions, check_dropped
-from state_runtime.changelog.writer import begin_task_changes, task_writer
+from state_runtime.changelog.writer import begin_segment, begin_task_changes, task_writer
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
-from state_runtime.snapshot.manifest import Manifest, OperatorEntry
+from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry
 from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range
 from state_runtime.store import Store
 
-__all__ = ["count_live", "read_states", "write_task_changes"]
+__all__ = ["count_live", "read_source_log", "read_states", "write_segment", "write_task_changes"]
 
 
 def read_states(
@@ -144,3 +144,25 @@ def count_live(batch: pa.RecordBatch) -> int:
     """Rows that are not tombstones."""
     gone: Any = pc.sum(batch.column(batch.schema.get_field_index(DELETED))).as_py()
     return int(batch.num_rows - (gone or 0))
+
+
+def write_segment(
+    root: Store,
+    changes: Sequence[TaskChanges],
+    *,
+    job_uid: str,
+    term: int,
+    snapshot_id: int,
+    ids: Ids,
+    uploader: Uploader | None = None,
+) -> SegmentEntry | None:
+    """The one packed object of an epoch, written at once; see `begin_segment`."""
+    begun = begin_segment(
+        root, changes, job_uid=job_uid, term=term, snapshot_id=snapshot_id, ids=ids, uploader=uploader
+    )
+    return begun.result() if begun is not None else None
+
+
+def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
+    """All lines of a source's log of seen files, oldest first."""
+    return [line for text in stream_source_log(root, manifest, source) for line in text.split("\n")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,31 @@ def test_errors_are_a_tree_with_one_reaction_each() -> None:
             assert name in drawn, "the docstring draws the tree"
             assert str(cls("what, where, what next")) == "what, where, what next"
             assert cls.__doc__
+
+
+def test_one_table_says_what_kinds_of_errors_there_are() -> None:
+    """Recovery, the supervisor, launchers and the command line read it: a kind or an exit code that it lacks would be
+    restarted for ever by one of them, and not at all by another."""
+    from state_runtime.base import errors
+
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    kinds = {cls.kind: cls.exit_code for cls in classes if issubclass(cls, errors.StillstateError)}
+    assert dict(errors.EXIT_OF_KIND) == kinds
+    assert len(errors.REACTIONS) == len(kinds), "each kind once"
+    assert [errors.kind_of_exit(code) for code in range(9)] == [
+        "", "", "invalid", "fenced", "unavailable", "corrupt", "unsupported", "user-code", "",
+    ]  # fmt: skip
+    assert {2, 3, 5, 6, 7} == errors.FINAL_EXITS
+    assert {errors.kind_of_exit(code) for code in errors.FINAL_EXITS} == errors.FINAL_KINDS
+
+
+def test_the_documentation_has_the_exit_code_of_each_error() -> None:
+    from state_runtime.base import errors
+
+    rows = re.findall(r"^\| `(\w+)`.*? \| (\d) \|", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    named = [(getattr(errors, name), int(code)) for name, code in rows if name in errors.__all__]
+    assert len(named) > 20
+    assert [cls.exit_code for cls, _ in named] == [code for _, code in named]
 
 
 LOOKING = (

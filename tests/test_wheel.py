@@ -66,6 +66,11 @@ def test_the_wheel_works_in_a_folder_with_packages_of_the_same_names(tmp_path: P
     where = "import stillstate.orchestration as s; print(s.__file__)"
     assert run("-c", where, folder=project, PYTHONPATH=path).startswith(path)
     assert "legs" in run("-m", "stillstate.orchestration.cli", "jobs", folder=project, PYTHONPATH=path)
+    estimate = (
+        "import pyarrow as pa; from state_runtime.processors.builtin.distinct import Distinct; d = Distinct('n', 'x', 4);"
+        "print(d.finish([pa.array([[r << 6 | 2 for r in range(16)]], d.slots[0].type)]).to_pylist())"
+    )
+    assert run("-c", estimate, folder=project, PYTHONPATH=path) == "[43]\n", "the measured biases are in the wheel"
     listed = run(
         *("-m", "dagster", "job", "list", "-f", "definitions.py"),
         folder=project,

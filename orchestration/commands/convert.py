@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from state_runtime.snapshot.manifest import SnapshotFormat
 from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
 if TYPE_CHECKING:
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from state_runtime.maintenance.convert.snapshot import ConversionResult
 
 __all__ = ["register"]
-
-
-class Format(StrEnum):
-    """What `--to` takes."""
-
-    changelog = "changelog"
-    incremental = "incremental"
-    canonical = "canonical"
 
 
 _LOCAL_MASTER: Final = "local[*]"
@@ -53,7 +45,7 @@ def convert(
     place: PlaceArgument,
     target: TargetArgument,
     to: Annotated[
-        Format,
+        SnapshotFormat,
         typer.Option(
             "--to",
             help="changelog: tables and log; incremental: no log; canonical: one sorted Parquet set, nothing but live "
@@ -78,7 +70,7 @@ def convert(
     from stillstate.orchestration.show.progress import phase_bar
 
     source, into = named_place(place, config), named_place(target, config)
-    with phase_bar(f"convert to {to.value}") as bar, ExitStack() as ended:
+    with phase_bar(f"convert to {to}") as bar, ExitStack() as ended:
 
         def session() -> SparkSession:
             from state_runtime.spark.session import build_session
@@ -90,7 +82,7 @@ def convert(
         result = convert_place(
             source.text,
             into.text,
-            to.value,
+            to,
             storage_options=source.options,
             target_options=into.options,
             session=None if here else session,

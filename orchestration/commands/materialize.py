@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from state_runtime.base.settings import FoldMode
 from stillstate.orchestration.commands.base import ConfigOption, JobArgument, JsonOption, guarded, print_json
 from stillstate.orchestration.config.spec import load_spec
-from stillstate.orchestration.folding.mode import FoldMode
 
 __all__ = ["register"]
 
@@ -24,7 +24,7 @@ def materialize(
             "-m",
             help="auto: new base tables where changes have grown large; minor: none; major: all of them.",
         ),
-    ] = FoldMode.auto,
+    ] = "auto",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,7 +41,7 @@ def materialize(
 
     spec = load_spec(config).job(job)
     with closing(fold_view(job, as_json=as_json)) as view:
-        result, log_left = fold_in_new_session(spec, mode=mode.value, on_progress=view.show)
+        result, log_left = fold_in_new_session(spec, mode=mode, on_progress=view.show)
     numbers = fold_numbers(result, log_left)
     if as_json:
         print_json({"job": job, **fold_summary(result, numbers)})

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import socket
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ import typer
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import Backend, VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.orchestration.commands.base import (
     ConfigOption,
@@ -37,23 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
-class BackendName(StrEnum):
-    """What `migrate --backend` takes."""
-
-    arrow = "arrow"
-    rocksdb = "rocksdb"
-
-
-class VerifyName(StrEnum):
-    """What `migrate --verify` takes."""
-
-    structure = "structure"
-    sample = "sample"
-    full = "full"
-
-
 VerifyOption = Annotated[
-    VerifyName,
+    VerifyLevel,
     typer.Option("--verify", help="How much of the savepoint is read before the new run starts; the job is down."),
 ]
 CheckpointsOption = Annotated[
@@ -79,7 +64,7 @@ def migrate(
         typer.Option("--parallelism", "-p", metavar="N", help="Shards of every operator.", show_default=False),
     ] = None,
     backend: Annotated[
-        BackendName | None,
+        Backend | None,
         typer.Option("--backend", help="What keeps a shard's state on local disk.", show_default=False),
     ] = None,
     from_snapshot: Annotated[
@@ -105,7 +90,7 @@ def migrate(
     ] = False,
     checkpoints: CheckpointsOption = 1,
     timeout_s: TimeoutOption = 0.0,
-    verify: VerifyOption = VerifyName.full,
+    verify: VerifyOption = "full",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
@@ -123,7 +108,7 @@ def migrate(
 
     if parallelism is not None and parallelism < 1:
         raise InvalidConfiguration(f"parallelism {parallelism} is none; give 1 or more")
-    settings = RunSettings(parallelism or 0, "" if backend is None else backend.value)
+    settings = RunSettings(parallelism or 0, backend or "")
     request = Request(
         settings=settings,
         go_back_to=from_snapshot.removeprefix("@"),
@@ -131,7 +116,7 @@ def migrate(
         is_move=move,
         checkpoints=checkpoints,
         timeout_s=timeout_s,
-        verify=verify.value,
+        verify=verify,
     )
     migrator = _migrator(job, config)
     if resume:
@@ -148,7 +133,7 @@ def rescale(
     parallelism: Annotated[int, typer.Argument(metavar="N", help="Shards of every operator.", min=1)],
     checkpoints: CheckpointsOption = 1,
     timeout_s: TimeoutOption = 0.0,
-    verify: VerifyOption = VerifyName.full,
+    verify: VerifyOption = "full",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
@@ -161,7 +146,7 @@ def rescale(
         settings=RunSettings(parallelism=parallelism),
         checkpoints=checkpoints,
         timeout_s=timeout_s,
-        verify=verify.value,
+        verify=verify,
     )
     _carry_out(job, _migrator(job, config), request, dry_run=dry_run, yes=yes, as_json=as_json)
 
@@ -185,8 +170,8 @@ def fork(
     ] = False,
     timeout_s: TimeoutOption = 0.0,
     verify: Annotated[
-        VerifyName, typer.Option("--verify", help="How much of the copy is read before NEW starts; JOB goes on.")
-    ] = VerifyName.full,
+        VerifyLevel, typer.Option("--verify", help="How much of the copy is read before NEW starts; JOB goes on.")
+    ] = "full",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
@@ -204,7 +189,7 @@ def fork(
     from stillstate.orchestration.show.deletions import confirm
     from stillstate.orchestration.show.migrations import fork_table
 
-    request = ForkRequest(of=job, at=at.removeprefix("@"), timeout_s=timeout_s, verify=verify.value)
+    request = ForkRequest(of=job, at=at.removeprefix("@"), timeout_s=timeout_s, verify=verify)
     migrator = _migrator(new, config)
     if resume:
         if request != ForkRequest(of=job) or dry_run:

@@ -7,15 +7,15 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import VerifyLevel
 from stillstate.orchestration.commands.base import ConfigOption, JsonOption, guarded, print_json
 
 if TYPE_CHECKING:
@@ -27,21 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
-class Compare(StrEnum):
-    """What `--verify` takes."""
-
-    default = "default"
-    full = "full"
-
-
-class Level(StrEnum):
-    """What `--level` takes."""
-
-    structure = "structure"
-    sample = "sample"
-    full = "full"
-
-
+Compare = Literal["default", "full"]
 PlaceArgument = Annotated[
     str,
     typer.Argument(
@@ -83,7 +69,7 @@ def register(app: typer.Typer) -> None:
 def copy(
     place: PlaceArgument,
     target: TargetArgument,
-    compare: CompareOption = Compare.default,
+    compare: CompareOption = "default",
     independent: IndependentOption = False,
     dry_run: DryRunOption = False,
     threads: ThreadsOption = 16,
@@ -104,7 +90,7 @@ def copy(
 def move(
     place: PlaceArgument,
     target: TargetArgument,
-    compare: CompareOption = Compare.default,
+    compare: CompareOption = "default",
     dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     abort: Annotated[
@@ -189,7 +175,7 @@ def _carry(
             into,
             plan,
             parent=parent,
-            full=compare is Compare.full,
+            full=compare == "full",
             independent=independent,
             progress=None if bar is None else lambda now: bar(now.bytes_done, now.bytes),
             threads=threads,
@@ -214,14 +200,14 @@ def _show(plan: MovePlan, result: MoveResult | None, text: str, *, as_json: bool
 def verify(
     place: PlaceArgument,
     level: Annotated[
-        Level,
+        VerifyLevel,
         typer.Option(
             "--level",
             help="structure: manifests, and that every file is there with its size; sample: also read a share of the "
             "files; "
             "full: read and decode all of them.",
         ),
-    ] = Level.structure,
+    ] = "structure",
     share: Annotated[
         float, typer.Option("--share", min=0.0, max=100.0, help="Of sample: how many percent of the files.")
     ] = 10.0,
@@ -260,12 +246,12 @@ def verify(
     where = Place.parse(named.text)
     root = open_store(where.root_url, named.options)
     job = Catalog.of_root(root).job
-    noted: Any = FoundGood(report, place=str(where), level=level.value) if report is not None else nullcontext()
+    noted: Any = FoundGood(report, place=str(where), level=level) if report is not None else nullcontext()
     with noted as good, bytes_bar(f"verify {job}") as bar:
         found = verify_place(
             root,
             snapshot_id=where.snapshot_id,
-            level=level.value,
+            level=level,
             share=share / 100,
             seed=seed,
             good=good,

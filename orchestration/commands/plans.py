@@ -132,7 +132,7 @@ def retention_plan(
     policy: RetentionPolicy | None = RetentionPolicy(**given) if any(given.values()) else None
     retaining = Retaining.of_job(spec, _root(spec), _actor(), policy=policy, share_max=max_share)
     plan = retaining.plan()
-    said = keep_plan(spec, "retention", lambda file: retaining.write(file, plan), out)
+    said = keep_plan(spec, "retention", plan.write, out)
     if as_json:
         print_json(retention_json(plan))
     else:
@@ -173,7 +173,7 @@ def gc_plan(
     collecting = Collecting.of_job(spec, _root(spec), _actor(), min_age_s=min_age_s, unsafe_min_age=unsafe_min_age)
     with count_bar(f"list {job}", "objects") as on_listed:
         plan = collecting.plan(on_listed)
-    said = keep_plan(spec, "gc", lambda file: collecting.write(file, plan), out)
+    said = keep_plan(spec, "gc", plan.write, out)
     if as_json:
         print_json(gc_json(plan))
         return
@@ -227,7 +227,7 @@ def _applied(kind: Kind, plan_file: str, config: Path | None, *, as_json: bool) 
 
     twin: type[Retaining] | type[Collecting] = Retaining if kind == "retention" else Collecting
     found = find_plan(plan_file, config, kind)
-    plan: Any = twin.read(found.file)
+    plan: Any = twin.document.read(found.file)
     job = plan.made.job
     found.check_job(job)
     spec = load_spec(config).job(job)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import closing
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.snapshot.savepoint import SavepointFormat, SavepointTrigger
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -28,21 +28,6 @@ if TYPE_CHECKING:
     from state_runtime.snapshot.savepoint import SavepointRecord, SavepointThen
 
 __all__ = ["register"]
-
-
-class Trigger(StrEnum):
-    """What `savepoint --trigger` takes."""
-
-    user = "user"
-    schedule = "schedule"
-    upgrade = "upgrade"
-
-
-class Format(StrEnum):
-    """What `savepoint --format` takes."""
-
-    native = "native"
-    canonical = "canonical"
 
 
 @guarded
@@ -79,13 +64,13 @@ def savepoint(
         bool, typer.Option("--wait/--no-wait", help="Wait until it is complete, or only ask the running job.")
     ] = True,
     format: Annotated[
-        Format,
+        SavepointFormat,
         typer.Option(
             "--format",
             help="native: as the job writes it, copied inside the store. canonical: a sorted Parquet set, written anew "
             "by the process that makes the savepoint.",
         ),
-    ] = Format.native,
+    ] = "native",
     independent: Annotated[
         bool,
         typer.Option(
@@ -94,7 +79,7 @@ def savepoint(
             "damage to the other.",
         ),
     ] = False,
-    trigger: Annotated[Trigger, typer.Option("--trigger", help="What is noted as the reason.")] = Trigger.user,
+    trigger: Annotated[SavepointTrigger, typer.Option("--trigger", help="What is noted as the reason.")] = "user",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,7 +95,7 @@ def savepoint(
 
     if stop and drain:
         raise InvalidConfiguration("--drain stops the job too; give one of --stop and --drain")
-    chosen = format is not Format.native or independent
+    chosen = format != "native" or independent
     if resume and (name is None or stop or drain or drain_inflight or not wait or tag or note or chosen):
         raise InvalidConfiguration("--resume takes the NAME of a savepoint, and nothing else")
     then: SavepointThen = "drain" if drain else "stop" if stop else "continue"
@@ -123,10 +108,10 @@ def savepoint(
             else maker.make(
                 name,
                 then=then,
-                trigger=trigger.value,
+                trigger=trigger,
                 tags=tuple(tag or ()),
                 note=note,
-                format=format.value,
+                format=format,
                 independent=independent,
                 drain_inflight=drain_inflight,
                 wait=wait,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.materialize.plan import Mode
+from state_runtime.base.settings import FoldMode
 from state_runtime.materialize.worth import MaterializationResult, what_to_fold
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
@@ -31,7 +31,11 @@ def spark_of(spec: JobSpec) -> SparkSpec:
 
 
 def fold(
-    session: SparkSession, spec: JobSpec, *, mode: Mode = "auto", on_progress: Callable[[int, int], None] | None = None
+    session: SparkSession,
+    spec: JobSpec,
+    *,
+    mode: FoldMode = "auto",
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> MaterializationResult:
     """Fold the log of a job's newest snapshot now, whether or not it is due.
 
@@ -60,7 +64,7 @@ def fold(
     )
 
 
-def nothing_to_fold(catalog: Catalog, mode: Mode, clock: Clock) -> MaterializationResult | None:
+def nothing_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> MaterializationResult | None:
     """Why a fold would do nothing, from a look at the store; None if there is something to fold.
 
     Asked before a Spark session is started for it: a start takes longer than most folds. The fold itself asks again.
@@ -74,7 +78,7 @@ def nothing_to_fold(catalog: Catalog, mode: Mode, clock: Clock) -> Materializati
 
 
 def fold_in_new_session(
-    spec: JobSpec, *, mode: Mode, on_progress: Callable[[int, int], None] | None = None, clock: Clock = SYSTEM_CLOCK
+    spec: JobSpec, *, mode: FoldMode, on_progress: Callable[[int, int], None] | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> tuple[MaterializationResult, int]:
     """Start a session, fold, stop it; start none where there is nothing to fold.
 

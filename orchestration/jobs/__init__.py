@@ -2,7 +2,6 @@
 and one to fold its changelog."""
 
 from stillstate.orchestration.jobs.alive_check import build_alive_check
-from stillstate.orchestration.jobs.driver import DriverJobs, build_driver_jobs
 from stillstate.orchestration.jobs.materialize import FoldJobs, build_fold_jobs
 from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
@@ -26,10 +25,8 @@ __all__ = [
     "PROGRESS_TAG",
     "STREAK_TAG",
     "TERM_TAG",
-    "DriverJobs",
     "FoldJobs",
     "build_alive_check",
-    "build_driver_jobs",
     "build_fold_jobs",
     "recovery_run_key",
     "recovery_run_tags",

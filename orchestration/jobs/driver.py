@@ -1,9 +1,10 @@
-"""Jobs that start, stop and recover one driver.
+"""Jobs that are about one driver, and those of them that start, stop and recover it.
 
 Each is a single op over a plain function of the launcher. None of them relies on Dagster for safety: a driver
 that should not run is fenced by its term.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,18 +27,19 @@ from stillstate.orchestration.jobs.recover import (
 from stillstate.orchestration.jobs.tags import ACTION_TAG, JOB_TAG
 from stillstate.orchestration.launchers import Launched
 from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.workers import add_tags
 
 __all__ = [
-    "VALUE",
-    "DriverJobs",
+    "RECOVER",
+    "START",
+    "STOP",
+    "DriverWork",
     "StartConfig",
-    "build_driver_jobs",
-    "one_op_job",
-    "recover_stream",
+    "StreamConfig",
+    "build_driver_job",
     "runtime_max_s",
-    "start_stream",
     "stillstate_of",
-    "stop_stream",
+    "tag_run",
     "typed_failures",
 ]
 
@@ -59,70 +61,75 @@ class StartConfig(dg.Config):
     until_idle: bool = False
 
 
-@dataclass(frozen=True)
-class DriverJobs:
-    """The Dagster jobs of one streaming job."""
+class StreamConfig(dg.Config):
+    """Which stream.
 
-    start: dg.JobDefinition
-    stop: dg.JobDefinition
-    recover: dg.JobDefinition
+    Attributes:
+        stream: the name of the job in `stillstate.yaml`.
+    """
 
-    def all(self) -> list[dg.JobDefinition]:
-        return [self.start, self.stop, self.recover]
+    stream: str
 
 
-def build_driver_jobs(mount: Mount, job: JobSpec, stillstate: StillstateResource) -> DriverJobs:
-    """Build the three jobs of one stream; names are Dagster identifiers (`-` becomes `_`)."""
-    tags = {JOB_TAG: mount.tag(job.name)}
+@dataclass(frozen=True, kw_only=True)
+class DriverWork:
+    """One kind of work on the driver of a stream.
 
-    def one_op(action: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
-        name = mount.job_name(action, job.name)
-        return one_op_job(mount, stillstate, name, action, op, description, [job], tags)
+    Attributes:
+        text: for people; {} is the stream.
+        act: does it, for the stream of a name.
+        config: what a run may be told.
+    """
 
-    return DriverJobs(
-        start=one_op("start", _start_op(mount, job.name), f"Start the driver of {job.name} and wait until it runs."),
-        stop=one_op(
-            "stop",
-            _stop_op(mount, job.name),
-            f"Ask the driver of {job.name} to stop after its epoch; it stays stopped.",
-        ),
-        recover=one_op(
-            "recover",
-            _recover_op(mount, job.name),
-            f"Bring {job.name} back after its driver was lost, until its first checkpoint. Does nothing if it runs, "
-            "stopped or finished. With `from_snapshot` it goes back to that snapshot.",
-        ),
+    action: str
+    text: str
+    act: Callable[[dg.OpExecutionContext, Any, Mount, str], dg.Output[dict[str, Any]]]
+    config: type[dg.Config] | None = None
+
+
+def build_driver_job(
+    mount: Mount, stillstate: StillstateResource, work: DriverWork, streams: Sequence[JobSpec]
+) -> dg.JobDefinition:
+    """The Dagster job of one stream, or, where the mount's jobs are shared, of all: then a run is told which it is
+    about. Names are Dagster identifiers (`-` becomes `_`)."""
+    name = "" if mount.is_shared else streams[0].name
+    told = [c for c in (work.config, StreamConfig if mount.is_shared else None) if c is not None]
+
+    @dg.op(
+        name=mount.name(work.action, *([name] if name else []), "driver"),
+        out=VALUE,
+        required_resource_keys={mount.resource},
+        config_schema=dg.Field(
+            {key: field for config in told for key, field in config.to_fields_dict().items()},
+            description="\n\n".join(inspect.getdoc(config) or "" for config in told),
+        )
+        if told
+        else None,
+    )
+    def on_driver(context: dg.OpExecutionContext) -> dg.Output[dict[str, Any]]:
+        given = dict(context.op_config or {})
+        about = name or given.pop("stream")
+        if not name:
+            tag_run(context, JOB_TAG, mount.tag(about))
+        return work.act(context, None if work.config is None else work.config(**given), mount, about)
+
+    return one_op_job(
+        mount,
+        stillstate,
+        mount.job_name(work.action, name) if name else mount.name(work.action),
+        work.action,
+        on_driver,
+        work.text.format(name or "a stream"),
+        streams,
+        {JOB_TAG: mount.tag(name)} if name else {},
     )
 
 
-def _start_op(mount: Mount, name: str) -> dg.OpDefinition:
-    @dg.op(name=mount.name("start", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
-    def start(context: dg.OpExecutionContext, config: StartConfig) -> dg.Output[dict[str, Any]]:
-        return start_stream(context, config, stillstate_of(context, mount), name)
-
-    return start
-
-
-def _stop_op(mount: Mount, name: str) -> dg.OpDefinition:
-    @dg.op(name=mount.name("stop", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
-    def stop(context: dg.OpExecutionContext) -> dg.Output[dict[str, Any]]:
-        return stop_stream(context, stillstate_of(context, mount), name)
-
-    return stop
-
-
-def _recover_op(mount: Mount, name: str) -> dg.OpDefinition:
-    @dg.op(name=mount.name("recover", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
-    def recover(context: dg.OpExecutionContext, config: RecoverConfig) -> dg.Output[dict[str, Any]]:
-        return recover_stream(context, config, mount, name)
-
-    return recover
-
-
 def start_stream(
-    context: dg.OpExecutionContext, config: StartConfig, stillstate: StillstateResource, name: str
+    context: dg.OpExecutionContext, config: StartConfig, mount: Mount, name: str
 ) -> dg.Output[dict[str, Any]]:
     """Start the driver of a stream."""
+    stillstate = stillstate_of(context, mount)
     with typed_failures():
         spec = stillstate.spec()
         now = spec.job(name)
@@ -133,8 +140,9 @@ def start_stream(
     return _launched_output(context, launched)
 
 
-def stop_stream(context: dg.OpExecutionContext, stillstate: StillstateResource, name: str) -> dg.Output[dict[str, Any]]:
+def stop_stream(context: dg.OpExecutionContext, config: None, mount: Mount, name: str) -> dg.Output[dict[str, Any]]:
     """Stop the driver of a stream."""
+    stillstate = stillstate_of(context, mount)
     with typed_failures():
         spec = stillstate.spec()
         stopped = stillstate.launcher(spec, spec.job(name)).stop()
@@ -160,6 +168,24 @@ def recover_stream(
     said = f"term {done.launched.term} goes on from {done.restored_from}; {value['how']}"
     context.log_event(dg.AssetObservation(mount.stream(name), description=said, metadata=metadata))
     return dg.Output(value, metadata=metadata)
+
+
+START: Final = DriverWork(
+    action="start",
+    text="Start the driver of {} and wait until it runs.",
+    act=start_stream,
+    config=StartConfig,
+)
+STOP: Final = DriverWork(
+    action="stop", text="Ask the driver of {} to stop after its epoch; it stays stopped.", act=stop_stream
+)
+RECOVER: Final = DriverWork(
+    action="recover",
+    text="Bring {} back after its driver was lost, until its first checkpoint. Does nothing if it runs, stopped or "
+    "finished. With `from_snapshot` it goes back to that snapshot.",
+    act=recover_stream,
+    config=RecoverConfig,
+)
 
 
 def one_op_job(
@@ -253,3 +279,13 @@ def typed_failures(on_error: Callable[[StillstateError], None] = lambda error: N
             metadata={"kind": error.kind, "exit_code": error.exit_code},
             allow_retries=False,
         ) from error
+
+
+def tag_run(context: Any, tag: str, value: str) -> None:
+    """Give a run that a person launched the tag that requests of sensors and schedules come with.
+
+    From here on the queue counts it. Two that are launched by hand in the same moment may both begin: what keeps them
+    from doing harm is terms, records and plans on the store, not Dagster.
+    """
+    if context.run.tags.get(tag) != value:
+        add_tags(context.instance, context.run.run_id, {tag: value})

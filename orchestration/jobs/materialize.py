@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from state_runtime.base.settings import FoldMode
 from stillstate.assets.metadata import fold_metadata
 from stillstate.assets.mount import Mount
 from stillstate.assets.specs import materialized_spec
@@ -23,7 +24,6 @@ from stillstate.orchestration.folding.health import (
     fold_numbers,
     log_bytes_left,
 )
-from stillstate.orchestration.folding.mode import FoldMode
 from stillstate.orchestration.folding.plan import failed_in_a_row
 from stillstate.orchestration.folding.session import fold, nothing_to_fold
 from stillstate.orchestration.jobs.checks import result_of, stream_check
@@ -55,7 +55,7 @@ class FoldConfig(dg.Config):
             to all.
     """
 
-    mode: FoldMode = FoldMode.auto
+    mode: FoldMode = "auto"
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ def fold_stream(
     with typed_failures():
         now = stillstate.spec().job(name)
         catalog = stillstate.catalog(now)
-        result = nothing_to_fold(catalog, mode.value, stillstate.clock())
+        result = nothing_to_fold(catalog, mode, stillstate.clock())
         if result is None:
             with _session(getattr(context.resources, mount.spark).of_job(now)) as session:
-                result = fold(session, now, mode=mode.value, on_progress=LogsSteps(context.log, name, "ranges"))
+                result = fold(session, now, mode=mode, on_progress=LogsSteps(context.log, name, "ranges"))
         left = log_bytes_left(catalog, result.snapshot_id if result.record_id is not None else 0)
     if result.record_id is None:
         context.log.info(f"nothing was folded: {result.reason}")

@@ -11,20 +11,18 @@ import dagster as dg
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.assets.mount import Mount
 from stillstate.assets.tables import migration_table
-from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
-from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
 from stillstate.orchestration.jobs.upkeep import actor_of
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from stillstate.orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume, migrator_of
 from stillstate.orchestration.migration.plan import MigrationPlan, Request
 from stillstate.orchestration.migration.said import error_of
-from stillstate.orchestration.resources import StillstateResource
 
-__all__ = ["MIGRATE_TEXT", "MigrateConfig", "build_migrate_job", "migrate_stream"]
+__all__ = ["MIGRATE", "MigrateConfig"]
 
 
 class MigrateConfig(dg.Config):
@@ -58,7 +56,7 @@ class MigrateConfig(dg.Config):
     fork_at: str = ""
     checkpoints: int = 1
     timeout_s: float = 0.0
-    verify: Literal["structure", "sample", "full"] = "full"
+    verify: VerifyLevel = "full"
     resume: bool = False
     acknowledge: bool = False
     if_term: int = 0
@@ -92,29 +90,6 @@ class MigrateConfig(dg.Config):
             verify=self.verify,
             if_term=self.if_term,
         )
-
-
-def build_migrate_job(mount: Mount, job: JobSpec, stillstate: StillstateResource) -> dg.JobDefinition:
-    """The job of one stream, which takes turns with those that start, stop and recover its driver."""
-    name = mount.job_name("migrate", job.name)
-    what = MIGRATE_TEXT.format(job.name)
-    tags = {JOB_TAG: mount.tag(job.name)}
-    return one_op_job(mount, stillstate, name, "migrate", _migrate_op(mount, job.name), what, [job], tags)
-
-
-MIGRATE_TEXT: Final = (
-    "Change the parallelism, backend or code of {} as it runs: savepoint, stop, verify, start, watch; and back, by "
-    "itself, if the new run does not come up. Without configuration it does what the file says, or goes on with a "
-    "migration whose process died. With `fork_of` it begins beside another job, with that one's state."
-)
-
-
-def _migrate_op(mount: Mount, name: str) -> dg.OpDefinition:
-    @dg.op(name=mount.name("migrate", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
-    def migrate(context: dg.OpExecutionContext, config: MigrateConfig) -> dg.Output[dict[str, Any]]:
-        return migrate_stream(context, config, mount, name)
-
-    return migrate
 
 
 def migrate_stream(
@@ -198,3 +173,13 @@ def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrato
             },
         )
     )
+
+
+MIGRATE: Final = DriverWork(
+    action="migrate",
+    text="Change the parallelism, backend or code of {} as it runs: savepoint, stop, verify, start, watch; and back, by "
+    "itself, if the new run does not come up. Without configuration it does what the file says, or goes on with a "
+    "migration whose process died. With `fork_of` it begins beside another job, with that one's state.",
+    act=migrate_stream,
+    config=MigrateConfig,
+)

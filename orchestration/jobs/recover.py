@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from state_runtime.base.errors import CorruptData, InvalidConfiguration, StillstateError
+from state_runtime.base.errors import EXIT_OF_KIND, CorruptData, InvalidConfiguration, StillstateError
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
@@ -21,7 +21,6 @@ from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.jobs.tags import DAMAGE_TAG, DOWN_TAG, EXIT_TAG, LOST_TAG, RESTORED_TAG
 from stillstate.orchestration.launchers import FirstCheckpoint, Launched, Launcher
-from stillstate.orchestration.launchers.first_checkpoint import exit_code_of
 from stillstate.orchestration.recovery.fallback import decide_fallback, look_for_damage
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.resources import StillstateResource
@@ -121,7 +120,7 @@ def recover_driver(
     launcher = stillstate.launcher(spec, job)
     seen = stillstate.observe(spec, job)
     if config.gave_up:
-        code = exit_code_of(config.kind or ("" if seen.status is None else seen.status.error_kind))
+        code = EXIT_OF_KIND.get(config.kind or ("" if seen.status is None else seen.status.error_kind), 1)
         raise GaveUp(f"{name}: {config.gave_up}{_last_words(launcher, seen)}", code)
     # Asked again here: between the sensor's tick and this run somebody may have started it.
     if seen.status is None or not (seen.health.needs_recovery or (_asked_for(config) is not None and _is_over(seen))):
@@ -201,7 +200,7 @@ def note_recovered(context: dg.OpExecutionContext, done: Recovered) -> None:
 
 def _is_over(seen: Observation) -> bool:
     """A person who names a snapshot may also mean a job that stopped; never one that runs."""
-    return seen.health.verdict in ("stopped", "finished", "fenced")
+    return seen.health.standing == "ended"
 
 
 def _where(

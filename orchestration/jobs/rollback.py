@@ -1,27 +1,20 @@
 """`rollback_<job>`: plan → check → apply of that very plan. A job that does not run goes back, in place, to an older
 snapshot or a savepoint of its own, and stays stopped. `recover_<job>` with `from_snapshot` goes back and starts it."""
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import dagster as dg
 
 from state_runtime.base.errors import CorruptData, InvalidConfiguration
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.held import refuse_while_migrating
-from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.jobs.driver import VALUE, one_op_job, stillstate_of, typed_failures
-from stillstate.orchestration.jobs.tags import JOB_TAG
+from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
 from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
-from stillstate.orchestration.resources import StillstateResource
 from stillstate.orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text, rollback_values
 
-__all__ = ["ROLLBACK_TEXT", "RollbackConfig", "build_rollback_job", "rollback_stream"]
-
-ROLLBACK_TEXT: Final = (
-    "Make an older snapshot or a savepoint of {} its newest snapshot again: plan, check of the content, apply. It must "
-    "not run, and stays stopped; nothing is overwritten. `plan_only` shows what would be done."
-)
+__all__ = ["ROLLBACK", "RollbackConfig"]
 
 
 class RollbackConfig(dg.Config):
@@ -38,21 +31,8 @@ class RollbackConfig(dg.Config):
     to: str = ""
     reset: bool = False
     takeover: bool = False
-    verify: Literal["structure", "sample", "full"] = "full"
+    verify: VerifyLevel = "full"
     plan_only: bool = False
-
-
-def build_rollback_job(mount: Mount, job: JobSpec, stillstate: StillstateResource) -> dg.JobDefinition:
-    """The job of one stream, which takes turns with those that start, stop and recover its driver."""
-    name = job.name
-
-    @dg.op(name=mount.name("rollback", name, "driver"), out=VALUE, required_resource_keys={mount.resource})
-    def rollback(context: dg.OpExecutionContext, config: RollbackConfig) -> dg.Output[dict[str, Any]]:
-        return rollback_stream(context, config, mount, name)
-
-    tags = {JOB_TAG: mount.tag(name)}
-    what = ROLLBACK_TEXT.format(name)
-    return one_op_job(mount, stillstate, mount.job_name("rollback", name), "rollback", rollback, what, [job], tags)
 
 
 def rollback_stream(
@@ -91,3 +71,12 @@ def _observe(context: dg.OpExecutionContext, mount: Mount, name: str, said: str,
 
 def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
     return dg.Output(value, metadata=value)
+
+
+ROLLBACK: Final = DriverWork(
+    action="rollback",
+    text="Make an older snapshot or a savepoint of {} its newest snapshot again: plan, check of the content, apply. It must "
+    "not run, and stays stopped; nothing is overwritten. `plan_only` shows what would be done.",
+    act=rollback_stream,
+    config=RollbackConfig,
+)

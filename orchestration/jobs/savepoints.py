@@ -2,13 +2,12 @@
 it is deleted, as `stillstate savepoint` makes it."""
 
 from collections.abc import Iterator
-from enum import Enum
 
 import dagster as dg
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.links import find_links
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint import SavepointFormat, list_savepoints
 from state_runtime.snapshot.waiting import waiting_in_savepoint
 from stillstate.assets.mount import Mount
 from stillstate.assets.upkeep import savepoints_metadata, savepoints_spec
@@ -20,13 +19,6 @@ from stillstate.orchestration.running.savepoints import Savepointer
 from stillstate.orchestration.upkeep.savepoints import SavepointWish, periodic_savepoint, requested_savepoint
 
 __all__ = ["SavepointConfig", "build_savepoint_job", "savepoint_stream"]
-
-
-class Format(Enum):
-    """What a savepoint is written as (docs/formats.md)."""
-
-    native = "native"
-    canonical = "canonical"
 
 
 class SavepointConfig(dg.Config):
@@ -47,7 +39,7 @@ class SavepointConfig(dg.Config):
     name: str = ""
     tags: list[str] = []
     note: str = ""
-    format: Format = Format.native
+    format: SavepointFormat = "native"
     stop: bool = False
     drain: bool = False
     drain_inflight: bool = False
@@ -66,7 +58,7 @@ class SavepointConfig(dg.Config):
             then="drain" if self.drain else "stop" if self.stop else "continue",
             tags=tuple(self.tags),
             note=self.note,
-            format=self.format.value,
+            format=self.format,
             independent=self.independent,
             drain_inflight=self.drain_inflight,
         )

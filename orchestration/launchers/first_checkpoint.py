@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-from state_runtime.base.errors import (
-    CorruptData,
-    Invalid,
-    StillstateError,
-    StoreRefused,
-    Unavailable,
-    UnsupportedFormat,
-    UserCodeError,
-)
+from state_runtime.base.errors import EXIT_OF_KIND, Unavailable
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.launchers.port import LOG_FOLLOWS, FirstCheckpoint, Launched, LaunchFailed, Liveness
 
-__all__ = ["Waiting", "exit_code_of"]
-
-_REACTIONS: Final[tuple[type[StillstateError], ...]] = (
-    Invalid,
-    Unavailable,
-    StoreRefused,
-    CorruptData,
-    UnsupportedFormat,
-    UserCodeError,
-)
-_EXIT_OF_KIND: Final = {error.kind: error.exit_code for error in _REACTIONS}
-
-
-def exit_code_of(error_kind: str) -> int:
-    """The exit code of a driver that failed, from the kind of error that its last heartbeat names."""
-    return _EXIT_OF_KIND.get(error_kind, 1)
+__all__ = ["Waiting"]
 
 
 class Waiting:
@@ -94,7 +70,7 @@ class Waiting:
             raise LaunchFailed(
                 f"the driver of {self._launched.job!r} (term {status.term}) ended before its first checkpoint: "
                 f"{status.message or gone}. {LOG_FOLLOWS} {self._launched.log}:\n{self._tail()}",
-                exit_code_of(status.error_kind),
+                EXIT_OF_KIND.get(status.error_kind, 1),
             )
         if status.state == "running" and status.quiet:
             # One heartbeat is enough: this run has asked its source, and nothing is due that it could fail at.

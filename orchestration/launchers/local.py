@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
+from state_runtime.base.errors import FINAL_KINDS
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.process_space import is_our_space
 from state_runtime.snapshot.term_files import RunStatus
@@ -24,7 +25,6 @@ from stillstate.orchestration.standby import CAUSE_ENV
 __all__ = ["LocalLauncher"]
 
 SUPERVISOR_MODULE: Final = "stillstate.orchestration.supervisor"
-_FINAL_KINDS: Final = frozenset({"invalid", "fenced", "corrupt", "unsupported", "user-code"})
 
 
 class LocalLauncher(StoreLauncher):
@@ -62,7 +62,7 @@ class LocalLauncher(StoreLauncher):
             return "unknown"
         is_gone = living(status) is None
         # A driver that failed is as good as gone while Spark still ends in it.
-        may_restart = (is_gone or status.state == "failed") and status.error_kind not in _FINAL_KINDS
+        may_restart = (is_gone or status.state == "failed") and status.error_kind not in FINAL_KINDS
         if may_restart and _supervisor_of(status, self._job.name) is not None:
             return "restarting"
         return "dead" if is_gone else "alive"

@@ -21,7 +21,7 @@ from typing import Final
 import psutil
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
-from state_runtime.base.errors import JobAlreadyRunning, JobNotFound, Unavailable
+from state_runtime.base.errors import EXIT_OF_KIND, JobAlreadyRunning, JobNotFound, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
@@ -30,7 +30,7 @@ from state_runtime.store import Store, open_store
 from stillstate.orchestration.config.home import home_of
 from stillstate.orchestration.config.spec import CONFIG_ENV, JobSpec
 from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
-from stillstate.orchestration.launchers.first_checkpoint import Waiting, exit_code_of
+from stillstate.orchestration.launchers.first_checkpoint import Waiting
 from stillstate.orchestration.launchers.log_files import new_log_file, newest_log, redacted, tail
 from stillstate.orchestration.launchers.port import (
     LOG_FOLLOWS,
@@ -298,7 +298,9 @@ class StoreLauncher(ABC):
                 if status.state in ("running", "finished", "stopped"):
                     return self._launched(status, begun.log)
                 if begun.leaves and status.state in _ENDED:
-                    raise self._ended_early(begun, status.message or status.state, exit_code_of(status.error_kind))
+                    raise self._ended_early(
+                        begun, status.message or status.state, EXIT_OF_KIND.get(status.error_kind, 1)
+                    )
             if code is not None:
                 exit_code = Unavailable.exit_code if trouble else code if 0 < code < 256 else 1
                 raise self._ended_early(begun, f"exit code {code}{trouble}", exit_code)

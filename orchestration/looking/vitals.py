@@ -12,12 +12,10 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
-from stillstate.orchestration.recovery.health import Verdict
 
 __all__ = ["DAMAGED", "Vitals", "vitals_of"]
 
 DAMAGED: Final = "damaged"
-_WELL: Final[frozenset[Verdict]] = frozenset({"healthy", "starting", "stopped", "finished", "never-started"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ def vitals_of(look: Look | NoLook) -> Vitals:
     if isinstance(look, NoLook):
         return Vitals(health=NOT_SEEN, is_well=False, why=str(look.error))
     health, head = look.seen.health, look.head
-    is_well = health.verdict in _WELL and look.trouble is None
+    is_well = health.is_well and look.trouble is None
     progress = None if head is None else head.progress
     lag_ms = progress.timestamp_ms - progress.watermark_ms if progress is not None and progress.watermark_ms else 0
     status = look.seen.status
@@ -59,7 +57,7 @@ def vitals_of(look: Look | NoLook) -> Vitals:
     return Vitals(
         health=DAMAGED if look.trouble is not None or is_damaged else health.verdict,
         is_well=is_well,
-        why=str(look.trouble) if look.trouble is not None else "" if health.verdict in _WELL else health.reason,
+        why=str(look.trouble) if look.trouble is not None else "" if is_well else health.reason,
         status=status,
         head=head,
         progress=progress,

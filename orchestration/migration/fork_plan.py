@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from state_runtime.base.errors import InvalidConfiguration, SnapshotInUse
-from state_runtime.maintenance.verify.report import VerifyLevel
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.migration import Migration
 from stillstate.orchestration.migration.plan import TIMEOUT_MAX_S, VERIFIED
 from stillstate.orchestration.text import bytes_text

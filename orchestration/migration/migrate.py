@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psutil
-
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import (
     InvalidConfiguration,
@@ -43,6 +41,7 @@ from stillstate.orchestration.config.home import at_source, at_target, home_of, 
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.launchers import Launcher
 from stillstate.orchestration.launchers.port import LOG_FOLLOWS
+from stillstate.orchestration.launchers.processes import is_hidden, is_running
 from stillstate.orchestration.migration.effects import Effects
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from stillstate.orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
@@ -483,10 +482,4 @@ def _lives_here(migration: Migration, actor: Actor) -> bool:
     host, _, pid = migration.owner.rpartition(":")
     if host != actor.host or not pid.isdigit() or int(pid) == actor.pid:
         return False
-    try:
-        process = psutil.Process(int(pid))
-        # Process ids are used again.
-        is_its = process.create_time() * 1000 <= migration.at_ms
-        return is_its and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
+    return is_running(int(pid), migration.at_ms) and not is_hidden(int(pid))

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import MAX_PARALLELISM
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.maintenance.move.plan import MovePlan
-from state_runtime.maintenance.verify.report import VerifyLevel
 from state_runtime.snapshot.migration import Migration, RunSettings
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.recovery.health import Verdict

@@ -22,8 +22,6 @@ __all__ = ["UNREACHABLE_S", "Alive", "AliveLevel", "judge_alive"]
 AliveLevel = Literal["ok", "warn", "error"]
 
 UNREACHABLE_S: Final = 120.0
-_WELL: Final = frozenset({"healthy", "stopped", "finished", "fenced", "never-started"})
-_COMING: Final = frozenset({"starting", "restarting"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +68,14 @@ def judge_alive(
     if health is None:
         return _unread(trouble, now_s, unreachable_since_s)
     verdict = health.verdict
-    if verdict in _WELL:
-        headline = "no run has started yet" if verdict == "never-started" else f"the driver is {verdict}"
-        return Alive(level="ok", headline=headline, reason=health.reason, verdict=verdict)
-    if verdict in _COMING:
-        return Alive(level="warn", headline=f"the driver is {verdict}", reason=health.reason, verdict=verdict)
-    if verdict == "migrating":
+    if health.is_well:
+        return Alive(
+            level="warn" if health.standing == "coming" else "ok",
+            headline="no run has started yet" if health.standing == "new" else f"the driver is {verdict}",
+            reason=health.reason,
+            verdict=verdict,
+        )
+    if health.standing == "migrating":
         stands = "the job is being migrated, and nobody goes on with it"
         return Alive(
             level="error" if health.is_overdue else "warn",

@@ -17,7 +17,9 @@ migrating       no         it does not run, and a migration is under way, which 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
 from state_runtime.snapshot.migration import Migration
@@ -26,7 +28,16 @@ from stillstate.orchestration.config.sections import RecoverySpec
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.text import duration_text
 
-__all__ = ["MAY_BE_MIGRATING", "Health", "HealthPolicy", "Verdict", "decide", "recovery_wait_s", "while_migrating"]
+__all__ = [
+    "STANDINGS",
+    "Health",
+    "HealthPolicy",
+    "Standing",
+    "Verdict",
+    "decide",
+    "recovery_wait_s",
+    "while_migrating",
+]
 
 Verdict = Literal[
     "never-started",
@@ -42,12 +53,35 @@ Verdict = Literal[
     "fenced",
     "migrating",
 ]
+Standing = Literal["well", "new", "ended", "coming", "migrating", "lost"]
+STANDINGS: Final[Mapping[Verdict, Standing]] = MappingProxyType(
+    {
+        "never-started": "new",
+        "starting": "coming",
+        "healthy": "well",
+        "restarting": "coming",
+        "dead": "lost",
+        "silent": "lost",
+        "stalled": "lost",
+        "failed": "lost",
+        "stopped": "ended",
+        "finished": "ended",
+        "fenced": "ended",
+        "migrating": "migrating",
+    }
+)
+"""What every page makes of a verdict: checks, the overview, metrics, `stillstate jobs`, recovery and migration.
+
+well        it runs
+new         it may be started
+ended       it does not run, as it should be: it may be started
+coming      it comes up by itself
+migrating   whoever migrates it brings it up
+lost        it should run and does not: recover it
+"""
 
 BACKOFF_MAX_S: Final = 600.0  # a job that waits for a repaired store should come back within minutes of the repair
 _BEATS_MISSED: Final = 2
-_TO_RECOVER: Final = frozenset({"dead", "silent", "stalled", "failed"})
-MAY_BE_MIGRATING: Final = frozenset({"stopped", "finished", "fenced", "never-started"}) | _TO_RECOVER
-"""What a driver looks like that a migration has stopped, or has not brought up; or, of a fork, not yet."""
 MIGRATION_QUIET_S: Final = 3600.0
 """A step of a migration that takes longer is a migration that nobody goes on with, until somebody has looked."""
 
@@ -81,9 +115,24 @@ class Health:
     is_overdue: bool = False
 
     @property
+    def standing(self) -> Standing:
+        """What the verdict means for the job."""
+        return STANDINGS[self.verdict]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the job needs no look by a person: it runs, comes up by itself, or ended as it should."""
+        return self.standing in ("well", "new", "ended", "coming")
+
+    @property
     def needs_recovery(self) -> bool:
         """Whether the job should run and does not."""
-        return self.verdict in _TO_RECOVER and self.is_wanted
+        return self.standing == "lost" and self.is_wanted
+
+    @property
+    def may_be_migrating(self) -> bool:
+        """Whether it looks like a driver that a migration has stopped or has not brought up; or, of a fork, not yet."""
+        return self.standing in ("new", "ended", "lost")
 
 
 def decide(

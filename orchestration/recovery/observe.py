@@ -15,7 +15,7 @@ from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.launchers import Launcher
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.launchers.processes import is_hidden, is_owner_gone
-from stillstate.orchestration.recovery.health import MAY_BE_MIGRATING, Health, HealthPolicy, decide, while_migrating
+from stillstate.orchestration.recovery.health import Health, HealthPolicy, decide, while_migrating
 
 __all__ = ["Observation", "observe", "progress_marker", "progress_of"]
 
@@ -43,7 +43,7 @@ def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) ->
     if status is not None and health.needs_recovery and asked_to_stop(catalog.root, status.term):
         # Looked for only now: it is a listing, and a healthy job is the common case.
         health = decide(status, now_ms, policy, process, stop_requested=True, is_near=is_near)
-    if health.verdict in MAY_BE_MIGRATING:
+    if health.may_be_migrating:
         # The same: another listing, for those only that do not run.
         migration = read_migration(catalog.root)
         if migration is not None and migration.is_open:

@@ -27,33 +27,37 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from state_runtime.base.errors import StoreRefused
+from state_runtime.base.errors import (
+    CorruptData,
+    Invalid,
+    StoreRefused,
+    Unavailable,
+    UnsupportedFormat,
+    UserCodeError,
+    kind_of_exit,
+)
 from stillstate.orchestration.recovery.health import Verdict, recovery_wait_s
 from stillstate.orchestration.run_phases import UNDER_WAY, RunPhase
+from stillstate.orchestration.standby import SETTLED_S
 from stillstate.orchestration.text import duration_text
 
 __all__ = [
     "GIVE_UP",
-    "SETTLED_S",
     "Loss",
     "PastRun",
     "RecoveryPlan",
     "attempts_allowed",
-    "kind_of_exit",
     "plan_recovery",
 ]
 
-# A driver that fails for a reason in its code or its state does so within its first epochs.
-SETTLED_S: Final = 600.0
 GIVE_UP: Final = "give-up"
 """The action of the run that fails on purpose."""
 
-_FEW: Final[Mapping[str, int]] = MappingProxyType({"invalid": 0, "unsupported": 0, "corrupt": 1, "user-code": 1})
-_WITHOUT_END: Final = "unavailable"
-_REFUSED: Final = StoreRefused.kind
-_KINDS: Final[Mapping[int, str]] = MappingProxyType(
-    {2: "invalid", 3: "fenced", 4: "unavailable", 5: "corrupt", 6: "unsupported", 7: "user-code"}
+_FEW: Final[Mapping[str, int]] = MappingProxyType(
+    {Invalid.kind: 0, UnsupportedFormat.kind: 0, CorruptData.kind: 1, UserCodeError.kind: 1}
 )
+_WITHOUT_END: Final = Unavailable.kind
+_REFUSED: Final = StoreRefused.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +130,6 @@ class RecoveryPlan:
     last_run_id: str = ""
     kind: str = ""
     damage: str = ""
-
-
-def kind_of_exit(exit_code: int) -> str:
-    """The kind of error behind a driver's exit code; empty for what says nothing (1, a signal)."""
-    return _KINDS.get(exit_code, "")
 
 
 def attempts_allowed(kind: str, max_attempts: int) -> int | None:

@@ -7,22 +7,21 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from state_runtime.base.errors import StillstateError
+from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, StateEntry
 from state_runtime.snapshot.term_files import RunStatus
-from stillstate.orchestration.launchers.first_checkpoint import exit_code_of
 from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
-from stillstate.orchestration.recovery.health import Verdict
+from stillstate.orchestration.recovery.health import STANDINGS, Standing
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.show.tables import new_table
 from stillstate.orchestration.text import bytes_text, count_text, duration_text, time_text
@@ -47,21 +46,18 @@ _CELL_CHARS_MAX = 500
 
 _TIMES = {"": "", "expires": "TTL", "due": "due"}
 
-_COLOURS: dict[Verdict | str, str] = {
-    "healthy": "green",
-    "starting": "yellow",
-    "finished": "cyan",
-    "stopped": "cyan",
+_COLOURS_OF_STANDINGS: Final[Mapping[Standing, str]] = {
+    "well": "green",
+    "new": "dim",
+    "ended": "cyan",
+    "coming": "yellow",
     "migrating": "yellow",
-    "never-started": "dim",
-    "restarting": "yellow",
-    "dead": "red",
-    "stalled": "red",
-    "silent": "red",
-    "failed": "red",
+    "lost": "red",
+}
+_COLOURS: Final[Mapping[str, str]] = {
     UNREADABLE: "red",
     NOT_SEEN: "red",
-    "fenced": "yellow",
+    **{verdict: _COLOURS_OF_STANDINGS[standing] for verdict, standing in STANDINGS.items()},
 }
 
 
@@ -272,7 +268,7 @@ def jobs_table(rows: list[JobRow]) -> Table:
     for row in rows:
         table.add_row(
             Text(row.job),
-            Text(row.health, style=_COLOURS.get(row.health, "")),
+            Text(row.health, style=_COLOURS[row.health]),
             _number(row.term),
             _number(row.parallelism),
             _age(row.heartbeat_age_s),
@@ -292,7 +288,8 @@ def jobs_table(rows: list[JobRow]) -> Table:
 
 def _exit_code(seen: Observation) -> int:
     """What the driver ended with, if it failed."""
-    return exit_code_of(seen.status.error_kind) if seen.status is not None and seen.health.verdict == "failed" else 0
+    has_failed = seen.status is not None and seen.health.verdict == "failed"
+    return EXIT_OF_KIND.get(seen.status.error_kind, 1) if seen.status is not None and has_failed else 0
 
 
 def _parallelism(status: RunStatus | None, latest: Manifest | None) -> int | None:

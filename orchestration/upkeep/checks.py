@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.materialize.plan import replay_s
@@ -18,10 +18,9 @@ from state_runtime.snapshot.savepoint import list_savepoints
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.text import duration_text, time_text
 
-__all__ = ["CHECK_NAMES", "CheckName", "Judged", "judge", "limits_of"]
+__all__ = ["CheckName", "Judged", "judge", "limits_of"]
 
 CheckName = Literal["replay_time_bounded", "rows_on_time", "state_growth", "savepoint_recent", "backlog"]
-CHECK_NAMES: Final[tuple[CheckName, ...]] = get_args(CheckName)
 
 _DAY_MS: Final = 86_400_000
 _GROWING: Final = 3

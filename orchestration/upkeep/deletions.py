@@ -11,7 +11,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from state_runtime.base.actor import Actor
@@ -19,11 +18,11 @@ from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import RetentionPolicy
 from state_runtime.maintenance.delete.snapshots import Failure
 from state_runtime.maintenance.gc.collect import apply_gc, plan_gc
-from state_runtime.maintenance.gc.plan import GcPlan, read_gc_plan, write_gc_plan
+from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.gc.safety import dangers_of_collection
 from state_runtime.maintenance.plans import Kind
 from state_runtime.maintenance.retention.apply import apply_retention, make_retention_plan
-from state_runtime.maintenance.retention.plan import RetentionPlan, read_retention_plan, write_retention_plan
+from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.safety import dangers_of_retention
 from state_runtime.store import Store
 from stillstate.orchestration.config.spec import JobSpec, to_policy
@@ -73,6 +72,7 @@ class Deletions(ABC, Generic[PlanT]):
     """One kind of deletions of one job root."""
 
     kind: ClassVar[Kind]
+    document: type[PlanT]
 
     def __init__(self, root: Store, actor: Actor) -> None:
         self._root = root
@@ -100,16 +100,6 @@ class Deletions(ABC, Generic[PlanT]):
             OutcomeUnknown: repeat it. Fenced: the root became another's meanwhile.
         """
 
-    @staticmethod
-    @abstractmethod
-    def read(file: Path) -> PlanT:
-        """Read a plan back; see `read_plan`."""
-
-    @staticmethod
-    @abstractmethod
-    def write(file: Path, plan: PlanT) -> None:
-        """Write a plan to a local file; see `write_plan`."""
-
 
 class Retaining(Deletions[RetentionPlan]):
     """Retention: gives up the snapshots that no rule keeps.
@@ -120,6 +110,7 @@ class Retaining(Deletions[RetentionPlan]):
     """
 
     kind = "retention"
+    document = RetentionPlan
 
     def __init__(
         self,
@@ -190,19 +181,12 @@ class Retaining(Deletions[RetentionPlan]):
             document=dataclasses.asdict(done),
         )
 
-    @staticmethod
-    def read(file: Path) -> RetentionPlan:
-        return read_retention_plan(file)
-
-    @staticmethod
-    def write(file: Path, plan: RetentionPlan) -> None:
-        write_retention_plan(file, plan)
-
 
 class Collecting(Deletions[GcPlan]):
     """Garbage collection: removes what no snapshot leads to."""
 
     kind = "gc"
+    document = GcPlan
 
     def __init__(
         self,
@@ -266,11 +250,3 @@ class Collecting(Deletions[GcPlan]):
             stayed=done.kept,
             document=dataclasses.asdict(done),
         )
-
-    @staticmethod
-    def read(file: Path) -> GcPlan:
-        return read_gc_plan(file)
-
-    @staticmethod
-    def write(file: Path, plan: GcPlan) -> None:
-        write_gc_plan(file, plan)

@@ -118,7 +118,7 @@ def keep_plan_of_run(job: JobSpec, deletions: Deletions[PlanT], plan: PlanT, clo
         _forget_old(job, deletions.kind, file.parent, clock.now_ms())
         # A name of its own first: a step of another run may be reading the same plan.
         fresh = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-        deletions.write(fresh, plan)
+        plan.write(fresh)
         fresh.replace(file)
     except OSError as error:
         raise InvalidConfiguration(
@@ -141,7 +141,7 @@ def plan_of_run(job: JobSpec, deletions: Deletions[PlanT], digest: str) -> PlanT
             f"the plan {digest[:_DIGEST_CHARS]} of job {job.name!r} is not in {file.parent}: it was executed, it was "
             "made on another host, or it is too old. Nothing was deleted; make a new plan"
         )
-    plan = deletions.read(file)
+    plan = deletions.document.read(file)
     if plan.digest != digest or plan.made.job != job.name:
         raise InvalidConfiguration(
             f"{file} is not the plan {digest[:_DIGEST_CHARS]} of job {job.name!r} that was looked at; nothing was "

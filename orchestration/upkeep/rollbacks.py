@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from state_runtime.base.actor import Actor
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import RollbackPlan
-from state_runtime.maintenance.verify.report import VerifyLevel
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import own_restore_point

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from state_runtime.base.actor import Actor
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.maintenance.verify.places import verify_place
-from state_runtime.maintenance.verify.report import VerifyLevel, VerifyReport
+from state_runtime.maintenance.verify.report import VerifyReport
 from state_runtime.snapshot.catalog import Catalog
 from stillstate.orchestration.config.spec import JobSpec
 

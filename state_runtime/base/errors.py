@@ -38,9 +38,17 @@ A message says what happened, where, and what to do next. It never holds a crede
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeGuard
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Final, TypeGuard
 
 __all__ = [
+    "EXIT_OF_KIND",
+    "FINAL_EXITS",
+    "FINAL_KINDS",
+    "REACTIONS",
+    "RESTORE_OR_CHOOSE",
+    "RESTORE_OR_GO_BACK",
     "ChangesPending",
     "CorruptData",
     "CorruptManifest",
@@ -76,14 +84,25 @@ __all__ = [
     "can_pass",
     "check",
     "is_typed",
+    "kind_of_exit",
+    "missing_file",
 ]
 
 
 class StillstateError(Exception):
-    """Root of the tree. `exit_code` is what the command line ends with; `kind` is the stable name of the reaction."""
+    """Root of the tree. `REACTIONS` below is the table of what differs from branch to branch.
+
+    Attributes:
+        exit_code: what the command line ends with.
+        kind: the stable name of the reaction.
+        is_final: the same start would end the same way, or the job is another run's: it is not started again in place.
+        help: of the exit code, for people.
+    """
 
     exit_code: ClassVar[int] = 1
     kind: ClassVar[str] = "internal"
+    is_final: ClassVar[bool] = False
+    help: ClassVar[str] = "unforeseen (a bug, or a driver that was killed)"
 
 
 class ChangesPending(StillstateError):
@@ -110,6 +129,8 @@ class Invalid(StillstateError, ValueError):
 
     exit_code = 2
     kind = "invalid"
+    is_final = True
+    help = "invalid call, configuration or data: fix it"
 
 
 class InvalidConfiguration(Invalid):
@@ -162,6 +183,8 @@ class Fenced(StillstateError):
 
     exit_code = 3
     kind = "fenced"
+    is_final = True
+    help = "fenced: another driver has the job"
 
 
 class JobAlreadyRunning(Fenced):
@@ -173,6 +196,7 @@ class Unavailable(StillstateError):
 
     exit_code = 4
     kind = "unavailable"
+    help = "unavailable: the store did not answer, or a driver did not stop; try again"
 
 
 class StoreUnavailable(Unavailable, OSError):
@@ -209,6 +233,8 @@ class CorruptData(StillstateError):
 
     exit_code = 5
     kind = "corrupt"
+    is_final = True
+    help = "corrupt data: repair, or use an older snapshot"
 
 
 class CorruptManifest(CorruptData):
@@ -231,6 +257,8 @@ class UnsupportedFormat(StillstateError):
 
     exit_code = 6
     kind = "unsupported"
+    is_final = True
+    help = "written by a newer Stillstate: upgrade"
 
 
 class UserCodeError(StillstateError):
@@ -238,10 +266,41 @@ class UserCodeError(StillstateError):
 
     exit_code = 7
     kind = "user-code"
+    is_final = True
+    help = "the job's own code raised"
 
 
 class WorkerEnded(UserCodeError, ProcessEnded):
     """A Python process that ran the job's own code ended: the code left it, crashed, or memory ran out."""
+
+
+REACTIONS: Final[tuple[type[StillstateError], ...]] = (
+    StillstateError,
+    Invalid,
+    Fenced,
+    Unavailable,
+    CorruptData,
+    UnsupportedFormat,
+    UserCodeError,
+    StoreRefused,
+)
+"""One class for each kind; the first with an exit code is what that code means where nothing else is known."""
+EXIT_OF_KIND: Final[Mapping[str, int]] = MappingProxyType({error.kind: error.exit_code for error in REACTIONS})
+FINAL_KINDS: Final = frozenset(error.kind for error in REACTIONS if error.is_final)
+FINAL_EXITS: Final = frozenset(error.exit_code for error in REACTIONS if error.is_final)
+RESTORE_OR_GO_BACK: Final = "Restore the file from a copy of the job root, or start from an older snapshot"
+RESTORE_OR_CHOOSE: Final = "Restore the file from a copy of the job root, or choose another snapshot"
+
+
+def kind_of_exit(exit_code: int) -> str:
+    """The kind of error behind a driver's exit code; empty for what says nothing (1, a signal)."""
+    kinds = (error.kind for error in REACTIONS if error.exit_code == exit_code != StillstateError.exit_code)
+    return next(kinds, "")
+
+
+def missing_file(path: str, url: str, what_next: str = RESTORE_OR_GO_BACK) -> MissingFile:
+    """The error of a file that is not there although a manifest names it."""
+    return MissingFile(f"{path} is missing in {url} although a manifest names it. {what_next}")
 
 
 def can_pass(error: BaseException) -> bool:

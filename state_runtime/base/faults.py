@@ -18,7 +18,6 @@ __all__ = [
     "KILL_POINTS",
     "RESTORE_KILL_POINTS",
     "RETENTION_KILL_POINTS",
-    "SAVEPOINT_KILL_POINTS",
     "reach",
 ]
 
@@ -47,17 +46,6 @@ RESTORE_KILL_POINTS = ("restore-begun", "restore-written")
 
 # In the driver's thread that gives old checkpoints up: it is settled, their data is removed, their manifests too.
 RETENTION_KILL_POINTS = ("retention-given-up", "retention-data-removed", "retention-removed")
-
-# Of a savepoint, in the driver or in a process that makes or resumes one; the last only where a job is drained.
-SAVEPOINT_KILL_POINTS = (
-    "savepoint-requested",
-    "savepoint-pinned",
-    "savepoint-begun",
-    "savepoint-object-copied",
-    "savepoint-copied",
-    "savepoint-completed",
-    "drain-epoch",
-)
 
 _passed: dict[str, int] = {}
 

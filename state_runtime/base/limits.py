@@ -42,7 +42,6 @@ CLAIM_ATTEMPTS_MAX = 16
 # Read-back after a write with an unknown outcome.
 READ_BACK_ATTEMPTS_MAX = 5
 
-SNAPSHOTS_LISTED_MAX = 10_000_000
 # The log of files that a source has seen: one stored object or part of it, as a reader takes it into memory.
 # Writers stay far below, so that what is joined later still fits.
 SOURCE_LOG_BYTES_MAX = 256 * MIB

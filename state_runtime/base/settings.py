@@ -20,10 +20,12 @@ __all__ = [
     "ChangelogMode",
     "CheckpointMode",
     "Compression",
+    "FoldMode",
     "JobSettings",
     "PartialAggregation",
     "PlacementMode",
     "RetentionPolicy",
+    "VerifyLevel",
 ]
 
 FAILED_TTL_S = 7 * 86_400.0
@@ -31,8 +33,10 @@ FAILED_TTL_S = 7 * 86_400.0
 Backend = Literal["arrow", "rocksdb"]
 ChangelogMode = Literal["on", "off"]
 Compression = Literal["lz4", "zstd", "none"]
+FoldMode = Literal["auto", "minor", "major"]
 PlacementMode = Literal["sticky", "off"]
 PartialAggregation = Literal["auto", "on", "off"]
+VerifyLevel = Literal["structure", "sample", "full"]
 CheckpointMode = Literal["aligned", "unaligned", "aligned-with-timeout"]
 
 

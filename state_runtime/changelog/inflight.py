@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptSegment
 from state_runtime.changelog.parts import PartEntry
 from state_runtime.snapshot.manifest import RowsLayout
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
@@ -133,7 +133,7 @@ def check_passes(passes: Sequence[InflightPass], where: str) -> None:
     """
     named = [(p.operator, p.epoch) for p in passes]
     if len(set(named)) != len(named):
-        raise CorruptSegment(f"{where} names in-flight rows of one operator and epoch twice. {_NEXT}")
+        raise CorruptSegment(f"{where} names in-flight rows of one operator and epoch twice. {RESTORE_OR_GO_BACK}")
     for passed in passes:
         ends = [-1, *(r.hash_high for r in passed.left)]
         in_order = all(end < r.hash_low <= r.hash_high for end, r in zip(ends, passed.left))
@@ -148,8 +148,5 @@ def check_passes(passes: Sequence[InflightPass], where: str) -> None:
         ):
             raise CorruptSegment(
                 f"{where}: the in-flight rows of operator {passed.operator!r} from epoch {passed.epoch} are out of "
-                f"bounds. {_NEXT}"
+                f"bounds. {RESTORE_OR_GO_BACK}"
             )
-
-
-_NEXT = "Restore the file from a copy of the job root, or start from an older snapshot"

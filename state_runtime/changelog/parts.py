@@ -15,7 +15,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptSegment
 from state_runtime.base.limits import KIB
 from state_runtime.base.settings import Compression
 from state_runtime.state.table import check_names
@@ -85,9 +85,13 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
             # Offsets and texts that Arrow believes until somebody follows them out of the buffer.
             batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise CorruptSegment(f"{where}: {name_of_part(part)} cannot be decoded: {error}. {_NEXT}") from error
+        raise CorruptSegment(
+            f"{where}: {name_of_part(part)} cannot be decoded: {error}. {RESTORE_OR_GO_BACK}"
+        ) from error
     if len(batches) != 1 or batches[0].num_rows != part.rows:
-        raise CorruptSegment(f"{where}: {name_of_part(part)} holds other rows than its index says. {_NEXT}")
+        raise CorruptSegment(
+            f"{where}: {name_of_part(part)} holds other rows than its index says. {RESTORE_OR_GO_BACK}"
+        )
     return batches[0]
 
 
@@ -147,16 +151,22 @@ def decode_lines(data: bytes, part: PartEntry, where: str) -> list[str]:
     try:
         text = pa.decompress(data, decompressed_size=part.raw_bytes, codec="zstd", asbytes=True).decode()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorruptSegment(f"{where}: {name_of_part(part)} cannot be decoded: {error}. {_NEXT}") from error
+        raise CorruptSegment(
+            f"{where}: {name_of_part(part)} cannot be decoded: {error}. {RESTORE_OR_GO_BACK}"
+        ) from error
     lines = text.split("\n") if text else []
     if len(lines) != part.rows:
-        raise CorruptSegment(f"{where}: {name_of_part(part)} holds other lines than its index says. {_NEXT}")
+        raise CorruptSegment(
+            f"{where}: {name_of_part(part)} holds other lines than its index says. {RESTORE_OR_GO_BACK}"
+        )
     return lines
 
 
 def _check_digest(data: bytes | pa.Buffer, part: PartEntry, where: str) -> None:
     if len(data) != part.length or sha256(data) != part.digest:
-        raise CorruptSegment(f"{where}: {name_of_part(part)} has another digest than its index says. {_NEXT}")
+        raise CorruptSegment(
+            f"{where}: {name_of_part(part)} has another digest than its index says. {RESTORE_OR_GO_BACK}"
+        )
 
 
 def name_of_part(part: PartEntry) -> str:
@@ -165,6 +175,3 @@ def name_of_part(part: PartEntry) -> str:
         hashes = f"hashes {part.hash_low:016x} to {part.hash_high:016x}"
         return f"a part of the in-flight rows of operator {part.operator!r}, {hashes},"
     return f"the part of {part.kind} {part.operator}/{part.state}"
-
-
-_NEXT = "Restore the file from a copy of the job root, or start from an older snapshot"

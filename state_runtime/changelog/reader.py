@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from state_runtime.base.errors import CorruptSegment, MissingFile
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptSegment, missing_file
 from state_runtime.base.limits import PART_BYTES_MAX, SEGMENT_INDEX_BYTES_MAX, SOURCE_LOG_BYTES_MAX
 from state_runtime.changelog.inflight import InflightPass, RowsPart
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
@@ -26,7 +26,6 @@ __all__ = [
     "index_range",
     "read_index",
     "read_passes",
-    "read_source_log",
     "read_table",
     "stream_source_log",
 ]
@@ -61,8 +60,8 @@ def read_passes(root: Store, manifest: Manifest) -> tuple[InflightPass, ...]:
     unknown = [part.segment for p in located for part in p.parts if part.segment not in held]
     if unknown or {p.operator for p in located} != {o.uid for o in batch.operators}:
         raise CorruptSegment(
-            f"{batch.listing} lists other rows in flight than snapshot {manifest.snapshot_id} names. Restore the file "
-            "from a copy of the job root, or start from an older snapshot"
+            f"{batch.listing} lists other rows in flight than snapshot {manifest.snapshot_id} names. "
+            f"{RESTORE_OR_GO_BACK}"
         )
     return tuple(located)
 
@@ -143,11 +142,6 @@ def _check_size(table: TableEntry, metadata: pq.FileMetaData) -> None:
         )
 
 
-def read_source_log(root: Store, manifest: Manifest, source: int) -> list[str]:
-    """All lines of a source's log of seen files, oldest first, in memory; see `stream_source_log`."""
-    return [line for text in stream_source_log(root, manifest, source) for line in text.split("\n")]
-
-
 def stream_source_log(root: Store, manifest: Manifest, source: int) -> Iterator[str]:
     """A source's log of seen files, oldest first: texts of one or more lines, as they are stored.
 
@@ -173,24 +167,17 @@ def _range(root: Store, path: str, offset: int, length: int) -> bytes:
     try:
         return root.read_range(path, offset, length)
     except FileNotFoundError as error:
-        raise _missing(root, path) from error
+        raise missing_file(path, root.url) from error
 
 
 def _whole(root: Store, entry: FileEntry) -> bytes:
     try:
         data = root.read(entry.path, entry.bytes)
     except FileNotFoundError as error:
-        raise _missing(root, entry.path) from error
+        raise missing_file(entry.path, root.url) from error
     if len(data) != entry.bytes or sha256(data) != entry.digest:
         raise CorruptSegment(
             f"{entry.path} in {root.url} was altered: it has another size or digest than the manifest says. "
-            "Restore the file from a copy of the job root, or start from an older snapshot"
+            f"{RESTORE_OR_GO_BACK}"
         )
     return data
-
-
-def _missing(root: Store, path: str) -> MissingFile:
-    return MissingFile(
-        f"{path} is missing in {root.url} although a manifest names it. "
-        "Restore the file from a copy of the job root, or start from an older snapshot"
-    )

@@ -15,7 +15,7 @@ import binascii
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptSegment
 from state_runtime.base.limits import MIB
 from state_runtime.changelog.parts import PartEntry, decode_part
 from state_runtime.state.table import Hashes, Positions, check_names, widened, widens
@@ -143,6 +143,6 @@ def decode_rows(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
     if batch.column(0).null_count or batch.column(1).null_count or not in_order or not within:
         raise CorruptSegment(
             f"{where}: in-flight rows of operator {part.operator!r} are not sorted, or have other hashes than the "
-            "index says. Restore the file from a copy of the job root, or start from an older snapshot"
+            f"index says. {RESTORE_OR_GO_BACK}"
         )
     return batch

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptSegment
 from state_runtime.base.fields import fields_of
 from state_runtime.base.limits import (
     PART_BYTES_MAX,
@@ -117,23 +117,27 @@ def decode_index(tail: bytes, where: str) -> SegmentIndex:
     """
     footer = tail[-FOOTER_BYTES:]
     if len(footer) != FOOTER_BYTES or footer[-len(_MAGIC) :] != _MAGIC:
-        raise CorruptSegment(f"{where} does not end like a segment. {_NEXT}")
+        raise CorruptSegment(f"{where} does not end like a segment. {RESTORE_OR_GO_BACK}")
     stored = tail[:-FOOTER_BYTES]
     if int.from_bytes(footer[:8], "big") != len(stored) or hashlib.sha256(stored).digest() != footer[8:40]:
-        raise CorruptSegment(f"{where} has a damaged index. {_NEXT}")
+        raise CorruptSegment(f"{where} has a damaged index. {RESTORE_OR_GO_BACK}")
     size = int.from_bytes(stored[:8], "big")
     if size > SEGMENT_INDEX_BYTES_MAX:
-        raise CorruptSegment(f"{where} has an index of {size:,} bytes, more than {SEGMENT_INDEX_BYTES_MAX:,}. {_NEXT}")
+        raise CorruptSegment(
+            f"{where} has an index of {size:,} bytes, more than {SEGMENT_INDEX_BYTES_MAX:,}. {RESTORE_OR_GO_BACK}"
+        )
     try:
         plain = pa.decompress(stored[8:], decompressed_size=size, codec="zstd", asbytes=True)
         index = parse_json(SegmentIndex, plain)
     except ValidationError as error:
-        raise CorruptSegment(f"{where} has a damaged index: {shown_problem(error)}. {_NEXT}") from error
+        raise CorruptSegment(f"{where} has a damaged index: {shown_problem(error)}. {RESTORE_OR_GO_BACK}") from error
     except (pa.ArrowException, OSError) as error:
-        raise CorruptSegment(f"{where} has a damaged index: {error}. {_NEXT}") from error
+        raise CorruptSegment(f"{where} has a damaged index: {error}. {RESTORE_OR_GO_BACK}") from error
     rows_parts = [p.part for passed in index.passes for p in passed.parts]
     if len(index.parts) + len(rows_parts) > SEGMENT_PARTS_MAX:
-        raise CorruptSegment(f"{where} lists {len(index.parts):,} parts, more than {SEGMENT_PARTS_MAX:,}. {_NEXT}")
+        raise CorruptSegment(
+            f"{where} lists {len(index.parts):,} parts, more than {SEGMENT_PARTS_MAX:,}. {RESTORE_OR_GO_BACK}"
+        )
     for part in (*index.parts, *rows_parts):
         _check_part(part, where)
     for passed in index.passes:
@@ -156,7 +160,4 @@ def _check_part(part: PartEntry, where: str) -> None:
         or part.rows < 0
         or (part.kind == "rows" and not _DIGEST.match(part.digest))  # it names a file on hosts
     ):
-        raise CorruptSegment(f"{where}: {name_of_part(part)} is out of bounds. {_NEXT}")
-
-
-_NEXT = "Restore the file from a copy of the job root, or start from an older snapshot"
+        raise CorruptSegment(f"{where}: {name_of_part(part)} is out of bounds. {RESTORE_OR_GO_BACK}")

@@ -25,7 +25,6 @@ __all__ = [
     "begin_task_changes",
     "source_log_changes",
     "task_writer",
-    "write_segment",
 ]
 
 
@@ -172,24 +171,3 @@ def begin_segment(
         direct_bytes=sum(part.length for part in parts if part.path),
     )
     return PendingSegment(placed_parts(parts), entry, written)
-
-
-def write_segment(
-    root: Store,
-    changes: Sequence[TaskChanges],
-    *,
-    job_uid: str,
-    term: int,
-    snapshot_id: int,
-    ids: Ids,
-    uploader: Uploader | None = None,
-) -> SegmentEntry | None:
-    """Write the one packed object of an epoch; see `begin_segment`.
-
-    Raises:
-        StoreUnavailable: the object could not be written.
-    """
-    begun = begin_segment(
-        root, changes, job_uid=job_uid, term=term, snapshot_id=snapshot_id, ids=ids, uploader=uploader
-    )
-    return begun.result() if begun is not None else None

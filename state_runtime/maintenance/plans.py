@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import ClassVar, Literal, Self
 
+from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import PLAN_BYTES_MAX
+from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import decode_document, document_kind, encode_document
 from state_runtime.snapshot.job_info import JobInfo
+from state_runtime.store import Store
 
-__all__ = ["PLAN_AGE_MAX_MS", "Kind", "Made", "check_fresh", "digest_of_plan", "read_plan", "write_plan"]
+__all__ = ["PLAN_AGE_MAX_MS", "DeletionPlan", "Kind", "Made", "check_fresh"]
 
 Kind = Literal["retention", "gc"]
 """The twins: both delete by a plan."""
-
-Plan = TypeVar("Plan")
-"""The kind of plan that is read."""
 
 _PLANS = {"gc-plan": "plan of garbage collection", "retention-plan": "plan of retention"}
 
@@ -67,45 +67,75 @@ def check_fresh(made: Made, info: JobInfo, place: str, now_ms: int) -> None:
         )
 
 
-def digest_of_plan(kind: str, plan: Any) -> str:
-    """What a plan is called: whoever executes the plan of this digest executes what was looked at, to the byte."""
-    return hashlib.sha256(encode_document(kind, plan)).hexdigest()
+@dataclass(frozen=True)
+class DeletionPlan:
+    """What every plan of deletions has.
 
-
-def write_plan(file: Path, kind: str, plan: Any) -> None:
-    """Write a plan to a local file.
-
-    Raises:
-        InvalidConfiguration: the file cannot be written.
+    Attributes:
+        KIND: of the document.
     """
-    try:
-        file.write_bytes(encode_document(kind, plan))
-    except OSError as error:
-        raise InvalidConfiguration(
-            f"the plan cannot be written to {file}: {error.strerror}; choose another file"
-        ) from error
 
+    KIND: ClassVar[str]
 
-def read_plan(file: Path, kind: str, cls: type[Plan]) -> Plan:
-    """Read a plan back.
+    made: Made
 
-    Raises:
-        InvalidConfiguration: there is no such file, or it is no plan, or one of another kind. CorruptManifest,
-            UnsupportedFormat: it is one, and damaged.
-    """
-    body = _read(file)
-    other = document_kind(body)
-    if other != kind and other in _PLANS:
-        raise InvalidConfiguration(
-            f"{file} is a {_PLANS[other]} and no {_PLANS[kind]}: give it to `stillstate {other.removesuffix('-plan')} "
-            "apply`. Nothing was deleted"
-        )
-    if other != kind:
-        raise InvalidConfiguration(
-            f"{file} is no plan (what `plan --json` prints is none either). Nothing was deleted; "
-            f"`stillstate {kind.removesuffix('-plan')} plan JOB --out FILE` writes one"
-        )
-    return decode_document(kind, cls, body, str(file))
+    @property
+    def digest(self) -> str:
+        """What the plan is called: whoever executes the plan of this digest executes what was looked at, to the
+        byte."""
+        return hashlib.sha256(encode_document(self.KIND, self)).hexdigest()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it deletes nothing."""
+        raise NotImplementedError
+
+    def write(self, file: Path) -> None:
+        """Write it to a local file.
+
+        Raises:
+            InvalidConfiguration: the file cannot be written.
+        """
+        try:
+            file.write_bytes(encode_document(self.KIND, self))
+        except OSError as error:
+            raise InvalidConfiguration(
+                f"the plan cannot be written to {file}: {error.strerror}; choose another file"
+            ) from error
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read one back.
+
+        Raises:
+            InvalidConfiguration: there is no such file, or it is no plan, or one of another kind. CorruptManifest,
+                UnsupportedFormat: it is one, and damaged.
+        """
+        body = _read(file)
+        other = document_kind(body)
+        if other != cls.KIND and other in _PLANS:
+            raise InvalidConfiguration(
+                f"{file} is a {_PLANS[other]} and no {_PLANS[cls.KIND]}: give it to "
+                f"`stillstate {other.removesuffix('-plan')} apply`. Nothing was deleted"
+            )
+        if other != cls.KIND:
+            raise InvalidConfiguration(
+                f"{file} is no plan (what `plan --json` prints is none either). Nothing was deleted; "
+                f"`stillstate {cls.KIND.removesuffix('-plan')} plan JOB --out FILE` writes one"
+            )
+        return decode_document(cls.KIND, cls, body, str(file))
+
+    def unfit(self, root: Store, clock: Clock) -> list[str]:
+        """Why it is not one of this root, or too old; empty if it is one.
+
+        Raises:
+            JobNotFound: the job is gone. CorruptManifest, StoreUnavailable: that is not known.
+        """
+        try:
+            check_fresh(self.made, Catalog.of_root(root, clock).job_info(), root.url, clock.now_ms())
+        except InvalidConfiguration as error:
+            return [str(error)]
+        return []
 
 
 def _read(file: Path) -> bytes:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from state_runtime.materialize.background import BackgroundMaterializer
 from state_runtime.materialize.grid import FoldSizes
-from state_runtime.materialize.plan import Mode, due
+from state_runtime.materialize.plan import due
 from state_runtime.materialize.records import Protected, Record, apply, fits, protected
 from state_runtime.materialize.run import materialize
 
 __all__ = [
     "BackgroundMaterializer",
     "FoldSizes",
-    "Mode",
     "Protected",
     "Record",
     "apply",

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
-from state_runtime.base.errors import MissingFile
+from state_runtime.base.errors import missing_file
 from state_runtime.base.limits import KIB, MIB
 from state_runtime.changelog.parts import decode_part
 from state_runtime.changelog.reader import read_index
@@ -99,7 +99,4 @@ def _read_range(root: Store, path: str, offset: int, length: int) -> bytes:
     try:
         return root.read_range(path, offset, length)
     except FileNotFoundError as error:
-        raise MissingFile(
-            f"{path} is missing in {root.url} although a manifest names it. "
-            "Restore the file from a copy of the job root, or start from an older snapshot"
-        ) from error
+        raise missing_file(path, root.url) from error

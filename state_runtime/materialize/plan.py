@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from state_runtime.base.limits import KIB, MIB
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import FoldMode, JobSettings
 from state_runtime.changelog.snapshot_state import SnapshotState, StoredPart, StoredTable
 from state_runtime.materialize.grid import Cell, FoldSizes, Weights, cell_of, grid
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["FoldPlan", "Mode", "Unit", "due", "make_plan", "replay_s"]
-
-Mode = Literal["auto", "minor", "major"]
+__all__ = ["FoldPlan", "Unit", "due", "make_plan", "replay_s"]
 
 _REPLAY_BYTES_PER_S = 32 * MIB  # until a restore of the job was measured
 _ENTRY_BYTES = 260  # what a segment or a table takes in a manifest, about
@@ -55,7 +52,7 @@ class FoldPlan:
     """
 
     snapshot_id: int
-    mode: Mode
+    mode: FoldMode
     units: tuple[Unit, ...]
     dropped: tuple[str, ...] = ()
 
@@ -102,7 +99,7 @@ def replay_s(log_bytes: int, replay_bytes_per_s: float = 0.0) -> float:
 def make_plan(
     manifest: Manifest,
     log: Sequence[StoredPart],
-    mode: Mode,
+    mode: FoldMode,
     settings: JobSettings,
     *,
     sizes: FoldSizes | None = None,
@@ -153,7 +150,7 @@ def _units(
     cells: Sequence[Cell],
     log: Sequence[StoredPart],
     sizes: FoldSizes,
-    mode: Mode,
+    mode: FoldMode,
     everything: bool,
 ) -> list[Unit]:
     """The cells that have something to fold, neighbours together as far as they fit into one unit."""

@@ -10,11 +10,11 @@ from state_runtime.base import faults
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import FoldMode, JobSettings
 from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
 from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.log import read_log
-from state_runtime.materialize.plan import FoldPlan, Mode, make_plan
+from state_runtime.materialize.plan import FoldPlan, make_plan
 from state_runtime.materialize.records import Pin, Record, beat, check_awake, claim, view_of, write_record
 from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.snapshot.manifest import Manifest
@@ -70,7 +70,7 @@ def fold_here(root: Store, ids: Ids, into: Store | None = None) -> FoldUnits:
 def materialize(
     root: Store,
     manifest: Manifest,
-    mode: Mode = "auto",
+    mode: FoldMode = "auto",
     *,
     settings: JobSettings | None = None,
     clock: Clock,
@@ -141,7 +141,7 @@ def _say_failed(root: Store, pin: Pin, clock: Clock, prove: Callable[[], None] |
 def fold_snapshot(
     root: Store,
     manifest: Manifest,
-    mode: Mode,
+    mode: FoldMode,
     pin: Pin,
     *,
     settings: JobSettings,

@@ -14,10 +14,10 @@ from typing import Any
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import FoldMode, JobSettings
 from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
 from state_runtime.materialize.grid import FoldSizes
-from state_runtime.materialize.plan import FoldPlan, Mode, Unit
+from state_runtime.materialize.plan import FoldPlan, Unit
 from state_runtime.materialize.run import Reached, materialize
 from state_runtime.materialize.worth import MaterializationResult, what_to_fold
 from state_runtime.snapshot.catalog import Catalog
@@ -34,7 +34,7 @@ def materialize_job(
     job: str,
     *,
     settings: JobSettings | None = None,
-    mode: Mode = "auto",
+    mode: FoldMode = "auto",
     on_progress: Callable[[int, int], None] | None = None,
     sizes: FoldSizes | None = None,
     clock: Clock = SYSTEM_CLOCK,

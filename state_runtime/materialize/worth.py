@@ -8,8 +8,8 @@ from functools import partial
 from typing import Literal
 
 from state_runtime.base.clock import Clock
+from state_runtime.base.settings import FoldMode
 from state_runtime.materialize.background import adoptable, other_at_work
-from state_runtime.materialize.plan import Mode
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 
@@ -51,7 +51,7 @@ class MaterializationResult:
         return self.written_bytes / self.log_bytes_folded if self.log_bytes_folded else 0.0
 
 
-def what_to_fold(catalog: Catalog, mode: Mode, clock: Clock) -> Manifest | MaterializationResult:
+def what_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> Manifest | MaterializationResult:
     """The snapshot whose log a fold would fold now; or, where there is nothing to fold, the result that says why.
 
     An answer holds for the moment: somebody else may begin to fold right after.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile
+from state_runtime.base.errors import CorruptData, CorruptSegment, missing_file
 from state_runtime.base.limits import KIB, MIB
 from state_runtime.restore.objects import HostObjects, WantedObject, WantedRange
 from state_runtime.restore.uploaded_files import Still
@@ -106,10 +106,7 @@ class RangedObjects(HostObjects):
         try:
             data = self._store.read_range(path, offset, length)
         except FileNotFoundError as error:
-            raise MissingFile(
-                f"{path} is missing in {self._store.url} although a manifest names it. "
-                "Restore the file from a copy of the job root, or start from an older snapshot"
-            ) from error
+            raise missing_file(path, self._store.url) from error
         except CorruptSegment:
             raise
         except CorruptData as error:

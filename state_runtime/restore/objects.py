@@ -33,9 +33,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile, StoreUnavailable
+from state_runtime.base.digests import digest_of_file
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptData, CorruptSegment, StoreUnavailable, missing_file
 from state_runtime.base.limits import KIB, SEGMENT_BYTES_MAX
-from state_runtime.state.local_files import digest_of_file, make_private_folder, open_new_private
+from state_runtime.state.local_files import make_private_folder, open_new_private
 from state_runtime.store import Store
 
 __all__ = ["HostObjects", "WantedObject", "WantedRange", "small_neighbours"]
@@ -179,15 +180,12 @@ class HostObjects:
         try:
             data = root.read(wanted.path, wanted.bytes or wanted.bytes_max)
         except FileNotFoundError as error:
-            raise MissingFile(
-                f"{wanted.path} is missing in {root.url} although a manifest names it. Restore the file from a copy of "
-                "the job root, or start from an older snapshot"
-            ) from error
+            raise missing_file(wanted.path, root.url) from error
         self._count(len(data))
         if wanted.digest and (len(data) != wanted.bytes or hashlib.sha256(data).hexdigest() != wanted.digest):
             raise CorruptSegment(
                 f"{wanted.path} in {root.url} was altered: it has another size or digest than the manifest says. "
-                "Restore the file from a copy of the job root, or start from an older snapshot"
+                f"{RESTORE_OR_GO_BACK}"
             )
         return pa.py_buffer(data)
 

@@ -33,7 +33,6 @@ from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
 from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import backend_folder, open_backend
 from state_runtime.state.key_groups import hash_range_of_shard
-from state_runtime.state.local import LocalShard
 from state_runtime.state.local_files import make_own_folder
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema, concat
@@ -301,23 +300,16 @@ class ShardRestore:
         snapshot_id = self.manifest.snapshot_id
         # What is pending is in no manifest, so no manifest proves it.
         restored_from = "" if self.pending or self.unproven else self.manifest.commit_id
-        if not isinstance(self.store, LocalShard):
-            return self.store.write_restored(
-                version,
-                {state: self._stream(primary, state, ranges) for state, ranges in plans.items()},
-                self.now_ms,
-                adopted=taken_over,
-                snapshot_id=snapshot_id,
-                restored_from=restored_from,
-            )
-        # The base becomes a run of its own, below what changed since.
-        below = {
-            state: [r for part in ranges if part.copy is None for r in primary.base(state, part.low, part.high)]
-            for state, ranges in plans.items()
-        }
+        below: dict[str, list[BaseRange]] = {}
+        if self.store.lays_below:
+            # The base becomes a run of its own, below what changed since.
+            below = {
+                state: [r for part in ranges if part.copy is None for r in primary.base(state, part.low, part.high)]
+                for state, ranges in plans.items()
+            }
         return self.store.write_restored(
             version,
-            {state: self._stream(primary, state, ranges, below[state]) for state, ranges in plans.items()},
+            {state: self._stream(primary, state, ranges, below.get(state, ())) for state, ranges in plans.items()},
             self.now_ms,
             below={
                 state: [(r.low, self._counted(r.batches)) for r in ranges] for state, ranges in below.items() if ranges

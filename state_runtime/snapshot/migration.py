@@ -41,6 +41,7 @@ from typing import Any, Final, Literal
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import SnapshotInUse, StillstateError, check
 from state_runtime.base.limits import MIGRATION_REASON_CHARS_MAX, SMALL_JSON_BYTES_MAX
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.snapshot.create_once import Proposal, create_next, read_newest
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import MIGRATIONS_DIR, migration_path, sequence_of
@@ -158,7 +159,7 @@ class Migration:
     savepoint: str
     checkpoints: int
     timeout_s: float
-    verify: Literal["structure", "sample", "full"] = "full"
+    verify: VerifyLevel = "full"
     go_back_to: str = ""
     snapshot_id: int = 0
     stopped_term: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -13,8 +14,10 @@ from state_runtime.state.changed_rows import Changed
 from state_runtime.state.reader import StateReader
 
 __all__ = [
+    "NOTHING_BELOW",
     "NO_STAMP",
     "Adopted",
+    "Below",
     "LocalCopyUnusable",
     "LocalFile",
     "ShardStore",
@@ -94,6 +97,12 @@ class VersionFiles:
     files: tuple[LocalFile, ...]
 
 
+Below: TypeAlias = Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]]
+"""Per state what lies below its other rows: per hash range its lower end, and its rows in ascending order, no key
+twice."""
+NOTHING_BELOW: Final[Below] = MappingProxyType({})
+
+
 class ShardStore(Protocol):
     """The local versions of one shard of one operator: a copy, which may be lost at any time.
 
@@ -105,6 +114,11 @@ class ShardStore(Protocol):
     @property
     def adopts_several(self) -> bool:
         """Whether a restored version can take over parts of several others, of each state other ranges."""
+        ...
+
+    @property
+    def lays_below(self) -> bool:
+        """Whether a restored version can have rows that lie below the others as they are: `write_restored(below=…)`."""
         ...
 
     def open(self, version: str, now_ms: int, *, verify: bool) -> StateReader:
@@ -166,6 +180,7 @@ class ShardStore(Protocol):
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
+        below: Below = NOTHING_BELOW,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> StateReader:
@@ -176,6 +191,8 @@ class ShardStore(Protocol):
                 top of what is taken over, and may hold tombstones there.
             adopted: files that are taken over as they are, as hard links; their digests are compared first. At most one
                 version, with the same ranges of every state, unless `adopts_several`.
+            below: what `states` lies on top of; only if it `lays_below`. The ranges meet neither each other nor those
+                that are adopted.
             snapshot_id, restored_from: see `StoredVersion`. Without a commit id the version is marked with the stamp,
                 as any other.
 

@@ -32,7 +32,9 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.limits import MIB
 from state_runtime.state.backend import (
     NO_STAMP,
+    NOTHING_BELOW,
     Adopted,
+    Below,
     LocalCopyUnusable,
     LocalFile,
     Stamp,
@@ -100,6 +102,7 @@ class LocalShard:
     """
 
     adopts_several = True  # files lie beside each other
+    lays_below = True  # in a run of their own
 
     def __init__(
         self,
@@ -258,23 +261,18 @@ class LocalShard:
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
-        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]] | None = None,
+        below: Below = NOTHING_BELOW,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> OpenVersion:
         """One run per state, in pieces, on top of what is taken over: see `ShardStore.write_restored`.
 
         Where nothing lies below, what is removed or has expired is not written.
-
-        Args:
-            below: of this backend alone, because it has runs. Per state what else `states` lies on top of: per hash
-                range its lower end, and its rows in ascending order, no key twice. The ranges meet neither each other
-                nor those that are taken over.
         """
         taken_over = [(a, self._opened(a, now_ms)) for a in adopted]
         make_private_folder(self._folder)
         with self._removed_if_it_fails(version):
-            return self._write_restored(version, states, now_ms, taken_over, below or {}, snapshot_id, restored_from)
+            return self._write_restored(version, states, now_ms, taken_over, below, snapshot_id, restored_from)
 
     def _write_restored(
         self,
@@ -282,7 +280,7 @@ class LocalShard:
         states: Mapping[str, pa.RecordBatch | Iterable[pa.RecordBatch]],
         now_ms: int,
         taken_over: Sequence[tuple[Adopted, OpenVersion]],
-        below: Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]],
+        below: Below,
         snapshot_id: int,
         restored_from: str,
     ) -> OpenVersion:

@@ -25,7 +25,6 @@ __all__ = [
     "UNREADABLE",
     "Described",
     "check_private_folder",
-    "digest_of_file",
     "follows",
     "is_abandoned",
     "is_version_id",
@@ -123,12 +122,6 @@ def read_without_links(path: Path, bytes_max: int) -> bytes:
     if len(body) > bytes_max:
         raise ValueError(f"{path.name} is larger than {bytes_max} bytes")
     return body
-
-
-def digest_of_file(path: Path) -> str:
-    """A file's SHA-256 in hexadecimal. Raises OSError: not there, or a link."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_abandoned(path: Path, clock: Clock) -> bool:

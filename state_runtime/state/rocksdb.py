@@ -31,10 +31,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from state_runtime.base.clock import Clock
+from state_runtime.base.digests import digest_of_file
 from state_runtime.base.errors import check
 from state_runtime.state.backend import (
     NO_STAMP,
+    NOTHING_BELOW,
     Adopted,
+    Below,
     LocalCopyUnusable,
     LocalFile,
     Stamp,
@@ -45,7 +48,6 @@ from state_runtime.state.changed_rows import Changed, batches_of
 from state_runtime.state.local_files import (
     UNREADABLE,
     check_private_folder,
-    digest_of_file,
     follows,
     is_abandoned,
     is_version_id,
@@ -91,6 +93,7 @@ class RocksShard:
     """
 
     adopts_several = False  # two databases cannot be put into one
+    lays_below = False
 
     def __init__(self, folder: Path, schemas: Mapping[str, StateSchema], clock: Clock, stamp: Stamp = NO_STAMP) -> None:
         check(
@@ -170,6 +173,7 @@ class RocksShard:
         now_ms: int,
         *,
         adopted: Iterable[Adopted] = (),
+        below: Below = NOTHING_BELOW,
         snapshot_id: int = 0,
         restored_from: str = "",
     ) -> RocksReader:
@@ -180,6 +184,7 @@ class RocksShard:
         """
         bases = [(a, self._opened(a, now_ms)) for a in adopted]
         check(len(bases) <= 1, f"{len(bases)} databases cannot be put into one")
+        check(not below, "a database has no runs that could lie below its rows")
         base = bases[0][1] if bases else None
         numbered = with_new_states(base.described.states if base is not None else {}, self._schemas)
         files = base.described.files if base is not None else ()

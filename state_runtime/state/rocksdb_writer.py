@@ -38,6 +38,7 @@ def apply_changes(db: Rdict, codec: StateCodec, changes: pa.RecordBatch) -> None
         live_keys = row_keys.filter(pa.array(~deleted))
         times = [schema.times_of(live)] if schema.time else []
         values = codec.values.encode([*times, *schema.values_of(live)], live.num_rows)
+        # The binding takes rows one by one, into a batch as into a table file; the batch goes to the database at once.
         for key, value in zip(bytes_of_rows(live_keys), bytes_of_rows(values), strict=True):
             writes.put(key, value)
         if schema.time == "due":

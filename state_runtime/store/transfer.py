@@ -3,19 +3,18 @@ checked."""
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from state_runtime.base.errors import CorruptData
-from state_runtime.base.limits import MIB
+from state_runtime.base.digests import digest_of_file
+from state_runtime.base.errors import RESTORE_OR_CHOOSE, CorruptData
 from state_runtime.store.fsspec_store import FsspecStore
 from state_runtime.store.local import LocalStore
 from state_runtime.store.port import Store
 
-__all__ = ["digest_of_file", "is_inside", "transfer"]
+__all__ = ["is_inside", "transfer"]
 
 
 def transfer(source: Store, path: str, target: Store, to: str, *, bytes_expected: int = -1, digest: str = "") -> int:
@@ -57,7 +56,7 @@ def _check(store: Store, path: str, size: int, bytes_expected: int, found: str, 
     if bytes_expected not in (-1, size) or found != digest:
         raise CorruptData(
             f"{path} in {store.url} has {size:,} bytes or a digest other than its manifest says; it was not copied. "
-            "Restore the file from a copy, or choose another snapshot"
+            f"{RESTORE_OR_CHOOSE}"
         )
 
 
@@ -67,12 +66,3 @@ def _inside(source: Store, target: Store) -> Callable[[str, str, int], None] | N
     if isinstance(source, FsspecStore) and isinstance(target, FsspecStore) and source.is_of_one_system_with(target):
         return partial(target.copy_from, source)
     return None
-
-
-def digest_of_file(path: Path) -> str:
-    """SHA-256 of a local file, block by block."""
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(4 * MIB):
-            hasher.update(block)
-    return hasher.hexdigest()

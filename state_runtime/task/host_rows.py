@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import ChangesPending, MissingFile
+from state_runtime.base.errors import RESTORE_OR_GO_BACK, ChangesPending, MissingFile
 from state_runtime.base.ids import Ids
 from state_runtime.changelog.inflight import RowsPart
 from state_runtime.changelog.parts import PartEntry
@@ -112,8 +112,7 @@ class HostRows:
             body = root.read_range(held.path, held.part.offset, held.part.length)
         except FileNotFoundError as error:
             raise MissingFile(
-                f"{held.path} is missing in {root.url} although a snapshot names it. Restore the file from a copy of "
-                "the job root, or start from an older snapshot"
+                f"{held.path} is missing in {root.url} although a snapshot names it. {RESTORE_OR_GO_BACK}"
             ) from error
         self.bytes_read += len(body)
         return body

@@ -26,7 +26,7 @@ from state_runtime import Progress, store
 from state_runtime.base.errors import CorruptData, Fenced, StillstateError
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.parts import sha256
-from state_runtime.changelog.reader import fetch_part, read_index, read_source_log
+from state_runtime.changelog.reader import fetch_part, read_index
 from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.driver import epoch_line
 from state_runtime.materialize import BackgroundMaterializer, background
@@ -40,7 +40,7 @@ from state_runtime.task import persist, shard_access
 from state_runtime.task import stage as task
 from tests.faults.engine import InProcess, Run, operator, without_spark
 from tests.faults.virtual import CALM, FaultPlan, FaultyFs, Killed, VirtualTime
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 STORE, OUT = "memory://lake/state", "memory://lake/out"
 NAMES = [f"key-{n}" for n in range(12)]

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime import JobSettings
-from state_runtime.changelog.reader import read_source_log
 from state_runtime.driver.beginning import Beginning, Decide, StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.materialize import materialize
@@ -25,7 +24,7 @@ from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.term_files import RunStatus, write_status
 from state_runtime.store import Store, open_store
 from tests.faults.engine import InProcess, Run, operator, without_spark
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 Batches = Sequence[Sequence[str]]
 BATCHES: Batches = [[f"key-{(n * 7 + i * i) % 12}" for i in range(5)] for n in range(8)]

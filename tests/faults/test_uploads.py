@@ -19,9 +19,10 @@ from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.parts import decode_part
 from state_runtime.changelog.parts_writer import WrittenParts
 from state_runtime.changelog.upload import Upload, Uploader, UploadPolicy
-from state_runtime.changelog.writer import begin_task_changes, task_writer, write_segment
+from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.store import Store
 from tests.faults.virtual import FaultPlan, FaultyFs, VirtualTime, store_on
+from tests.stored import write_segment
 
 POLICY = UploadPolicy(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=100)
 FOREVER_S = 10_000.0

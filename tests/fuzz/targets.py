@@ -22,7 +22,7 @@ from model import ALL_HASHES, DictStore
 from state_runtime.base.errors import StillstateError
 from state_runtime.changelog.inflight import cut_by_shards
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
-from state_runtime.changelog.reader import fetch_part, read_index, read_passes, read_source_log, read_table
+from state_runtime.changelog.reader import fetch_part, read_index, read_passes, read_table
 from state_runtime.changelog.rows import decode_columns, decode_rows
 from state_runtime.changelog.segment import SegmentIndex, build_segment, decode_index
 from state_runtime.changelog.versions import StateVersions
@@ -42,7 +42,7 @@ from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store
 from tests.fuzz.mutations import Choose, damaged_bytes, damaged_value, json_bytes
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "state_runtime" / "golden"

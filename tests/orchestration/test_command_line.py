@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from black_holes import black_hole
@@ -18,6 +18,9 @@ from job_roots import SECRET, FakeClock, JobRoot
 from typer.testing import CliRunner, Result
 
 from state_runtime.base.errors import JobAlreadyRunning
+from state_runtime.base.settings import Backend, FoldMode, VerifyLevel
+from state_runtime.snapshot.manifest import SnapshotFormat
+from state_runtime.snapshot.savepoint import SavepointFormat, SavepointTrigger
 from stillstate.orchestration.cli import app
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped
@@ -46,6 +49,25 @@ def test_the_main_help_lists_commands_and_exit_codes() -> None:
     assert all(command in text for command in COMMANDS)
     assert "  3  fenced" in text
     assert "  7  the job's own code raised" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "choices"),
+    [
+        (("materialize", "flights", "--mode"), FoldMode),
+        (("savepoint", "flights", "--format"), SavepointFormat),
+        (("savepoint", "flights", "--trigger"), SavepointTrigger),
+        (("migrate", "flights", "--backend"), Backend),
+        (("migrate", "flights", "--verify"), VerifyLevel),
+        (("verify", "flights", "--level"), VerifyLevel),
+        (("convert", "flights", "there", "--to"), SnapshotFormat),
+    ],
+)
+def test_an_option_takes_the_words_of_the_engine_and_no_others(command: tuple[str, ...], choices: Any) -> None:
+    """The engine's `Literal` is the only list of them."""
+    refused = call(*command, "other")
+    assert refused.exit_code == 2
+    assert f"'other' is not one of {', '.join(map(repr, get_args(choices)))}" in " ".join(refused.output.split())
 
 
 def test_jobs_shows_what_runs(write_config: Callable[..., Path], flights: JobRoot) -> None:

@@ -159,8 +159,8 @@ def test_a_plan_that_changed_after_it_was_looked_at_is_not_executed(
     run(house, "retain_flights", asset_selection=[dg.AssetKey(["flights", "retained_snapshots"])])
     digest = materialized(house, "retained_snapshots")[0].metadata["plan_digest"].value
     (file,) = (tmp_path / "logs" / "plans").glob("*.json")
-    other = Retaining.read(file)
-    Retaining.write(file, dataclasses.replace(other, share_max=0.9))
+    other = RetentionPlan.read(file)
+    dataclasses.replace(other, share_max=0.9).write(file)
     config = {"ops": {"flights__deleted_snapshots": {"config": {"digest": digest}}}}
     refused = run(house, "retain_flights", config, asset_selection=[dg.AssetKey(["flights", "deleted_snapshots"])])
     assert "that was looked at" in why_failed(refused)

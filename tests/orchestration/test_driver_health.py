@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from state_runtime.base.errors import StoreRefused
+from state_runtime.base.errors import StoreRefused, kind_of_exit
 from state_runtime.snapshot.term_files import RunState, RunStatus
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.recovery.alive import judge_alive
@@ -20,13 +20,12 @@ from stillstate.orchestration.recovery.health import (
 )
 from stillstate.orchestration.recovery.plan import (
     GIVE_UP,
-    SETTLED_S,
     Loss,
     PastRun,
     RecoveryPlan,
-    kind_of_exit,
     plan_recovery,
 )
+from stillstate.orchestration.standby import SETTLED_S
 
 NOW_MS = 1_700_000_000_000
 POLICY = HealthPolicy(heartbeat_timeout_s=30, start_grace_s=120)

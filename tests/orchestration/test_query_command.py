@@ -22,12 +22,11 @@ from job_roots import SECRET, JobRoot
 from typer.testing import CliRunner, Result
 
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.changelog.writer import write_segment
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry, TimeEntry
 from state_runtime.state.keyhash import hash_key
 from state_runtime.state.table import StateSchema, entry_of_time
 from stillstate.orchestration.cli import app
-from tests.stored import write_task_changes
+from tests.stored import write_segment, write_task_changes
 
 KEYS = pa.schema([("tailnum", pa.string())])
 SEEN = StateSchema(KEYS, pa.schema([("flights", pa.int64()), ("tailnum", pa.string())]))

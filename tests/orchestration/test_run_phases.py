@@ -9,9 +9,7 @@ from typing import get_args
 import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
-from state_runtime.materialize.plan import Mode
 from stillstate import orchestration
-from stillstate.orchestration.folding.mode import FoldMode
 from stillstate.orchestration.folding.plan import FoldRun, failed_in_a_row
 from stillstate.orchestration.run_phases import ENDED, PHASES, UNDER_WAY, RunPhase
 
@@ -43,7 +41,3 @@ def test_statuses_are_translated_in_one_place_only() -> None:
 
 def test_a_fold_that_a_person_ended_is_no_failure() -> None:
     assert failed_in_a_row([FoldRun("a", "failed"), FoldRun("b", "canceled"), FoldRun("c", "failed")]) == 1
-
-
-def test_the_modes_of_a_fold_are_the_engine_s() -> None:
-    assert {mode.value for mode in FoldMode} == set(get_args(Mode))

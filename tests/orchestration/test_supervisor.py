@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from stillstate.orchestration.supervisor import SETTLED_S, Death, Life, decide_restart, restart_wait_s, supervise
+from stillstate.orchestration.standby import SETTLED_S
+from stillstate.orchestration.supervisor import Death, Life, decide_restart, restart_wait_s, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST = Life(progress_before=7, progress=7, lived_s=1.0, is_stop_asked=False)

@@ -17,7 +17,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.parts import PartEntry, sha256
 from state_runtime.changelog.reader import read_index
 from state_runtime.changelog.segment import SegmentIndex, build_segment
-from state_runtime.changelog.writer import source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes
 from state_runtime.materialize import FoldSizes, Record, materialize
 from state_runtime.materialize.fold import table_name
 from state_runtime.materialize.records import Pin, view_of
@@ -35,7 +35,7 @@ from state_runtime.snapshot.paths import named_for, segment_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import slice_hash_range
 from state_runtime.store import Store
-from tests.stored import read_states, write_task_changes
+from tests.stored import read_states, write_segment, write_task_changes
 
 Prove = Callable[[], None] | None
 Changes = Mapping[str, int | None]

@@ -9,13 +9,13 @@ from typing import cast
 
 from state_runtime import JobSettings, build_session
 from state_runtime.base.errors import StillstateError
+from state_runtime.base.settings import FoldMode
 from state_runtime.materialize.grid import FoldSizes
-from state_runtime.materialize.plan import Mode
 from state_runtime.materialize.spark_job import materialize_job
 
 
 def main() -> int:
-    root, mode = Path(sys.argv[1]), cast(Mode, sys.argv[2])
+    root, mode = Path(sys.argv[1]), cast(FoldMode, sys.argv[2])
     os.environ["STILLSTATE_DRIVER_PID"] = str(os.getpid())
     spark = build_session("fold", "local[2]", {"spark.ui.enabled": "false", "spark.driver.memory": "1g"})
     try:

@@ -19,10 +19,9 @@ from state_runtime import Progress, StreamingJob
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.faults import FOLD_KILL_POINTS
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import FoldMode, JobSettings
 from state_runtime.materialize import Record, background, materialize
 from state_runtime.materialize.grid import FoldSizes
-from state_runtime.materialize.plan import Mode
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import PIN_LIVE_MS, open_pins, read_pin
 from state_runtime.materialize.spark_job import materialize_job
@@ -50,7 +49,7 @@ def newest(root: Path) -> Manifest:
     return manifest
 
 
-def fold(spark: SparkSession, root: Path, mode: Mode = "auto", **options: object) -> MaterializationResult:
+def fold(spark: SparkSession, root: Path, mode: FoldMode = "auto", **options: object) -> MaterializationResult:
     return materialize_job(spark, str(root / "store"), None, "steps", mode=mode, **options)  # type: ignore[arg-type]
 
 
@@ -105,7 +104,7 @@ def test_each_run_goes_on_from_another_materialization_at_another_parallelism(
     """ChangelogRecoveryITCase.testMaterialization and PeriodicMaterializationRescale: every restore finds other tables than the one
     before, under 2, 4 and 3 shards, always from the primary store; minor and major."""
     seen: list[set[str]] = []
-    modes: tuple[Mode, ...] = ("auto", "minor", "major")
+    modes: tuple[FoldMode, ...] = ("auto", "minor", "major")
     for number, (parallelism, mode) in enumerate(zip((2, 4, 3), modes, strict=True)):
         write_input(tmp_path / "in", 2 * number, 2)
         run(spark, two_step_job(tmp_path, parallelism=parallelism, materialize=False))

@@ -14,7 +14,6 @@ from shapes import SHAPES, Change, batch_of_change, check_same
 from test_state_layouts_stored import entry_of_shape
 
 from state_runtime.base.settings import JobSettings
-from state_runtime.changelog.writer import write_segment
 from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
@@ -25,7 +24,7 @@ from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema, slice_hash_range
 from state_runtime.store import open_store
 from state_runtime.task.shard_access import RestoreNumbers, ShardAccess, TaskJob
-from tests.stored import write_task_changes
+from tests.stored import write_segment, write_task_changes
 
 JOB = "job"
 

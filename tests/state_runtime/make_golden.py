@@ -19,7 +19,7 @@ import pyarrow as pa
 from model import CountingIds, FakeClock
 
 from state_runtime.base.progress import Progress
-from state_runtime.changelog.writer import source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes
 from state_runtime.materialize import apply, materialize
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
@@ -40,7 +40,7 @@ from state_runtime.state.keyhash import hash_key, hash_rows
 from state_runtime.state.table import StateSchema, entry_of_time, slice_hash_range
 from state_runtime.store import open_store
 from state_runtime.task import persist_files
-from tests.stored import write_task_changes
+from tests.stored import write_segment, write_task_changes
 
 STARTED_MS = 1_700_000_000_000
 CHANGED_AT = 6  # first snapshot with the new columns of `count`, and without `gone`

@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from state_runtime.base.errors import CorruptData
-from state_runtime.changelog.writer import write_segment
-from state_runtime.materialize import Mode, Record, apply, materialize
+from state_runtime.base.settings import FoldMode
+from state_runtime.materialize import Record, apply, materialize
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import StateSchema, hashes_of, slice_hash_range
 from state_runtime.store import Body, Created, Store, StoredObject
 from state_runtime.store.paths import check_relative_path
-from tests.stored import write_task_changes
+from tests.stored import write_segment, write_task_changes
 
 SECRET = "s3cr3t/sentinel+7f1e"  # must never be seen anywhere; real keys hold / and + too
 ALL_HASHES = (0, (1 << 64) - 1)
@@ -304,14 +304,14 @@ def after(all_epochs: list[Changes]) -> dict[Key, Value]:
 _FOLD_IDS = CountingIds(prefix=77)
 
 
-def recorded(root: Store, manifest: Manifest, mode: Mode = "auto", **options: Any) -> Record:
+def recorded(root: Store, manifest: Manifest, mode: FoldMode = "auto", **options: Any) -> Record:
     """Materialize a snapshot whose manifest may not be in the store yet."""
     if not root.exists(manifest_path(manifest.snapshot_id)):
         root.put(manifest_path(manifest.snapshot_id), manifest.encode())
     return materialize(root, manifest, mode, **{"clock": FakeClock(), "ids": _FOLD_IDS, **options})
 
 
-def folded(root: Store, manifest: Manifest, mode: Mode = "auto", **options: Any) -> Manifest:
+def folded(root: Store, manifest: Manifest, mode: FoldMode = "auto", **options: Any) -> Manifest:
     """The manifest after a materialization that its driver adopted."""
     return apply(manifest, recorded(root, manifest, mode, **options))
 

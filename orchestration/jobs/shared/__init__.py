@@ -5,6 +5,5 @@ stream, two hundred streams take it most of a minute; these take it seconds.
 """
 
 from stillstate.orchestration.jobs.shared.build import SharedJobs, build_shared_jobs
-from stillstate.orchestration.jobs.shared.drivers import build_shared_migrate_job, build_shared_rollback_job
 
-__all__ = ["SharedJobs", "build_shared_jobs", "build_shared_migrate_job", "build_shared_rollback_job"]
+__all__ = ["SharedJobs", "build_shared_jobs"]

@@ -11,10 +11,10 @@ from stillstate.assets.specs import materialized_spec
 from stillstate.assets.upkeep import applied_spec, planned_spec, savepoints_spec
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.deletions import ACTIONS, PlanConfig, apply_plan, check_plan, plan_stream, safe_spec
-from stillstate.orchestration.jobs.driver import typed_failures
+from stillstate.orchestration.jobs.driver import tag_run, typed_failures
 from stillstate.orchestration.jobs.materialize import FoldConfig, fold_stream
 from stillstate.orchestration.jobs.savepoints import SavepointConfig, savepoint_stream
-from stillstate.orchestration.jobs.shared.stream import chosen, tag_run
+from stillstate.orchestration.jobs.shared.stream import chosen
 from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 
 __all__ = ["build_deletions", "build_folds", "build_savepoints"]

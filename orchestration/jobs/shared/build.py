@@ -11,14 +11,11 @@ from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.schedules import Period, cron_of, is_due
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.deletions import ACTIONS, DELETION_TEXTS, safe_spec
-from stillstate.orchestration.jobs.driver import DriverJobs
 from stillstate.orchestration.jobs.materialize import fold_tags
 from stillstate.orchestration.jobs.shared.assets import build_deletions, build_folds, build_savepoints
 from stillstate.orchestration.jobs.shared.checks import build_drills, build_look_checks, build_verifications
-from stillstate.orchestration.jobs.shared.drivers import build_shared_driver_jobs
 from stillstate.orchestration.jobs.tags import MATERIALIZE_TAG, SAVEPOINT_TAG, UPKEEP_TAG
 from stillstate.orchestration.jobs.upkeep import upkeep_tags
-from stillstate.orchestration.resources import StillstateResource
 
 __all__ = ["SharedJobs", "build_shared_jobs"]
 
@@ -27,7 +24,6 @@ __all__ = ["SharedJobs", "build_shared_jobs"]
 class SharedJobs:
     """What Dagster has for all streams."""
 
-    drivers: DriverJobs
     fold_op: str
     fold: Any  # an asset job is resolved by `Definitions`; Dagster does not export the class
     upkeep: Sequence[Any]
@@ -60,7 +56,7 @@ class _Work:
     times: Sequence[tuple[str, Callable[[JobSpec], str], Period, Mapping[str, Any]]] = ()
 
 
-def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec], stillstate: StillstateResource) -> SharedJobs:
+def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec]) -> SharedJobs:
     """Build them; a run of each is about one stream, and holds that stream's place among runs."""
     folds, savepoints = build_folds(mount, jobs), build_savepoints(mount, jobs)
     retained, garbage = build_deletions(mount, jobs, "retention"), build_deletions(mount, jobs, "gc")
@@ -76,7 +72,6 @@ def build_shared_jobs(mount: Mount, jobs: Sequence[JobSpec], stillstate: Stillst
     made = {work.action: _job(mount, work, jobs) for work in works}
     fold = made.pop("materialize")
     return SharedJobs(
-        drivers=build_shared_driver_jobs(mount, jobs, stillstate),
         fold_op=folds.op.name,
         fold=fold,
         upkeep=list(made.values()),

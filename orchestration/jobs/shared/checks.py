@@ -8,10 +8,10 @@ from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.alive_check import alive_of_stream, alive_spec
 from stillstate.orchestration.jobs.checks import check_specs, check_stream
-from stillstate.orchestration.jobs.driver import typed_failures
+from stillstate.orchestration.jobs.driver import tag_run, typed_failures
 from stillstate.orchestration.jobs.matches_check import matches_of_stream, matches_spec
 from stillstate.orchestration.jobs.materialize import folds_of_stream, folds_spec
-from stillstate.orchestration.jobs.shared.stream import chosen, tag_run
+from stillstate.orchestration.jobs.shared.stream import chosen
 from stillstate.orchestration.jobs.tags import UPKEEP_TAG
 from stillstate.orchestration.jobs.verification import LEVEL, drill_stream, intact_spec, restorable_spec, verify_stream
 

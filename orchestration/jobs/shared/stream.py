@@ -1,26 +1,13 @@
-"""Which stream a run is about, and what the run is then called by."""
+"""Which stream a run is about."""
 
 from collections.abc import Collection
-from typing import Any, Final
-
-import dagster as dg
+from typing import Final
 
 from state_runtime.base.errors import InvalidConfiguration
-from stillstate.orchestration.workers import add_tags
 
-__all__ = ["StreamConfig", "chosen", "tag_run"]
+__all__ = ["chosen"]
 
 _NAMED_MAX: Final = 5
-
-
-class StreamConfig(dg.Config):
-    """Which stream.
-
-    Attributes:
-        stream: the name of the job in `stillstate.yaml`.
-    """
-
-    stream: str
 
 
 def chosen(asked: str, selected: Collection[str]) -> str:
@@ -42,13 +29,3 @@ def chosen(asked: str, selected: Collection[str]) -> str:
 
 
 _HOW: Final = "Give its name as `stream` in the run's configuration, or select the assets of one stream"
-
-
-def tag_run(context: Any, tag: str, value: str) -> None:
-    """Give a run that a person launched the tag that requests of sensors and schedules come with.
-
-    From here on the queue counts it. Two that are launched by hand in the same moment may both begin: what keeps them
-    from doing harm is terms, records and plans on the store, not Dagster.
-    """
-    if context.run.tags.get(tag) != value:
-        add_tags(context.instance, context.run.run_id, {tag: value})

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from state_runtime.base.clock import Clock
+from state_runtime.base.digests import digest_of_file
 from state_runtime.base.errors import (
+    RESTORE_OR_CHOOSE,
     CorruptData,
     CorruptManifest,
     InvalidConfiguration,
@@ -28,6 +30,7 @@ from state_runtime.base.errors import (
     SnapshotInUse,
     StoreRefused,
     StoreUnavailable,
+    missing_file,
 )
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
@@ -36,7 +39,7 @@ from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import OUTPUTS_DIR, manifest_path
 from state_runtime.store import Created, Store, transfer
-from state_runtime.store.transfer import digest_of_file, is_inside
+from state_runtime.store.transfer import is_inside
 
 __all__ = [
     "Copier",
@@ -394,7 +397,7 @@ class Copier:
         try:
             return self._source.size(need.path)
         except FileNotFoundError as error:
-            raise _missing(self._source, need.path) from error
+            raise missing_file(need.path, self._source.url, RESTORE_OR_CHOOSE) from error
 
     def _copy_inside(self, need: NeededObject) -> int:
         size = self._source_size(need)
@@ -407,7 +410,7 @@ class Copier:
                 raise StoreRefused(
                     f"cannot write {need.path} to {self._target.url}: no such bucket or folder"
                 ) from error
-            raise _missing(self._source, need.path) from error
+            raise missing_file(need.path, self._source.url, RESTORE_OR_CHOOSE) from error
 
     def _copy_through(self, need: NeededObject, scratch: Path) -> int:
         # Twice: an answer that was cut or altered on its way is no damage.
@@ -427,7 +430,7 @@ def _reads(root: Store, need: NeededObject, scratch: Path) -> bool:
     try:
         root.get_file(need.path, scratch)
     except FileNotFoundError as error:
-        raise _missing(root, need.path) from error
+        raise missing_file(need.path, root.url, RESTORE_OR_CHOOSE) from error
     return need.is_in(scratch)
 
 
@@ -437,7 +440,7 @@ def _manifest_bytes(source: Store, manifest: Manifest) -> bytes:
     try:
         body = source.read(path, MANIFEST_BYTES_MAX)
     except FileNotFoundError as error:
-        raise _missing(source, path) from error
+        raise missing_file(path, source.url, RESTORE_OR_CHOOSE) from error
     if Manifest.decode(body, f"{source.url}/{path}") != manifest:
         raise CorruptManifest(f"{source.url}/{path} is not the manifest that was read before; nothing was copied")
     return body
@@ -452,15 +455,8 @@ def _digest_of_part(file: BinaryIO, offset: int, length: int) -> str:
     return hasher.hexdigest()
 
 
-def _missing(root: Store, path: str) -> MissingFile:
-    return MissingFile(
-        f"{path} is missing in {root.url} although a manifest names it. "
-        "Restore the file from a copy of the job root, or choose another snapshot"
-    )
-
-
 def _altered(root: Store, path: str, size: int) -> CorruptData:
     return CorruptData(
         f"{path} in {root.url} ({size:,} bytes) has another size or digest than its manifest says; it was not copied. "
-        "Restore the file from a copy of the job root, or choose another snapshot"
+        f"{RESTORE_OR_CHOOSE}"
     )

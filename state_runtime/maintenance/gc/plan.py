@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 from state_runtime.maintenance.layout import ObjectKind
-from state_runtime.maintenance.plans import Made, digest_of_plan, read_plan, write_plan
+from state_runtime.maintenance.plans import DeletionPlan
 
-__all__ = ["Candidate", "GcPlan", "read_gc_plan", "write_gc_plan"]
-
-_KIND = "gc-plan"
+__all__ = ["Candidate", "GcPlan"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GcPlan:
+class GcPlan(DeletionPlan):
     """What garbage collection found: the first of its two passes.
 
     Attributes:
@@ -44,7 +42,8 @@ class GcPlan:
         is_cut: whether there are more candidates than a plan may have.
     """
 
-    made: Made
+    KIND: ClassVar[str] = "gc-plan"
+
     min_age_s: float
     failed_ttl_s: float
     candidates: tuple[Candidate, ...] = ()
@@ -59,24 +58,9 @@ class GcPlan:
     is_cut: bool = False
 
     @property
-    def digest(self) -> str:
-        """See `digest_of_plan`."""
-        return digest_of_plan(_KIND, self)
-
-    @property
     def bytes(self) -> int:
         return sum(c.bytes for c in self.candidates)
 
     @property
     def is_empty(self) -> bool:
         return not (self.candidates or self.given_up or self.savepoints)
-
-
-def write_gc_plan(file: Path, plan: GcPlan) -> None:
-    """Write a plan to a local file; see `write_plan`."""
-    write_plan(file, _KIND, plan)
-
-
-def read_gc_plan(file: Path) -> GcPlan:
-    """Read a plan back; see `read_plan`."""
-    return read_plan(file, _KIND, GcPlan)

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.gc.collect import MIN_AGE_SAFE_S
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.marks import Marker, Marks, mark
-from state_runtime.maintenance.plans import check_fresh
 from state_runtime.snapshot.boundary import read_boundary
-from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.savepoint import list_savepoints
 from state_runtime.store import Store
 
@@ -37,10 +34,8 @@ def dangers_of_collection(root: Store, plan: GcPlan, *, clock: Clock, share_max:
         JobNotFound: the job is gone. CorruptData, UnsupportedFormat: what is needed cannot be read, so nothing may be
             deleted. StoreUnavailable: try again.
     """
-    try:
-        check_fresh(plan.made, Catalog.of_root(root, clock).job_info(), root.url, clock.now_ms())
-    except InvalidConfiguration as error:
-        return [str(error)]
+    if unfit := plan.unfit(root, clock):
+        return unfit
     _, _, marks = mark(root, Marker(root, clock), clock)
     found = [*_of_objects(plan, marks, share_max), *_of_what_was_given_up(root, plan)]
     more = len(found) - _NAMED_MAX

@@ -31,7 +31,7 @@ from state_runtime.snapshot.savepoint import SavepointRecord, list_savepoints
 from state_runtime.snapshot.term_files import newest_term
 from state_runtime.store import Store
 
-__all__ = ["Retained", "apply_retention", "make_retention_plan", "read_items"]
+__all__ = ["Retained", "apply_retention", "make_retention_plan"]
 
 Objects = dict[str, int]
 """Paths with bytes."""
@@ -52,15 +52,6 @@ class Retained:
     objects: int = 0
     bytes: int = 0
     failures: tuple[Failure, ...] = ()
-
-
-def read_items(root: Store, *, clock: Clock) -> list[Item]:
-    """Snapshots and savepoints of a job, with who needs them. Reads every manifest.
-
-    Raises:
-        as `_read`.
-    """
-    return _read(root, clock)[0]
 
 
 def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
@@ -160,7 +151,7 @@ def make_retention_plan(
 
     Raises:
         InvalidConfiguration: the policy is empty, or deletes a larger share than allowed.
-        CorruptData, UnsupportedFormat, StoreUnavailable: see `read_items`.
+        CorruptData, UnsupportedFormat, StoreUnavailable: see `_read`.
     """
     plan = _planned(root, policy, clock=clock, share_max=share_max)
     if refuse:

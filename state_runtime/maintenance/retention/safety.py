@@ -12,7 +12,6 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
 from state_runtime.maintenance.delete.snapshots import needed_by
 from state_runtime.maintenance.marks import read_existing, read_holders
-from state_runtime.maintenance.plans import check_fresh
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.policy import check_share
 from state_runtime.snapshot.catalog import Catalog
@@ -30,12 +29,9 @@ def dangers_of_retention(root: Store, plan: RetentionPlan, *, clock: Clock) -> l
         JobNotFound: the job is gone. CorruptData, UnsupportedFormat: what is needed cannot be read, so nothing may be
             deleted. StoreUnavailable: try again.
     """
-    catalog = Catalog.of_root(root, clock)
-    try:
-        check_fresh(plan.made, catalog.job_info(), root.url, clock.now_ms())
-    except InvalidConfiguration as error:
-        return [str(error)]
-    found = [*_of_snapshots(catalog, plan, clock), *_of_savepoints(root, plan, clock)]
+    if unfit := plan.unfit(root, clock):
+        return unfit
+    found = [*_of_snapshots(Catalog.of_root(root, clock), plan, clock), *_of_savepoints(root, plan, clock)]
     try:
         check_share(plan.decisions, plan.share_max)
     except InvalidConfiguration as error:

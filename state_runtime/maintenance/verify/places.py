@@ -14,8 +14,9 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import PATH_CHARS_MAX
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.maintenance.links import Shared, find_links
-from state_runtime.maintenance.verify.report import Finding, VerifyLevel, VerifyProgress, VerifyReport, kind_of_error
+from state_runtime.maintenance.verify.report import Finding, VerifyProgress, VerifyReport, kind_of_error
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.paths import JOB_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.savepoint import SavepointRecord, read_record, savepoint_names

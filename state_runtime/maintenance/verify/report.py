@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from state_runtime.base.errors import CorruptData, MissingFile, StillstateError, Unavailable, UnsupportedFormat
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.maintenance.links import Shared
 from state_runtime.reading.references import StoredRef
 from state_runtime.snapshot.manifest import Manifest
 
-__all__ = ["Finding", "FindingKind", "VerifyLevel", "VerifyProgress", "VerifyReport", "broken_chain", "kind_of_error"]
+__all__ = ["Finding", "FindingKind", "VerifyProgress", "VerifyReport", "broken_chain", "kind_of_error"]
 
 FindingKind = Literal["missing", "damaged", "unreachable", "unsupported"]
-VerifyLevel = Literal["structure", "sample", "full"]
 
 _ALL_HASHES = (0, (1 << 64) - 1)
 

@@ -33,6 +33,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import CorruptManifest, MissingSnapshot, StillstateError
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
+from state_runtime.base.settings import VerifyLevel
 from state_runtime.changelog.inflight import InflightPass
 from state_runtime.changelog.reader import read_passes
 from state_runtime.maintenance.copy.objects import NeededObject, outputs_below_root
@@ -40,7 +41,6 @@ from state_runtime.maintenance.verify.content import Looked, Subject, decode_sha
 from state_runtime.maintenance.verify.inflight import check_parts, with_epochs
 from state_runtime.maintenance.verify.report import (
     Finding,
-    VerifyLevel,
     VerifyProgress,
     VerifyReport,
     broken_chain,

@@ -9,29 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.builtin.all_rows import emitted
-from state_runtime.processors.builtin.distinct import Distinct, registers_log2
-from state_runtime.processors.builtin.distinct_exact import DistinctValues
-from state_runtime.processors.builtin.extremes import ByExtreme
+from state_runtime.processors.builtin.functions import Over, plan_function
 from state_runtime.processors.builtin.partial_rows import ROWS_COLUMN, SLOTS, are_partial, rows_behind
 from state_runtime.processors.builtin.partials import (
-    Chosen,
-    Collected,
-    Combine,
     Groups,
-    Moments,
     PartialFunction,
     Scalar,
     order_of,
 )
-from state_runtime.processors.builtin.ranks import has_order
-from state_runtime.processors.builtin.top import Top
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.event_time import is_late, micros_of, millis_up, nullable_millis
 from state_runtime.processors.grouping import GroupedRows, filter_rows
@@ -44,7 +35,6 @@ from state_runtime.state.table import Mask, Positions, StateSchema, fold, remova
 __all__ = ["STATE", "AggregateOperator", "AggregatePlan", "plan_aggregates"]
 
 STATE = "aggregate"
-_SUM_PRECISION_MAX = 38
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,16 @@ def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, uid:
     for name, aggregate in aggregates.items():
         where = f"operator {uid!r}, aggregate {name!r}"
         data_type, by_type = (_type_of(column, schema, where) for column in (aggregate.column, aggregate.by))
-        functions.append((name, _function(name, aggregate, data_type, by_type, where, uid)))
+        over = Over(
+            name=name,
+            aggregate=aggregate,
+            column=aggregate.column or "",
+            type=data_type,
+            by_type=by_type,
+            where=where,
+            uid=uid,
+        )
+        functions.append((name, plan_function(over)))
     plan = AggregatePlan(tuple(functions), {name: aggregate.text for name, aggregate in aggregates.items()})
     names = [slot.name for slot in plan.slots]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -167,91 +166,6 @@ def _type_of(column: str | None, schema: pa.Schema, where: str) -> pa.DataType |
     if schema.get_field_index(column) < 0:
         raise InvalidPipeline(f"{where}: there is no column {column!r}; the input has {', '.join(schema.names)}")
     return schema.field(column).type
-
-
-def _function(name: str, aggregate: Aggregate, data_type: Any, by_type: Any, where: str, uid: str) -> PartialFunction:
-    function, column = aggregate.function, aggregate.column
-    if function == "count":
-        return Scalar(
-            slots=(pa.field(name, pa.int64()),),
-            combines=("count",),
-            column=column,
-            output=pa.int64(),
-            divide=False,
-            uid=uid,
-        )
-    if column is None:
-        raise InvalidPipeline(f"{where}: {function} needs a column")
-    if pa.types.is_null(data_type):
-        if function in ("min", "max"):
-            raise InvalidPipeline(f"{where}: {function} cannot order values of type {data_type}")
-        raise InvalidPipeline(f"{where}: column {column!r} has type void (nothing but null); cast it first")
-    if function == "sum":
-        result = _sum_type(data_type, where)
-        return Scalar(
-            slots=(pa.field(name, result),), combines=("sum",), column=column, output=result, divide=False, uid=uid
-        )
-    if function == "min" or function == "max":
-        if pa.types.is_nested(data_type):
-            raise InvalidPipeline(f"{where}: {function} cannot order values of type {data_type}")
-        return Scalar(
-            slots=(pa.field(name, data_type),),
-            combines=(function,),
-            column=column,
-            output=data_type,
-            divide=False,
-            uid=uid,
-        )
-    if function in ("any", "every"):
-        if not pa.types.is_boolean(data_type):
-            raise InvalidPipeline(f"{where}: {function} takes booleans, not {data_type}")
-        greatest: Combine = "max" if function == "any" else "min"
-        return Scalar(
-            slots=(pa.field(name, data_type),),
-            combines=(greatest,),
-            column=column,
-            output=data_type,
-            divide=False,
-            uid=uid,
-        )
-    if function in ("first", "last"):
-        return Chosen(name, column, data_type, function == "last", aggregate.ignore_nulls)
-    if function in ("max_by", "min_by", "top_n", "bottom_n"):
-        by, largest = aggregate.by, function in ("max_by", "top_n")
-        if by is None or not has_order(by_type):
-            raise InvalidPipeline(f"{where}: {function} cannot order by values of type {by_type}")
-        if function in ("max_by", "min_by"):
-            return ByExtreme(name=name, column=column, by=by, output=data_type, by_type=by_type, greatest=largest)
-        n = aggregate.limit
-        return Top(name=name, column=column, by=by, element=data_type, by_type=by_type, n=n, greatest=largest)
-    if function == "collect":
-        return Collected(name, column, data_type, aggregate.limit)
-    if function == "count_distinct":
-        if not has_order(data_type):
-            raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
-        return DistinctValues(name, column, data_type, aggregate.limit, uid)
-    if function == "count_distinct_approx":
-        if pa.types.is_nested(data_type):
-            raise InvalidPipeline(f"{where}: {function} takes plain values, not {data_type}")
-        return Distinct(name, column, registers_log2(aggregate.rsd))
-    if not (pa.types.is_integer(data_type) or pa.types.is_floating(data_type)):
-        raise InvalidPipeline(
-            f"{where}: {function} takes integers and floats, not {data_type}; cast it to double first"
-        )
-    if function == "avg":
-        slots = (pa.field(f"{name}.sum", pa.float64()), pa.field(f"{name}.count", pa.int64()))
-        return Scalar(slots=slots, combines=("sum", "count"), column=column, output=pa.float64(), divide=True, uid=uid)
-    return Moments(name, column, not function.endswith("_pop"), function.startswith("stddev"))
-
-
-def _sum_type(data_type: Any, where: str) -> pa.DataType:
-    if pa.types.is_integer(data_type):
-        return pa.int64()
-    if pa.types.is_floating(data_type):
-        return pa.float64()
-    if pa.types.is_decimal128(data_type):
-        return pa.decimal128(min(_SUM_PRECISION_MAX, data_type.precision + 10), data_type.scale)
-    raise InvalidPipeline(f"{where}: sum takes numbers, not {data_type}")
 
 
 @dataclass(frozen=True)

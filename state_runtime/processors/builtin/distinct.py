@@ -11,9 +11,12 @@ the tables of the HyperLogLog++ paper), and linear counting where few registers 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_runtime.processors.builtin.distinct_tables import BIAS, LINEAR_COUNTING_MAX, RAW_ESTIMATE
 from state_runtime.processors.builtin.partials import Groups
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import Positions
@@ -34,6 +36,9 @@ _RANK_BITS = 6
 _RANK_MASK = (1 << _RANK_BITS) - 1
 _POWERS = np.exp2(-np.arange(1 << _RANK_BITS, dtype=np.float32))  # each is exact
 _NEIGHBOURS = 6
+# Of 2^4 to 2^14 registers: up to this estimate linear counting is the better one. The last is Spark's number, not the
+# paper's (11,500).
+_LINEAR_COUNTING_MAX = (10.0, 20.0, 40.0, 80.0, 220.0, 400.0, 900.0, 1800.0, 3100.0, 6500.0, 15500.0)
 _BELOW_MANTISSA = 64 - 53
 
 
@@ -176,14 +181,21 @@ def _estimate(p: int, inverse: Doubles, empty: Positions) -> Doubles:
     raw = alpha * registers * registers / inverse
     corrected = np.where(raw < 5.0 * registers, raw - _bias(p, raw), raw)
     linear = registers * np.log(registers / np.maximum(empty, 1))
-    use_linear = (empty > 0) & ((linear <= LINEAR_COUNTING_MAX[p - 4]) | (raw <= 2.5 * registers))
+    use_linear = (empty > 0) & ((linear <= _LINEAR_COUNTING_MAX[p - 4]) | (raw <= 2.5 * registers))
     estimate: Doubles = np.where(use_linear, linear, corrected)
     return estimate
 
 
+@cache
+def _measured(p: int) -> tuple[Doubles, Doubles]:
+    """The measured estimates of sketches with 2^p registers, and their biases."""
+    tables = json.loads(files("state_runtime.processors.builtin").joinpath("hyperloglog.json").read_bytes())
+    return np.array(tables["raw_estimate"][p - 4]), np.array(tables["bias"][p - 4])
+
+
 def _bias(p: int, raw: Doubles) -> Doubles:
     """Mean bias of the six measured estimates around `raw`, chosen as Spark does."""
-    estimates, bias = np.array(RAW_ESTIMATE[p - 4]), np.array(BIAS[p - 4])
+    estimates, bias = _measured(p)
     count = len(estimates)
     low = np.maximum(_binary_search(estimates, raw) - _NEIGHBOURS + 1, 0)
     high = np.minimum(low + _NEIGHBOURS, count)

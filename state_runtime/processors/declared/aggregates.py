@@ -41,18 +41,13 @@ TOP_MAX = 10_000
 # Of the relative standard deviation: 2^4 … 2^14 registers. Spark goes on to sizes that no key should have.
 RSD_MIN, RSD_MAX = 0.0087, 0.39
 
-Function = Literal[
-    "count", "sum", "min", "max", "avg", "any", "every", "first", "last", "collect",
-    "count_distinct", "count_distinct_approx", "max_by", "min_by", "top_n", "bottom_n",
-    "variance", "variance_pop", "stddev", "stddev_pop",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Aggregate:
     """One aggregate function over a column.
 
     Attributes:
+        function: its name in `processors/builtin/functions.py`.
         column: None only for counting rows.
         ignore_nulls: of `first` and `last`.
         limit: of `collect`, `count_distinct`, `top_n` and `bottom_n`: how many elements at most.
@@ -62,7 +57,7 @@ class Aggregate:
         told: what `text` says of the column, where that is not its name.
     """
 
-    function: Function
+    function: str
     column: str | None
     ignore_nulls: bool = False
     limit: int = 0

@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from state_runtime.processors.columns import from_normal, from_python, to_python
@@ -189,6 +190,9 @@ def _plain_check(width: int, plain: Set[tuple[_Type | None, ...]]) -> Callable[[
     return {1: one, 2: two, 3: three, 4: four}.get(width, many)
 
 
+_QUARTER_S: Final = 900
+
+
 class _Misfit(Exception):
     """Why a value does not fit; holds no value."""
 
@@ -206,9 +210,28 @@ def read_column(column: pa.Array) -> list[Any]:
 
 def local_timestamps(column: pa.Array) -> list[Any]:
     """Timestamps with a zone as datetimes without one, in the time zone of the process, as Spark's states give them."""
-    if _local_is_utc():
-        return to_python(column.cast(pa.timestamp("us")))
-    return [None if v is None else _local(v) for v in column.to_pylist()]
+    moments = column.cast(pa.timestamp("us"))
+    return to_python(moments if _local_is_utc() else _local_times(moments))
+
+
+def _local_times(moments: pa.Array) -> pa.Array:
+    """By the offsets of the process's zone, which need not have a name. They are asked for once per quarter of an hour
+    that occurs, and per second only in one in which the clocks change."""
+    of_row = moments.cast(pa.int64()).fill_null(0).to_numpy()
+    seconds = of_row // 1_000_000
+    quarters, quarter_of_row = np.unique(seconds // _QUARTER_S, return_inverse=True)
+    first, last = _offsets_s(quarters * _QUARTER_S), _offsets_s(quarters * _QUARTER_S + _QUARTER_S - 1)
+    offsets_s = first[quarter_of_row]
+    changing = (first != last)[quarter_of_row]
+    if changing.any():
+        offsets_s[changing] = _offsets_s(seconds[changing])
+    is_null = moments.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(of_row + offsets_s * 1_000_000, mask=is_null).cast(pa.timestamp("us"))
+
+
+def _offsets_s(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Of the process's zone from UTC."""
+    return np.fromiter((time.localtime(s).tm_gmtoff for s in seconds.tolist()), np.int64, len(seconds))
 
 
 def _read_of(data_type: pa.DataType) -> Callable[[pa.Array], list[Any]]:

@@ -34,14 +34,14 @@ from model import (
 
 from state_runtime.base.errors import CorruptData, CorruptSegment, MissingFile
 from state_runtime.changelog.parts import PartEntry, decode_part, encode_part, sha256
-from state_runtime.changelog.reader import read_index, read_source_log
+from state_runtime.changelog.reader import read_index
 from state_runtime.changelog.segment import FOOTER_BYTES, SegmentIndex, build_segment, decode_index
-from state_runtime.changelog.writer import source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, TableEntry
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store
-from tests.stored import count_live, read_states, write_task_changes
+from tests.stored import count_live, read_source_log, read_states, write_segment, write_task_changes
 
 SCHEMAS = {STATE: SCHEMA}
 

@@ -26,7 +26,7 @@ from model import (
 )
 
 from state_runtime.base.errors import CorruptManifest, UnsupportedFormat
-from state_runtime.materialize import Mode
+from state_runtime.base.settings import FoldMode
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot import document
@@ -79,7 +79,7 @@ def test_the_state_of_format_1_is_read_folded_and_queried(store: str) -> None:
     (entry,) = reconcile(manifest, [NOW], snapshot_id=4)
     for by in (OPERATOR, entry):
         assert rows_of(read_states(catalog.root, manifest, by, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED
-    modes: tuple[Mode, ...] = ("minor", "major")
+    modes: tuple[FoldMode, ...] = ("minor", "major")
     for mode in modes:
         tables = folded(catalog.root, manifest, mode)
         assert rows_of(read_states(catalog.root, tables, entry, {STATE: SCHEMA}, *ALL_HASHES)[STATE]) == EXPECTED

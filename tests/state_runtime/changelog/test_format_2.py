@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from model import ALL_HASHES, CountingIds, FakeClock, examples
 
 from state_runtime.base.errors import CorruptManifest, MissingFile
-from state_runtime.changelog.reader import read_source_log
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
@@ -27,7 +26,7 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import StateSchema
 from state_runtime.store import open_store
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-2"
 STARTED_MS = 1_700_000_000_000

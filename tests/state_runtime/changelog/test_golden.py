@@ -21,7 +21,6 @@ from model import CountingIds, FakeClock, examples
 from second_reader import Damaged, Root
 
 from state_runtime.base.errors import CorruptManifest
-from state_runtime.changelog.reader import read_source_log
 from state_runtime.reading.query import open_state
 from state_runtime.reading.references import references
 from state_runtime.snapshot.boundary import read_boundary
@@ -34,7 +33,7 @@ from state_runtime.snapshot.pins import read_pins
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import time_of_entry
 from state_runtime.store import open_store
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "format.md"

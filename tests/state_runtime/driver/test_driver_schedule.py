@@ -27,7 +27,6 @@ from pyspark.sql import types as T
 from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable
-from state_runtime.changelog.reader import read_source_log
 from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
@@ -49,7 +48,7 @@ from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import Store, open_store
 from state_runtime.task import persist_files
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 KEYS = pa.schema([("k", pa.string())])
 WHOLE = (0, (1 << 64) - 1)

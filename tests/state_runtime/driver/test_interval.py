@@ -19,7 +19,7 @@ from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
-from state_runtime.changelog.writer import source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
 from state_runtime.driver.numbers import checkpoint_ms, together, with_times
 from state_runtime.driver.shard_book import ShardBook, ShardStep
@@ -29,7 +29,7 @@ from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold
 from state_runtime.store import open_store
-from tests.stored import read_states, write_task_changes
+from tests.stored import read_states, write_segment, write_task_changes
 
 SCHEMA = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]))
 LISTS = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]), pa.schema([]))

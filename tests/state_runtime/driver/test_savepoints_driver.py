@@ -29,7 +29,6 @@ from test_driver_schedule import (
 
 from state_runtime import JobSettings
 from state_runtime.base.errors import OutcomeUnknown, StoreUnavailable
-from state_runtime.changelog.reader import read_source_log
 from state_runtime.driver import savepoints
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoints import Savepoints
@@ -57,7 +56,7 @@ from state_runtime.snapshot.savepoint import (
 )
 from state_runtime.spark.columns import SEQUENCE_COLUMN
 from state_runtime.store import Store, open_store
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states
 
 __all__ = ["playing"]
 

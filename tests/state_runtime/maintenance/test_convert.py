@@ -17,8 +17,7 @@ from shapes import KEYS, SHAPES, Change
 
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, SnapshotExpired, SnapshotInUse, StoreRefused
 from state_runtime.base.settings import JobSettings
-from state_runtime.changelog.reader import read_source_log
-from state_runtime.changelog.writer import source_log_changes, write_segment
+from state_runtime.changelog.writer import source_log_changes
 from state_runtime.maintenance.convert import snapshot as convert_module
 from state_runtime.maintenance.convert.compare import compare_here, ranges_of_states
 from state_runtime.maintenance.convert.snapshot import ConversionResult, convert, is_of_format, rewrite_of
@@ -45,6 +44,7 @@ from state_runtime.snapshot.manifest import (
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, boundary_path, manifest_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.store import Created, LocalStore, Store, open_store
+from tests.stored import read_source_log, write_segment
 
 FORMATS: tuple[SnapshotFormat, ...] = ("changelog", "incremental", "canonical")
 SMALL = FoldSizes(table_bytes=5_000, small_bytes=0, unit_bytes=12_000, deltas_max=2)

@@ -33,7 +33,7 @@ from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.maintenance.gc import collect as gc
 from state_runtime.maintenance.gc import survey
 from state_runtime.maintenance.gc.collect import CollectionResult, apply_gc, plan_gc
-from state_runtime.maintenance.gc.plan import GcPlan, read_gc_plan, write_gc_plan
+from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.plans import Made
 from state_runtime.materialize import materialize
 from state_runtime.materialize.records import claim
@@ -607,16 +607,16 @@ def test_a_plan_of_another_job_or_an_old_one_is_refused(job: Job, world: FakeWor
 
 def test_a_plan_is_a_document_that_comes_back_as_it_was(job: Job, tmp_path: Path) -> None:
     plan = planned(job.root, job.clock)
-    write_gc_plan(tmp_path / "plan", plan)
-    assert read_gc_plan(tmp_path / "plan") == plan
+    plan.write(tmp_path / "plan")
+    assert GcPlan.read(tmp_path / "plan") == plan
     body = (tmp_path / "plan").read_bytes()
     (tmp_path / "plan").write_bytes(body.replace(b"orphan", b"needed"))
     with pytest.raises(CorruptManifest):
-        read_gc_plan(tmp_path / "plan")
+        GcPlan.read(tmp_path / "plan")
     with pytest.raises(InvalidConfiguration):
-        read_gc_plan(tmp_path / "none")
+        GcPlan.read(tmp_path / "none")
     with pytest.raises(InvalidConfiguration):
-        write_gc_plan(tmp_path / "no" / "folder", plan)
+        plan.write(tmp_path / "no" / "folder")
 
 
 def test_a_plan_of_an_earlier_version_is_read(job: Job, tmp_path: Path) -> None:
@@ -628,9 +628,9 @@ def test_a_plan_of_an_earlier_version_is_read(job: Job, tmp_path: Path) -> None:
 
     plan = planned(job.root, job.clock)
     before = MadeBefore(**asdict(plan.made))
-    write_gc_plan(tmp_path / "plan", replace(plan, made=before))
+    replace(plan, made=before).write(tmp_path / "plan")
     assert b"boundary_sequence" in (tmp_path / "plan").read_bytes()
-    assert read_gc_plan(tmp_path / "plan") == plan
+    assert GcPlan.read(tmp_path / "plan") == plan
 
 
 def test_a_plan_may_be_executed_twice(job: Job) -> None:

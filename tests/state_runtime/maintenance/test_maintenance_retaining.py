@@ -14,9 +14,9 @@ from schedule import one_at_a_time
 
 from state_runtime.base.errors import CorruptManifest, InvalidConfiguration
 from state_runtime.base.settings import RetentionPolicy
-from state_runtime.maintenance.gc.plan import read_gc_plan
+from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.retention.apply import Retained, apply_retention, make_retention_plan
-from state_runtime.maintenance.retention.plan import RetentionPlan, read_retention_plan, write_retention_plan
+from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.snapshot.paths import manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, list_savepoints
@@ -132,13 +132,13 @@ def test_a_plan_of_another_job_or_an_old_one_is_refused(job: Job, world: FakeWor
 
 def test_an_altered_plan_is_no_plan(job: Job, tmp_path: Path) -> None:
     plan, file = planned(job), tmp_path / "plan"
-    write_retention_plan(file, plan)
-    assert read_retention_plan(file) == plan
+    plan.write(file)
+    assert RetentionPlan.read(file) == plan
     with pytest.raises(InvalidConfiguration, match="is a plan of retention and no plan of garbage collection"):
-        read_gc_plan(file)
+        GcPlan.read(file)
     file.write_bytes(file.read_bytes().replace(b'"keep_last":2', b'"keep_last":1'))
     with pytest.raises(CorruptManifest):
-        read_retention_plan(file)
+        RetentionPlan.read(file)
 
 
 def test_a_death_at_any_request_is_ended_by_the_same_plan() -> None:

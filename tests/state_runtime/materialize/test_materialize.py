@@ -36,13 +36,12 @@ from model import (
 
 from state_runtime.base.errors import CorruptData, CorruptSegment, InvalidData, MissingSnapshot, Unavailable
 from state_runtime.base.limits import GIB, MANIFEST_BYTES_MAX, MIB
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import FoldMode, JobSettings
 from state_runtime.changelog import reader, source_log
 from state_runtime.changelog import segment as segment_format
-from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.snapshot_state import StoredTable
-from state_runtime.changelog.writer import source_log_changes, write_segment
-from state_runtime.materialize import FoldSizes, Mode, apply, due, fold, materialize, source_logs
+from state_runtime.changelog.writer import source_log_changes
+from state_runtime.materialize import FoldSizes, apply, due, fold, materialize, source_logs
 from state_runtime.materialize.fold import FoldContext, Folded
 from state_runtime.materialize.grid import grid, threshold
 from state_runtime.materialize.plan import FoldPlan
@@ -60,7 +59,7 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import HASH_MAX
 from state_runtime.store import Store
-from tests.stored import read_states
+from tests.stored import read_source_log, read_states, write_segment
 
 SIZES = st.sampled_from(
     [
@@ -109,7 +108,7 @@ def test_any_sequence_of_folds_keeps_the_dictionary(
         done.append(changed)
         if mode == "none":
             continue
-        how: Mode = "auto" if mode == "auto" else "minor" if mode == "minor" else "major"
+        how: FoldMode = "auto" if mode == "auto" else "minor" if mode == "minor" else "major"
         writer.manifest = folded(writer.root, writer.manifest, how, settings=settings, sizes=sizes)
         assert writer.manifest.segments == ()
         assert state_of(writer.root, writer.manifest) == after(done)

@@ -19,6 +19,7 @@ from sliced import now_whole_now_sliced
 from state_runtime import aggregates
 from state_runtime.base.errors import InvalidData, InvalidPipeline
 from state_runtime.processors.builtin.aggregate import STATE, AggregateOperator, plan_aggregates
+from state_runtime.processors.builtin.functions import FUNCTIONS
 from state_runtime.processors.builtin.partial_rows import LOWER_HALF, doubles_of_halves, longs_of_halves
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.grouping import group_rows
@@ -431,3 +432,7 @@ def test_the_mean_of_large_integers_is_the_exact_sum_rounded_once() -> None:
     assert engine.epoch([(1, n) for n in (2**53, 1, 1, 1)]) == {1: (float(2**53 + 3) / 4,)}
     most = 2**63 - 1
     assert engine.epoch([(2, most), (2, most), (2, 4)]) == {2: (float(2 * most + 4) / 3,)}
+
+
+def test_each_aggregate_that_can_be_declared_has_a_line_in_the_registry_and_no_other_has() -> None:
+    assert set(FUNCTIONS) == set(aggregates.__all__) - {"Aggregate"}

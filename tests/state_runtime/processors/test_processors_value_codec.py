@@ -19,7 +19,7 @@ from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.user.refusals import InvalidStateValue
-from state_runtime.processors.user.value_codec import ValueCodec
+from state_runtime.processors.user.value_codec import ValueCodec, local_timestamps
 
 ZONES = ["UTC", "America/New_York", "Asia/Kolkata"]
 UTC_TIME = pa.timestamp("us", "UTC")
@@ -137,6 +137,29 @@ def test_moments_survive_any_time_zone(moment: dt.datetime, name: str) -> None:
         (read,) = later(codec, (moment, [moment]))
         assert read[0].astimezone(dt.UTC) == read[1][0].astimezone(dt.UTC) == moment
         assert later(codec, read) == [read]
+    time.tzset()
+
+
+CHANGING = {
+    "Europe/Berlin": dt.datetime(2024, 10, 27, 1, tzinfo=dt.UTC),
+    "America/New_York": dt.datetime(2024, 3, 10, 7, tzinfo=dt.UTC),
+    "Australia/Lord_Howe": dt.datetime(2024, 4, 6, 15, tzinfo=dt.UTC),
+    "Asia/Riyadh": dt.datetime(1947, 3, 13, 20, 53, 8, tzinfo=dt.UTC),  # within a quarter of an hour
+    "Asia/Kathmandu": dt.datetime(1985, 12, 31, 18, 30, tzinfo=dt.UTC),
+}
+
+
+@given(st.lists(st.none() | moments, max_size=30), st.sampled_from(sorted(CHANGING)))
+@examples(60)
+def test_a_column_of_moments_is_read_as_each_of_them_alone(column: list[dt.datetime | None], name: str) -> None:
+    """Python's own conversion is the oracle, also around the moments at which the clocks change."""
+    around = [CHANGING[name] + dt.timedelta(seconds=30 * step) for step in range(-40, 41)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", name)
+        time.tzset()
+        together = [*column, *around]
+        alone = [None if m is None else m.astimezone().replace(tzinfo=None) for m in together]
+        assert local_timestamps(pa.array(together, UTC_TIME)) == alone
     time.tzset()
 
 

@@ -21,7 +21,6 @@ from test_changelog_off import STATE, Run
 from test_stage_task import Gather, operator, stage_task
 
 from state_runtime.base.settings import JobSettings
-from state_runtime.changelog.writer import write_segment
 from state_runtime.driver.beginning import Beginning, StartFrom
 from state_runtime.maintenance.convert.snapshot import convert
 from state_runtime.maintenance.delete.claimed import end_claim
@@ -37,7 +36,7 @@ from state_runtime.snapshot.manifest import Manifest, SnapshotFormat
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store, open_store
 from state_runtime.task.shard_access import TaskJob
-from tests.stored import read_states
+from tests.stored import read_states, write_segment
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "formats.md"
 Column = Literal["changelog", "incremental", "files", "canonical"]

@@ -57,7 +57,6 @@ from state_runtime.base.errors import (
     StillstateError,
 )
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.changelog.writer import write_segment
 from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.query import StateView, open_state
 from state_runtime.reading.rows import RowLayout
@@ -72,7 +71,7 @@ from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import SEED, hash_key, hash_rows, xxh64
 from state_runtime.state.table import StateSchema
 from state_runtime.store import open_store
-from tests.stored import write_task_changes
+from tests.stored import write_segment, write_task_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

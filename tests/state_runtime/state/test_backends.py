@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from model import (
 )
 from shapes import SHAPES, Change, batch_of_change, check_same
 
-from state_runtime.base.errors import InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration, StillstateError
 from state_runtime.state import rocksdb, rocksdb_database, rocksdb_reader
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import open_backend
@@ -348,6 +349,20 @@ def test_backends_in_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
         check_same(store.open(f"{number:016x}", 0, verify=True), model, "value", spread)
         with pytest.raises(LocalCopyUnusable):
             store.open(f"{1 - number:016x}", 0, verify=False)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "rocksdb"])
+def test_a_backend_takes_rows_below_others_if_it_says_so(tmp_path: Path, kind: str) -> None:
+    """A restore asks the port, and knows no backend."""
+    store = open_backend(kind, tmp_path, SHAPES, FakeClock())
+    bottom, top = (batch_of_change("value", one_change(n)["value"], spread) for n in (1, 2))
+    lay = partial(store.write_restored, "0" * 16, {"value": top}, 0, below={"value": [(0, iter([bottom]))]})
+    if store.lays_below:
+        check_same(lay(), MemoryReader(SHAPES, {"value": [bottom, top]}, 0), "value", spread)
+    else:
+        with pytest.raises(StillstateError, match="no runs that could lie below"):
+            lay()
+        assert store.versions() == [], "nothing was written"
 
 
 @pytest.mark.parametrize(("writer", "restorer"), [("arrow", "rocksdb"), ("rocksdb", "arrow")])

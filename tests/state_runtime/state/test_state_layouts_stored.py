@@ -29,7 +29,6 @@ from model import (
 from shapes import KEYS, SHAPES, Change, batch_of_change, changes_of, plain
 
 from state_runtime.base.errors import CorruptManifest, CorruptSegment, InvalidConfiguration, InvalidData
-from state_runtime.changelog.writer import write_segment
 from state_runtime.reading.query import StateView, open_state
 from state_runtime.snapshot.commit import JobInfo
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
@@ -41,7 +40,7 @@ from state_runtime.state.table import (
     StateSchema,
     slice_hash_range,
 )
-from tests.stored import read_states, write_task_changes
+from tests.stored import read_states, write_segment, write_task_changes
 
 JOB = "job"
 KINDS = {"value": "value", "map": "map", "list": "list", "timers": "timers", "rows": "rows"}

@@ -1,0 +1,15 @@
+"""Digests of local files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+__all__ = ["digest_of_file"]
+
+
+def digest_of_file(path: Path) -> str:
+    """A file's SHA-256 in hexadecimal, read block by block. Raises OSError: not there, or a link."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
