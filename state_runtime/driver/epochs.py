@@ -34,7 +34,7 @@ from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.heap import collection_paused
 from state_runtime.base.progress import Progress
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.aggregated import Aggregated
@@ -128,7 +128,7 @@ class EpochDriver:
         self._spark = spark
         self._on_progress = on_progress
         self._acknowledgements = Acknowledgements(spark.sparkContext)
-        self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
+        self._uploader = Uploader(context.settings.upload, context.clock)
         self._time = ProcessingTime(committer.clock, committer.last, committer.follows_ms)
         self._odd_times = OddTimes(context.pipeline.watermarks)
         self._stopping = threading.Event()
@@ -325,7 +325,7 @@ class EpochDriver:
                     self._run_epoch(empty, None, self._now_ms(), unlimited=True)
                 # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
                 # ends.
-                epochs_max = self._context.settings.drain_epochs_max
+                epochs_max = self._context.settings.checkpoint.drain_epochs_max
                 for _ in range(epochs_max):
                     self._run_epoch(empty, None, self._now_ms(), drains=True)
                     faults.reach("drain-epoch")
@@ -445,7 +445,7 @@ class EpochDriver:
         Not tried again: anything after a manifest's create was tried, because it may have happened; what comes after
         the manifest; an error that the same call gets again.
         """
-        failures = 0
+        failures, tolerable = 0, self._context.settings.checkpoint.tolerable_failures
         while True:
             before, last = self._books.standing(), self._committer.last
             try:
@@ -455,7 +455,7 @@ class EpochDriver:
                 failures += 1
                 self._failures += 1
                 is_open = self._checkpointer.is_committing or self._committer.last is not last
-                if is_open or not can_pass(typed) or failures > self._context.settings.tolerable_failures:
+                if is_open or not can_pass(typed) or failures > tolerable:
                     raise
                 made = self._books.interval.since(before.interval)
                 self._checkpointer.remove(self._acknowledgements.so_far(), made)
@@ -463,8 +463,7 @@ class EpochDriver:
                 wait_s = min(_RETRY_WAIT_MAX_S, _RETRY_WAIT_S * _RETRY_WAIT_GROWTH ** (failures - 1))
                 _LOG.warning(
                     "%s %d failed (%d of at most %d times in a row) and is run again in %.0f s: %s: %s",
-                    what, before.interval.head.epoch + 1, failures, self._context.settings.tolerable_failures, wait_s,
-                    type(typed).__name__, typed,
+                    what, before.interval.head.epoch + 1, failures, tolerable, wait_s, type(typed).__name__, typed,
                 )  # fmt: skip
                 if self._wait(wait_s):
                     raise
@@ -561,7 +560,7 @@ class EpochDriver:
         """What the epoch that begins now may take, without a batch whatever it takes; and when (monotonic) a checkpoint
         is due."""
         clock, interval = self._context.clock, self._books.interval
-        interval_s, now_s = self._context.settings.checkpoint_interval_s, clock.monotonic_s()
+        interval_s, now_s = self._context.settings.checkpoint.interval_s, clock.monotonic_s()
         left_s = max(0.0, interval_s - (now_s - interval.began_s)) if interval_s else 0.0
         budget = self._governor.plan(batch, reads=reads, now_ms=clock.now_ms(), until_checkpoint_s=left_s)
         return budget, now_s + budget.due_after_s
@@ -678,7 +677,10 @@ class EpochDriver:
         """
         books = self._books
         segment_bytes, flushed_ms = 0, 0.0
-        if books.interval.holds_more_than(self._context.settings.pending_bytes_max) or books.shards.any_stranded:
+        if (
+            books.interval.holds_more_than(self._context.settings.checkpoint.pending_bytes_max)
+            or books.shards.any_stranded
+        ):
             segment_bytes, flushed_ms = self._flush()
         ended_s = self._context.clock.monotonic_s()
         numbers = with_times(

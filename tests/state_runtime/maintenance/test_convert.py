@@ -16,7 +16,6 @@ from model import CountingIds, FakeClock, seeds
 from shapes import KEYS, SHAPES, Change
 
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, SnapshotExpired, SnapshotInUse, StoreRefused
-from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.reader import read_source_log
 from state_runtime.changelog.writer import source_log_changes, write_segment
 from state_runtime.maintenance.convert import snapshot as convert_module
@@ -45,6 +44,7 @@ from state_runtime.snapshot.manifest import (
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, boundary_path, manifest_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.store import Created, LocalStore, Store, open_store
+from tests.job_settings import job_settings
 
 FORMATS: tuple[SnapshotFormat, ...] = ("changelog", "incremental", "canonical")
 SMALL = FoldSizes(table_bytes=5_000, small_bytes=0, unit_bytes=12_000, deltas_max=2)
@@ -124,7 +124,7 @@ class Life:
         job.root = open_store(job.store_url).child("job")
         job.manifest = open_snapshot(job.root).manifest
         job.history = {shape: list(batches) for shape, batches in self.job.history.items()}
-        job.settings = JobSettings(**changed)
+        job.settings = job_settings(**changed)
         job.versions = [NO_VERSION] * job.parallelism
         job.restart(parallelism)
         job.versions = [NO_VERSION] * parallelism
