@@ -158,6 +158,10 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: reference
+reference: setup ## Write docs/settings.md anew (after changing a setting)
+	$(BIN)/python -m stillstate.orchestration.config.reference
+
 .PHONY: lock
 lock: ## Write the installed versions to constraints.txt (after changing dependencies in setup.cfg)
 	@echo '# Versions that the tests ran with; `make setup` installs exactly these. Made by `make lock`.' > constraints.txt

@@ -207,7 +207,11 @@ def _requests(workload: Workload, all_shards: tuple[int, int], folder: Path, ste
                 usable_cores(),
                 tuple(write_data(of_shards, folder / f"input-{shards}")),
                 # Heartbeats and second attempts come by the clock, not with the checkpoint.
-                (("heartbeat_interval_s", 3600.0), ("upload_timeout_s", 60.0), ("materialize", False)),
+                (
+                    ("checkpoint", {"mode": "aligned", "heartbeat_interval_s": 3600.0}),
+                    ("upload", {"timeout_s": 60.0}),
+                    ("materialization", {"by": "dagster"}),
+                ),
                 SMALL_MEMORY,
                 f"s3://{server.bucket}/state",
                 tuple(server.storage_options.items()),

@@ -61,7 +61,7 @@ class WorkerPlan:
     """Everything a worker process needs to open its engine.
 
     Attributes:
-        settings: of ours, beside parallelism and local folder: fields of `JobSettings`.
+        settings: of ours, beside parallelism and local folder: fields of `JobSettings`, a group as a mapping.
         conf: Spark settings that win over the common ones.
         store: URL of the primary store of ours; a folder of the worker by default.
     """
@@ -317,7 +317,7 @@ def our_job(plan: WorkerPlan) -> StreamingJob:
         settings=JobSettings(
             parallelism=plan.partitions,
             local_dir=str(plan.folder / "local"),
-            **{"checkpoint_mode": "aligned", **dict(plan.settings)},
+            **{"checkpoint": {"mode": "aligned"}, **dict(plan.settings)},
         ),
         storage_options=dict(plan.storage_options),
     )

@@ -333,7 +333,7 @@ def _throughput(bench: _Bench) -> dict[str, Any]:
     settings: Mapping[str, Mapping[str, Any] | None] = {
         "unaligned": UNALIGNED,
         "aligned": ALIGNED,
-        "none": {**ALIGNED, "checkpoint_interval_s": 86_400.0, "pending_bytes_max": 1 << 30},
+        "none": {"checkpoint": {"mode": "aligned", "interval_s": 86_400.0, "pending_bytes_max": 1 << 30}},
         "spark": None,
     }
     found: dict[str, Any] = {}
@@ -355,7 +355,7 @@ def _throughput(bench: _Bench) -> dict[str, Any]:
 
 def _cap(bench: _Bench) -> dict[str, Any]:
     cap = max(1 << 20, round(CAP_BYTES * bench.scale))
-    settings = {**UNALIGNED, "max_inflight_bytes": cap}
+    settings = {"checkpoint": {"mode": "unaligned", "max_inflight_bytes": cap}}
     rows = bench.rows(EVEN_ROWS) * 5
     total = bench.files("inbox", BACKLOG, (rows, rows))
     bench.step("a backlog larger than the cap")

@@ -63,8 +63,8 @@ CAP_BYTES = 16 << 20
 KEYS_PER_SHARD = 1_000
 FIRST_FILE_S = 1_700_000_000
 
-ALIGNED: Mapping[str, Any] = {"checkpoint_mode": "aligned"}
-UNALIGNED: Mapping[str, Any] = {"checkpoint_mode": "unaligned"}
+ALIGNED: Mapping[str, Any] = {"checkpoint": {"mode": "aligned"}}
+UNALIGNED: Mapping[str, Any] = {"checkpoint": {"mode": "unaligned"}}
 DEFAULT: Mapping[str, Any] = {}
 """aligned-with-timeout."""
 

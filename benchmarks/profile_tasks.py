@@ -28,8 +28,8 @@ from benchmarks.profile_workloads import Flavour, Given, TaskWorkload, task_work
 from benchmarks.report import median
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.settings import JobSettings
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.base.settings import JobSettings, UploadSettings
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.processors.grouping import group_rows
 from state_runtime.processors.operator import EpochClock, RowSlice
@@ -84,7 +84,7 @@ class ProfiledShard:
         self._operator = workload.operator
         self._local = LocalShard(folder / "shard", workload.operator.state_schemas, SYSTEM_CLOCK)
         self._store = open_store(str(folder / "store"))
-        self._uploader = Uploader(UploadPolicy.of(JobSettings()), SYSTEM_CLOCK)
+        self._uploader = Uploader(UploadSettings(), SYSTEM_CLOCK)
         self._rows, self._keys = rows, keys
         self._runs_max = runs_max
         self._random = np.random.default_rng(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry
 from state_runtime.state.table import DELETED, StateSchema, concat, slice_hash_range
 from state_runtime.store import Store
+from tests.job_settings import job_settings
 
 __all__ = ["count_live", "read_source_log", "read_states", "write_segment", "write_task_changes"]
 
@@ -119,7 +119,7 @@ def write_task_changes(
     ids: Ids,
 ) -> TaskChanges:
     """What `begin_task_changes` does, in one step and with one attempt: an upload goes to the root in this thread."""
-    settings = replace(JobSettings(), inline_bytes_max=inline_bytes_max)
+    settings = job_settings(JobSettings(), inline_bytes_max=inline_bytes_max)
     writer = task_writer(
         lambda: root, cast(Uploader, _AtOnce()), term=term, snapshot_id=1, operator=operator, settings=settings, ids=ids
     )

@@ -1,4 +1,4 @@
-"""`stillstate init` and `stillstate dagster`: the first minutes."""
+"""`stillstate init`, `stillstate schema` and `stillstate dagster`: the first minutes."""
 
 from __future__ import annotations
 
@@ -53,6 +53,27 @@ def init(
     out.print("  python feed.py            # in another one: flights that keep arriving", highlight=False)
     out.print("  stillstate dagster        # the jobs as assets, in the browser", highlight=False)
     out.print("  stillstate prepare        # once for this host: drivers start a third faster", highlight=False)
+
+
+@guarded
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write to this file; else to the output.")
+    ] = None,
+) -> None:
+    """Print the JSON schema of stillstate.yaml, with which editors complete and check the file.
+
+    Editors that use yaml-language-server take it from the first line of stillstate.yaml:
+    # yaml-language-server: $schema=FILE
+    """
+    from stillstate.orchestration.config.reference import schema_text
+
+    if output is None:
+        return print(schema_text(), end="")
+    try:
+        output.write_text(schema_text(), encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfiguration(f"{output}: cannot be written ({error.strerror}); name another file") from error
 
 
 @guarded
@@ -158,4 +179,5 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog="Example: stillstate init flights",
     )(init)
+    app.command(epilog="Example: stillstate schema --output stillstate.schema.json")(schema)
     app.command(epilog="Example: stillstate dagster --port 3001")(dagster)

@@ -10,79 +10,22 @@ import hashlib
 import json
 from typing import Any, Final
 
-from stillstate.orchestration.config.spec import AvailableNow, JobSpec, ProcessingTime
+from state_runtime.base.settings import SettingsGroup
+from stillstate.orchestration.config.spec import AvailableNow, JobSpec, ProcessingTime, to_settings
 
 __all__ = ["driver_settings", "section_digest"]
-
-_TAKEN: Final[dict[str, tuple[str, ...]]] = {
-    "checkpoint": (
-        "heartbeat_interval_s",
-        "inline_bytes_max",
-        "interval_s",
-        "batches",
-        "mode",
-        "aligned_timeout_s",
-        "unaligned_epoch_s",
-        "max_inflight_bytes",
-        "pending_bytes_max",
-        "tolerable_failures",
-        "drain_epochs_max",
-    ),
-    "upload": ("timeout_s", "attempts_max", "in_flight_bytes_max", "deadline_s", "bytes_per_s"),
-    "local_recovery": ("enabled", "bytes_max", "copies_max"),
-    "materialization": (
-        "by",
-        "interval_s",
-        "min_bytes",
-        "ratio",
-        "max_segments",
-        "replay_s",
-        "takeover_s",
-        "cells_max",
-        "cell_bytes_max",
-    ),
-    "recovery": ("stall_timeout_s",),
-    "retention": (
-        "retained_checkpoints",
-        "keep_last",
-        "keep_within_s",
-        "keep_hourly",
-        "keep_daily",
-        "keep_weekly",
-        "keep_monthly",
-        "keep_yearly",
-        "keep_tags",
-        "max_age_s",
-        "max_count",
-        "failed_ttl_s",
-    ),
-    "spark": ("master",),
-}
-"""What of each section is the driver's; the rest is Dagster's or the launcher's, which read the file anew."""
-
-_BESIDE: Final = (
-    "entry_point",
-    "changelog",
-    "compression",
-    "placement",
-    "partial_aggregation",
-    "task_bytes_max",
-    "local_dir",
-    "scratch_dir",
-)
-"""The same of what stands in no section. `parallelism` and `backend` are not here: a run says what it has of those."""
-
 
 _SECRET: Final[Any] = {"storage_options": True, "start_from": True, "migration": {"to_storage_options"}}
 
 
 def driver_settings(job: JobSpec) -> dict[str, str]:
-    """What a driver that starts now takes, but for parallelism and backend."""
-    found = {name: _text(getattr(job, name)) for name in _BESIDE}
-    found["trigger"] = _trigger_text(job)
-    for section, names in _TAKEN.items():
-        model = getattr(job, section)
-        found |= {f"{section}.{name}": _text(getattr(model, name)) for name in names}
+    """What a driver that starts now takes, but for parallelism and backend: a run says what it has of those."""
+    found = {"entry_point": job.entry_point, "spark.master": job.spark.master, "trigger": _trigger_text(job)}
+    for name, value in to_settings(job):
+        if isinstance(value, SettingsGroup):
+            found |= {f"{name}.{key}": _text(item) for key, item in value}
+        elif name not in ("parallelism", "backend"):
+            found[name] = _text(value)
     return found
 
 
@@ -100,7 +43,7 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return f"{value:.15g}"
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
     return str(value)
 

@@ -11,7 +11,8 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from stillstate.orchestration.config.sections import ConfValue, Strict
+from state_runtime.base.settings import SettingsGroup
+from stillstate.orchestration.config.sections import ConfValue
 
 __all__ = ["LauncherSpec", "contradictions", "secret_values", "with_absolute_paths"]
 
@@ -75,40 +76,44 @@ Shipped = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^,\x00
 """A path or URL; Spark separates several by commas."""
 
 
-class LauncherSpec(Strict):
-    """How a driver process comes to be.
-
-    Attributes:
-        kind: `local` starts it on this machine; `spark-submit` hands it to a cluster.
-        restarts: so many times in a row, without a new checkpoint, a process beside a local driver starts it again in
-            place when it dies, before the loss is Dagster's; 0: there is no such process.
-        standby: a second driver process stands by, with Java and Spark's session ready, and takes the place of one that
-            dies: most of a restart is over by then. It takes the memory of an idle driver.
-        log_dir: what a driver of this machine says goes there; of one in a cluster, what its submission said.
-        master: of the cluster, as `spark-submit` takes it.
-        deploy_mode: `client` runs the driver on this machine, `cluster` (YARN, Kubernetes) in the cluster.
-        conf: Spark settings over `spark.conf`; through a file that only this user can read, not on the command line.
-        py_files, archives, files: what is shipped to the driver and its executors.
-        submit_args: more arguments of `spark-submit`, such as `--queue`.
-        spark_submit: the program; "": that of $SPARK_HOME, else of PySpark in this environment.
-    """
+class LauncherSpec(SettingsGroup):
+    """How a driver process comes to be."""
 
     kind: Literal["local", "spark-submit"] = "local"
+    """What starts the driver: `local` starts it on this machine, `spark-submit` hands it to a cluster."""
     restarts: int = Field(default=3, ge=0, le=50)
+    """`local`: how often in a row, without a new checkpoint, a process beside the driver starts it again in place when
+    it dies, before Dagster does. 0: there is no such process."""
     standby: bool = False
+    """`local`: a second driver process stands by, with Java and Spark's session ready, and replaces one that dies: most
+    of a restart is done by then. It takes the memory of an idle driver."""
     log_dir: str = Field(default="logs", min_length=1)
+    """Folder for log files of drivers of this machine, and of submissions."""
     start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    """A driver that does not run by then is ended, if it is on this machine. Raise it for a cluster in which drivers
+    wait in a queue."""
     stop_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    """How long `stillstate stop` waits for the end of the epoch."""
     master: str = Field(default="", max_length=4096)
+    """`spark-submit`: the cluster's master: `spark://…`, `yarn`, `k8s://https://…`."""
     deploy_mode: Literal["client", "cluster"] = "client"
-    conf: dict[Annotated[str, AfterValidator(_conf_key)], ConfValue] = Field(default_factory=dict, repr=False)
-    py_files: list[Shipped] = Field(default_factory=list, max_length=LIST_MAX)
-    archives: list[Shipped] = Field(default_factory=list, max_length=LIST_MAX)
-    files: list[Shipped] = Field(default_factory=list, max_length=LIST_MAX)
+    """`spark-submit`: `client` runs the driver on this machine, `cluster` (YARN, Kubernetes; never run) in the
+    cluster."""
+    conf: dict[Annotated[str, AfterValidator(_conf_key)], ConfValue] = Field(default={}, repr=False)
+    """`spark-submit`: Spark settings over `spark.conf`. They go through a file that only this user can read, not onto
+    the command line."""
+    py_files: list[Shipped] = Field(default=[], max_length=LIST_MAX)
+    """`spark-submit`: Python files and zip files that are shipped to the driver and its executors and imported from."""
+    archives: list[Shipped] = Field(default=[], max_length=LIST_MAX)
+    """`spark-submit`: archives that are shipped and unpacked, `env.tar.gz#env` as `env`."""
+    files: list[Shipped] = Field(default=[], max_length=LIST_MAX)
+    """`spark-submit`: other files that are shipped."""
     submit_args: list[Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_submit_argument)]] = Field(
-        default_factory=list, max_length=LIST_MAX
+        default=[], max_length=LIST_MAX
     )
+    """`spark-submit`: more of its arguments, such as `--queue`."""
     spark_submit: str = Field(default="", max_length=4096)
+    """The program. Empty: that of `$SPARK_HOME`, else of PySpark in this environment."""
 
     @property
     def drives_elsewhere(self) -> bool:

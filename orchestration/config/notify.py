@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from stillstate.orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
-from stillstate.orchestration.config.sections import Strict
+from state_runtime.base.settings import SettingsGroup
+from stillstate.orchestration.config.secrets import SecretMapping, Secrets
 
 __all__ = ["NotifySpec"]
 
@@ -27,27 +27,20 @@ def _webhook(value: str) -> str:
     return value
 
 
-class NotifySpec(Strict):
-    """Who is told, of every trouble once, and once when it has passed; beside `jobs`. One of webhook and command.
-
-    Attributes:
-        webhook: gets the message as JSON by POST; an answer of 2xx means that it arrived.
-        headers: of that request.
-        command: gets the message as JSON on its standard input; exit code 0 means that it arrived. It begins in the
-            file's folder.
-        timeout_s: for one call.
-        per_tick_max: calls in one tick of the sensor; the others follow in the next, 30 s later.
-    """
-
-    model_config = SECRET_MODEL
+class NotifySpec(SettingsGroup, arbitrary_types_allowed=True):
+    """Who is told of each trouble, once, and once when it has passed: a webhook or a command, one of them."""
 
     webhook: Annotated[str, AfterValidator(_webhook)] = Field(default="", max_length=4000, repr=False)
+    """URL that gets the message as JSON by POST; an answer of 2xx means that it arrived. `${NAME}` is replaced."""
     headers: SecretMapping = Field(default_factory=Secrets, repr=False)
-    command: list[Annotated[str, Field(min_length=1, max_length=4000)]] = Field(
-        default_factory=list, max_length=50, repr=False
-    )
+    """Headers of that request, for example `Authorization`."""
+    command: list[Annotated[str, Field(min_length=1, max_length=4000)]] = Field(default=[], max_length=50, repr=False)
+    """A command and its arguments; it gets the message as JSON on its standard input, and exit code 0 means that it
+    arrived. It starts in the file's folder."""
     timeout_s: float = Field(default=5.0, ge=0.1, le=15)
+    """Limit for one call."""
     per_tick_max: int = Field(default=10, ge=1, le=100)
+    """Calls in one tick of the sensor; the others follow in the next, 30 s later."""
 
     @model_validator(mode="after")
     def _one_receiver(self) -> NotifySpec:

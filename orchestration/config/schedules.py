@@ -85,7 +85,11 @@ def _schedule(value: str) -> str:
 
 
 # YAML 1.1 reads a bare `off` as false.
-Schedule = Annotated[str, BeforeValidator(lambda value: "off" if value is False else value), AfterValidator(_schedule)]
+Schedule = Annotated[
+    str,
+    BeforeValidator(lambda value: "off" if value is False else value, json_schema_input_type=str | Literal[False]),
+    AfterValidator(_schedule),
+]
 
 
 def cron_of(schedule: str, period: Period, job: str) -> str | None:

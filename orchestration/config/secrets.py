@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from state_runtime.store.options import REDACTED, StoreOptions
 
-__all__ = ["SECRET_MODEL", "SecretMapping", "Secrets"]
+__all__ = ["SecretMapping", "Secrets"]
 
 
 class Secrets(Mapping[str, Any]):
@@ -42,16 +42,6 @@ class Secrets(Mapping[str, Any]):
         return StoreOptions("", self._values).redact(text)
 
 
-SECRET_MODEL: Final = ConfigDict(
-    strict=True,
-    extra="forbid",
-    frozen=True,
-    hide_input_in_errors=True,
-    allow_inf_nan=False,
-    arbitrary_types_allowed=True,
-)
-
-
 def _secrets(value: object) -> object:
     if isinstance(value, Secrets):
         return value
@@ -60,4 +50,4 @@ def _secrets(value: object) -> object:
     raise PydanticCustomError("secrets", "must be a mapping of options of the store's library")
 
 
-SecretMapping = Annotated[Secrets, BeforeValidator(_secrets)]
+SecretMapping = Annotated[Secrets, BeforeValidator(_secrets), WithJsonSchema({"type": "object"})]

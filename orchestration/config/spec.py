@@ -20,40 +20,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails
 
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound
-from state_runtime.base.settings import Backend, Compression, JobSettings, RetentionPolicy
+from state_runtime.base.settings import JobSettings, RetentionPolicy, SettingsGroup, group_at, refusal, unknown_key
 from state_runtime.driver.trigger import every_s
 from state_runtime.snapshot.locate import Place
 from stillstate.orchestration.config.launcher import LauncherSpec, contradictions, with_absolute_paths
 from stillstate.orchestration.config.notify import NotifySpec
-from stillstate.orchestration.config.secrets import SECRET_MODEL, SecretMapping, Secrets
+from stillstate.orchestration.config.secrets import SecretMapping, Secrets
 from stillstate.orchestration.config.sections import (
-    SECTIONS,
-    AutoOnOff,
     AvailableNow,
     CheckpointSpec,
     DagsterSpec,
-    LocalRecovery,
-    LocalRecoverySpec,
     MaterializationSpec,
     MigrationSpec,
     ObservationSpec,
-    OnOff,
-    Placement,
     ProcessingTime,
     RecoverySpec,
     RetentionSpec,
     SparkSpec,
-    Strict,
     Trigger,
-    UploadSpec,
-    setting,
 )
 from stillstate.orchestration.config.upkeep import (
-    UPKEEP_SECTIONS,
     ChecksSpec,
     DrillSpec,
     GarbageSpec,
@@ -103,13 +94,6 @@ _PATH_KEYS: Final[tuple[tuple[str, ...], ...]] = (
     ("start_from", "place"),
     ("migration", "to_store"),
 )
-_SECTIONS: Final[dict[str, type[BaseModel]]] = {**SECTIONS, **UPKEEP_SECTIONS, "launcher": LauncherSpec}
-_HOUSE: Final[dict[str, type[BaseModel]]] = {
-    "observation": ObservationSpec,
-    "dagster": DagsterSpec,
-    "notify": NotifySpec,
-}
-"""What stands beside `jobs`."""
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\{[^}]*\}?))")
 
 
@@ -117,62 +101,54 @@ Owner = Annotated[str, Field(pattern=r"^(team:[A-Za-z0-9_][A-Za-z0-9_ .-]*|[^@\s
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
-class StartFromSpec(Strict):
-    """What a job without snapshots begins with; a job that has some does not look here.
-
-    Attributes:
-        place: `<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint.
-        mode: NO_CLAIM leaves it as it is; CLAIM takes it over, and removes it after the job's first checkpoint.
-        storage_options: of the place; absent: the job's.
-    """
-
-    model_config = SECRET_MODEL
+class StartFromSpec(SettingsGroup, arbitrary_types_allowed=True):
+    """What a job without snapshots begins with; a job that has some does not look here."""
 
     place: str = Field(min_length=1)
+    """`<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint."""
     mode: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
+    """`NO_CLAIM` leaves the place as it is; `CLAIM` takes it over, and removes it after the job's first checkpoint."""
     storage_options: SecretMapping | None = Field(default=None, repr=False)
+    """Storage options of the place; absent: the job's."""
 
 
-class JobSpec(Strict):
-    """One job. `name` and the resolved paths are filled in by `load_spec`."""
+class JobSpec(JobSettings, arbitrary_types_allowed=True):
+    """One job, below its name in `jobs`."""
 
-    model_config = SECRET_MODEL
-
-    name: str = ""
+    name: SkipJsonSchema[str] = ""  # filled in by `load_spec`, which also resolves the paths
     entry_point: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    """The function that builds the job, as `package.module:function`."""
     store: str = Field(min_length=1)
+    """Path or URL; the job's root is `<store>/<job>`."""
     storage_options: SecretMapping = Field(default_factory=Secrets, repr=False)
+    """Options of the store's library. `${NAME}` is replaced from the environment; values are never shown."""
     start_from: StartFromSpec | None = None
     storage_profile: str = Field(default="", max_length=200)
+    """S3: a profile of the AWS configuration."""
     single_writer: bool = False
-    parallelism: int = setting("parallelism")
-    options: dict[str, Any] = Field(default_factory=dict)
-    path_options: list[str] = Field(default_factory=list)
+    """Go on with a store that cannot refuse a second writer."""
+    options: dict[str, Any] = Field(default={})
+    """The job's own; the entry point gets them."""
+    path_options: list[str] = Field(default=[])
+    """Names of `options` that are paths: `${NAME}` is replaced in them, and they are relative to the file."""
     trigger: Trigger | None = None
-    spark: SparkSpec = SparkSpec()
-    local_dir: str = ""
-    scratch_dir: str = ""
-    backend: Backend = JobSettings.backend
-    checkpoint: CheckpointSpec = CheckpointSpec()
-    changelog: OnOff = JobSettings.changelog
-    compression: Compression = JobSettings.compression
-    upload: UploadSpec = UploadSpec()
-    local_recovery: LocalRecovery = LocalRecoverySpec()
-    placement: Placement = JobSettings.placement
-    partial_aggregation: AutoOnOff = JobSettings.partial_aggregation
-    task_bytes_max: int = setting("task_bytes_max")
-    materialization: MaterializationSpec = MaterializationSpec()
-    recovery: RecoverySpec = RecoverySpec()
-    retention: RetentionSpec = RetentionSpec()
-    migration: MigrationSpec = MigrationSpec()
-    savepoints: SavepointsSpec = SavepointsSpec()
-    garbage: GarbageSpec = GarbageSpec()
-    verification: VerificationSpec = VerificationSpec()
-    drill: DrillSpec = DrillSpec()
-    checks: ChecksSpec = ChecksSpec()
-    launcher: LauncherSpec = LauncherSpec()
+    """`{processing_time_s: <seconds>}` or `{available_now: true}`; absent: as fast as possible."""
+    spark: SparkSpec = Field(default_factory=SparkSpec)
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    materialization: MaterializationSpec = Field(default_factory=MaterializationSpec)
+    recovery: RecoverySpec = Field(default_factory=RecoverySpec)
+    retention: RetentionSpec = Field(default_factory=RetentionSpec)
+    migration: MigrationSpec = Field(default_factory=MigrationSpec)
+    savepoints: SavepointsSpec = Field(default_factory=SavepointsSpec)
+    garbage: GarbageSpec = Field(default_factory=GarbageSpec)
+    verification: VerificationSpec = Field(default_factory=VerificationSpec)
+    drill: DrillSpec = Field(default_factory=DrillSpec)
+    checks: ChecksSpec = Field(default_factory=ChecksSpec)
+    launcher: LauncherSpec = Field(default_factory=LauncherSpec)
     description: str = Field(default="", max_length=10_000)
-    owners: list[Owner] = Field(default_factory=list, max_length=10)
+    """Text for people, shown in Dagster."""
+    owners: list[Owner] = Field(default=[], max_length=10)
+    """E-mail addresses, or `team:name`, shown in Dagster."""
 
     @model_validator(mode="after")
     def _into_options(self) -> JobSpec:
@@ -197,15 +173,17 @@ class JobSpec(Strict):
         return identifier(self.name)
 
 
-class Spec(Strict):
+class Spec(SettingsGroup):
     """The whole file."""
 
     version: Literal[1]
+    """Version of the file's form."""
     jobs: dict[JobName, JobSpec] = Field(min_length=1)
-    observation: ObservationSpec = ObservationSpec()
-    dagster: DagsterSpec = DagsterSpec()
+    """The jobs by their names: 1 to 63 of a-z, 0-9, _ and -, starting with a letter or digit."""
+    observation: ObservationSpec = Field(default_factory=ObservationSpec)
+    dagster: DagsterSpec = Field(default_factory=DagsterSpec)
     notify: NotifySpec | None = None
-    file: Path = Path()
+    file: SkipJsonSchema[Path] = Path()
 
     def job(self, name: str) -> JobSpec:
         """The job of that name.
@@ -282,67 +260,12 @@ def to_trigger(spec: JobSpec, *, until_idle: bool = False) -> dict[str, Any] | N
 
 def to_settings(spec: JobSpec) -> JobSettings:
     """What the runtime is set to."""
-    checkpoint, upload, materialization = spec.checkpoint, spec.upload, spec.materialization
-    return JobSettings(
-        parallelism=spec.parallelism,
-        local_dir=spec.local_dir,
-        scratch_dir=spec.scratch_dir,
-        backend=spec.backend,
-        heartbeat_interval_s=checkpoint.heartbeat_interval_s,
-        stall_timeout_s=spec.recovery.stall_timeout_s,
-        inline_bytes_max=checkpoint.inline_bytes_max,
-        checkpoint_interval_s=checkpoint.interval_s,
-        checkpoint_batches=checkpoint.batches,
-        checkpoint_mode=checkpoint.mode,
-        aligned_timeout_s=checkpoint.aligned_timeout_s,
-        unaligned_epoch_s=checkpoint.unaligned_epoch_s,
-        max_inflight_bytes=checkpoint.max_inflight_bytes,
-        task_bytes_max=spec.task_bytes_max,
-        pending_bytes_max=checkpoint.pending_bytes_max,
-        tolerable_failures=checkpoint.tolerable_failures,
-        drain_epochs_max=checkpoint.drain_epochs_max,
-        changelog=spec.changelog,
-        compression=spec.compression,
-        upload_timeout_s=upload.timeout_s,
-        upload_attempts_max=upload.attempts_max,
-        upload_in_flight_bytes_max=upload.in_flight_bytes_max,
-        upload_deadline_s=upload.deadline_s,
-        upload_bytes_per_s=upload.bytes_per_s,
-        local_recovery=spec.local_recovery.enabled,
-        local_bytes_max=spec.local_recovery.bytes_max,
-        local_copies_max=spec.local_recovery.copies_max,
-        placement=spec.placement,
-        partial_aggregation=spec.partial_aggregation,
-        materialize=materialization.by == "driver",
-        materialize_interval_s=materialization.interval_s,
-        materialize_min_bytes=materialization.min_bytes,
-        materialize_ratio=materialization.ratio,
-        materialize_max_segments=materialization.max_segments,
-        materialize_replay_s=materialization.replay_s,
-        materialize_takeover_s=0.0 if materialization.by == "nobody" else materialization.takeover_s,
-        materialize_cells_max=materialization.cells_max,
-        materialize_cell_bytes_max=materialization.cell_bytes_max,
-        retained_checkpoints=spec.retention.retained_checkpoints,
-        retention=to_policy(spec),
-    )
+    return JobSettings.of(spec)
 
 
 def to_policy(spec: JobSpec) -> RetentionPolicy:
     """The rules by which snapshots are kept; empty if there are none."""
-    given = spec.retention
-    return RetentionPolicy(
-        keep_last=given.keep_last,
-        keep_within_s=given.keep_within_s,
-        keep_hourly=given.keep_hourly,
-        keep_daily=given.keep_daily,
-        keep_weekly=given.keep_weekly,
-        keep_monthly=given.keep_monthly,
-        keep_yearly=given.keep_yearly,
-        keep_tags=tuple(given.keep_tags),
-        max_age_s=given.max_age_s,
-        max_count=given.max_count,
-        failed_ttl_s=given.failed_ttl_s,
-    )
+    return RetentionPolicy.of(spec.retention)
 
 
 def to_context(spec: JobSpec) -> JobContext:
@@ -473,7 +396,7 @@ def _validate(root: Located, file: Path, problems: Problems) -> Spec | None:
     try:
         spec = Spec.model_validate(plain)
     except ValidationError as error:
-        for detail in error.errors(include_url=False, include_input=False, include_context=True):
+        for detail in error.errors(include_url=False):
             line, path, message = _problem(detail, root)
             if not problems.has(line, path):  # what follows from a mistake that is already named
                 problems.add(line, path, message)
@@ -581,7 +504,7 @@ def _problem(detail: ErrorDetails, root: Located) -> tuple[int, tuple[Key, ...],
         return place.line, (*place.path, *missing), "this key is required"
     if kind == "extra_forbidden":
         return place.line, place.path, _unknown_key(loc)
-    message = detail["msg"]
+    message = refusal(detail, Spec)
     if kind == "literal_error" and loc == ("version",):
         message = "must be 1, the only version that this Stillstate reads; upgrade it for a newer file"
     elif loc[:1] == ("jobs",) and len(loc) == 2 and kind == "string_pattern_mismatch":
@@ -592,25 +515,14 @@ def _problem(detail: ErrorDetails, root: Located) -> tuple[int, tuple[Key, ...],
         message = "an owner is an e-mail address or `team:name`"
     elif kind in ("model_type", "dict_type"):
         message = "must be a mapping" + ("; it is empty" if place.value is None else "")
-    elif message.startswith("Input should be"):
-        message = "must be" + message.removeprefix("Input should be")
     return place.line, place.path, message
 
 
 def _unknown_key(loc: tuple[Key, ...]) -> str:
     """`unknown key`, with the keys that the place has."""
-    model: type[BaseModel] = Spec
-    for part in loc[:-1]:
-        if part == "jobs":
-            model = JobSpec
-        elif isinstance(part, str) and model is JobSpec and part == "start_from":
-            model = StartFromSpec
-        elif isinstance(part, str) and model is Spec and part in _HOUSE:
-            model = _HOUSE[part]
-        elif isinstance(part, str) and model is JobSpec and part in _SECTIONS:
-            model = _SECTIONS[part]
-    known = sorted(set(model.model_fields) - {"name", "file"}) + (["defaults"] if model is Spec else [])
-    if model is MaterializationSpec and loc[-1] == "enabled":
+    group = group_at(Spec, loc[:-1])
+    if group is MaterializationSpec and loc[-1] == "enabled":
         return "unknown key; it is `by: driver` or `by: nobody` now"
-    near = difflib.get_close_matches(str(loc[-1]), known, n=1)
-    return "unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")
+    return unknown_key(
+        str(loc[-1]), group.model_fields.keys() - {"name", "file"} | ({"defaults"} if group is Spec else set())
+    )

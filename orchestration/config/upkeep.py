@@ -3,106 +3,77 @@ drills, and the limits of checks."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from state_runtime.base.settings import SettingsGroup
 from stillstate.orchestration.config.schedules import Schedule
-from stillstate.orchestration.config.sections import Strict
+from stillstate.orchestration.config.sections import RunTimeoutS
 
-__all__ = [
-    "UPKEEP_SECTIONS",
-    "ChecksSpec",
-    "DrillSpec",
-    "GarbageSpec",
-    "SavepointsSpec",
-    "VerificationSpec",
-]
+__all__ = ["ChecksSpec", "DrillSpec", "GarbageSpec", "SavepointsSpec", "VerificationSpec"]
 
 
-def _timeout_s(hours: float) -> float:
-    found: float = Field(default=hours * 3600, ge=60, le=31 * 86_400)
-    return found
-
-
-class SavepointsSpec(Strict):
-    """Savepoints that Dagster makes.
-
-    Attributes:
-        schedule: when; `auto` is every night.
-        tags: of those that the schedule or a run of `savepoint_<job>` makes, for rules of retention.
-    """
+class SavepointsSpec(SettingsGroup):
+    """Savepoints that Dagster makes."""
 
     schedule: Schedule = "off"
-    tags: list[Annotated[str, Field(min_length=1, max_length=100)]] = Field(
-        default_factory=lambda: ["scheduled"], max_length=20
-    )
-    timeout_s: float = _timeout_s(6)
+    """When Dagster runs `savepoint_<job>`: `off`, `auto` (every night), or a cron line in UTC."""
+    tags: list[Annotated[str, Field(min_length=1, max_length=100)]] = Field(default=["scheduled"], max_length=20)
+    """Tags of savepoints that Dagster makes, for rules of retention."""
+    timeout_s: RunTimeoutS = 6 * 3600.0
+    """Dagster ends a run that takes longer."""
 
 
-class GarbageSpec(Strict):
-    """Collection of what nothing needs.
-
-    Attributes:
-        schedule: `auto` is every six hours.
-        min_age_s: nothing younger is touched.
-        deleted_share_max: a plan that deletes a larger share of the objects waits for a person. Small plans do not.
-    """
+class GarbageSpec(SettingsGroup):
+    """Collection of objects that nothing needs."""
 
     schedule: Schedule = "auto"
+    """When Dagster runs `collect_<job>`: `off`, `auto` (every six hours, each job at a time of its own), or a cron line
+    in UTC."""
     min_age_s: float = Field(default=86_400.0, ge=3600, le=366 * 86_400)
+    """Nothing younger is deleted, by Dagster and by `stillstate gc plan`."""
     deleted_share_max: float = Field(default=0.9, gt=0, le=1)
-    timeout_s: float = _timeout_s(6)
+    """A plan that deletes a larger share of the objects, and more than a thousand, is stopped by its check."""
+    timeout_s: RunTimeoutS = 6 * 3600.0
+    """Dagster ends a run that takes longer."""
 
 
-class VerificationSpec(Strict):
-    """Reading again what is stored.
-
-    Attributes:
-        sample: when a share of the files is read; `auto` is every night.
-        sample_share: of the files, another part each night.
-        full: when all of them are read and decoded; `auto` is once a week.
-    """
+class VerificationSpec(SettingsGroup):
+    """Reading again what is stored."""
 
     sample: Schedule = "auto"
+    """When Dagster reads a share of the files: `off`, `auto` (every night), or a cron line in UTC."""
     sample_share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the files, another part each time."""
     full: Schedule = "auto"
-    timeout_s: float = _timeout_s(12)
+    """When Dagster reads and decodes all of them: `off`, `auto` (once a week), or a cron line in UTC. Take `off` where
+    each byte that is read costs money."""
+    timeout_s: RunTimeoutS = 12 * 3600.0
+    """Dagster ends a run that takes longer."""
 
 
-class DrillSpec(Strict):
-    """Restoring the newest snapshot into a scratch folder, and comparing.
-
-    Attributes:
-        schedule: `auto` is once a week; it reads all of the state twice.
-    """
+class DrillSpec(SettingsGroup):
+    """Restoring the newest snapshot into a scratch folder, and comparing."""
 
     schedule: Schedule = "off"
-    timeout_s: float = _timeout_s(12)
+    """When Dagster runs the drill: `off`, `auto` (once a week), or a cron line in UTC. It reads all of the state
+    twice."""
+    timeout_s: RunTimeoutS = 12 * 3600.0
+    """Dagster ends a run that takes longer."""
 
 
-class ChecksSpec(Strict):
-    """Limits of Dagster's checks; one without a limit is not there.
-
-    Attributes:
-        replay_s: `replay_time_bounded`: what a restart would need to replay the log.
-        late_checkpoints: `rows_on_time`: how many checkpoints in a row may drop all of their rows as late.
-        state_growth: `state_growth`: how many times the rows of a day before the state may have.
-        savepoint_age_s: `savepoint_recent`: age of the newest savepoint that is complete.
-        backlog_s: `backlog`: how far the watermark is behind the clock.
-    """
+class ChecksSpec(SettingsGroup):
+    """Limits of Dagster's checks; `null` removes a check."""
 
     replay_s: float | None = Field(default=60.0, gt=0, le=86_400)
+    """Limit of `replay_time_bounded`: time that a restart would take to replay the log."""
     late_checkpoints: int | None = Field(default=3, ge=1, le=20)
+    """Limit of `rows_on_time`: how many checkpoints with input in a row may drop as many rows as late as came in."""
     state_growth: float | None = Field(default=None, gt=1, le=1_000_000)
+    """Limit of `state_growth`: how many times the rows of a day before the state may have."""
     savepoint_age_s: float | None = Field(default=None, ge=60, le=10 * 366 * 86_400)
+    """Limit of `savepoint_recent`: age of the newest savepoint that is complete."""
     backlog_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
-
-
-UPKEEP_SECTIONS: Final[dict[str, type[BaseModel]]] = {
-    "savepoints": SavepointsSpec,
-    "garbage": GarbageSpec,
-    "verification": VerificationSpec,
-    "drill": DrillSpec,
-    "checks": ChecksSpec,
-}
+    """Limit of `backlog`: how far the watermark is behind the clock, its delay included, and how long the oldest row in
+    flight has waited. It also warns when each of the last four checkpoints has more of them."""

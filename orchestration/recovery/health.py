@@ -28,16 +28,7 @@ from stillstate.orchestration.config.sections import RecoverySpec
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.text import duration_text
 
-__all__ = [
-    "STANDINGS",
-    "Health",
-    "HealthPolicy",
-    "Standing",
-    "Verdict",
-    "decide",
-    "recovery_wait_s",
-    "while_migrating",
-]
+__all__ = ["STANDINGS", "Health", "Standing", "Verdict", "decide", "recovery_wait_s", "while_migrating"]
 
 Verdict = Literal[
     "never-started",
@@ -87,20 +78,6 @@ MIGRATION_QUIET_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
-class HealthPolicy:
-    """Limits in seconds; see `RecoverySpec`."""
-
-    heartbeat_timeout_s: float = 30.0
-    start_grace_s: float = 120.0
-    stall_timeout_s: float = 0.0  # 0: never
-
-    @staticmethod
-    def of(recovery: RecoverySpec) -> HealthPolicy:
-        """As a job's section of `stillstate.yaml` says."""
-        return HealthPolicy(recovery.heartbeat_timeout_s, recovery.start_grace_s, recovery.stall_timeout_s)
-
-
-@dataclass(frozen=True)
 class Health:
     """A verdict and one line that says why.
 
@@ -138,7 +115,7 @@ class Health:
 def decide(
     status: RunStatus | None,
     now_ms: int,
-    policy: HealthPolicy,
+    policy: RecoverySpec,
     process: Liveness,
     *,
     stop_requested: bool = False,

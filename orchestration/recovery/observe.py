@@ -15,7 +15,7 @@ from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.launchers import Launcher
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.launchers.processes import is_hidden, is_owner_gone
-from stillstate.orchestration.recovery.health import Health, HealthPolicy, decide, while_migrating
+from stillstate.orchestration.recovery.health import Health, decide, while_migrating
 
 __all__ = ["Observation", "observe", "progress_marker", "progress_of"]
 
@@ -35,7 +35,7 @@ class Observation:
 
 def observe(job: JobSpec, catalog: Catalog, launcher: Launcher, clock: Clock) -> Observation:
     """Read the newest heartbeat and judge it."""
-    policy = HealthPolicy.of(job.recovery)
+    policy = job.recovery
     status, process = _heard_and_seen(catalog, launcher)
     is_near = status is not None and _is_near(status)
     now_ms = clock.now_ms()

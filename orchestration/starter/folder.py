@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_runtime.base.errors import InvalidConfiguration
+from stillstate.orchestration.config.reference import SCHEMA_NAME, schema_text
 
 __all__ = ["SAMPLE_FILES", "WRITTEN", "instance_settings", "write_folder"]
 
@@ -22,7 +23,8 @@ WRITTEN: Final = {
     "dagster/dagster.yaml": "dagster.yaml",
     ".gitignore": "gitignore",
 }
-"""What is written, and the file that holds its text. Python is kept as text: it is the user's, not ours to import."""
+"""What is written beside the JSON schema of `stillstate.yaml`, and the file that holds its text. Python is kept as
+text: it is the user's, not ours to import."""
 
 SAMPLE_FILES: Final = 3
 """So that a job has something to do at once."""
@@ -50,19 +52,21 @@ def write_folder(folder: Path) -> list[Path]:
     Raises:
         InvalidConfiguration: something of a name that would be written exists; nothing was written.
     """
+    schema = folder / SCHEMA_NAME
     samples = [folder / "inbox" / f"sample-{number}.parquet" for number in range(1, SAMPLE_FILES + 1)]
     wanted = {folder / name: source for name, source in WRITTEN.items()}
-    if taken := [path for path in (*wanted, *samples) if path.exists() or path.is_symlink()]:
+    if taken := [path for path in (*wanted, schema, *samples) if path.exists() or path.is_symlink()]:
         names = ", ".join(str(path) for path in taken[:5]) + (" …" if len(taken) > 5 else "")
         raise InvalidConfiguration(f"{names}: exists already; nothing was written. Name a new folder")
     try:
         for path, source in wanted.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text_of(source), encoding="utf-8")
+        schema.write_text(schema_text(), encoding="utf-8")
         _write_samples(samples)
     except OSError as error:
         raise InvalidConfiguration(f"{folder}: cannot be written ({error.strerror}); name another folder") from error
-    return [*wanted, *samples]
+    return [*wanted, schema, *samples]
 
 
 def _write_samples(paths: list[Path]) -> None:

@@ -15,14 +15,16 @@ _NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, in their order; what they hold is not copied.
+    """The fields of a dataclass or of a group of settings by name, in their order; what they hold is not copied.
 
     Raises:
-        TypeError: the value is no dataclass.
+        TypeError: the value is neither.
     """
     kind = type(value)
     names = _NAMES.get(kind)
     if names is None:
         # A cached property lies beside the fields in `__dict__`, so the fields are looked up by name.
-        names = _NAMES[kind] = tuple(field.name for field in dataclasses.fields(value))
+        declared = getattr(kind, "model_fields", None)
+        names = tuple(declared if declared is not None else (field.name for field in dataclasses.fields(value)))
+        _NAMES[kind] = names
     return {name: getattr(value, name) for name in names}

@@ -1,31 +1,47 @@
-"""Settings of one job's runtime; pure values with limits."""
+"""Settings of one job's runtime: frozen values that check themselves.
+
+Each group below is the value that the runtime works with, the schema of its section in `stillstate.yaml`, and the
+source of docs/settings.md and of the JSON schema for editors. A new setting is one field here and its test; a field
+that only Dagster reads stands in the subclass of the group in `orchestration/config/`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.limits import GIB, KIB, MAX_PARALLELISM, MIB
 
 __all__ = [
-    "CHOICES",
     "FAILED_TTL_S",
-    "JOB_BOUNDS",
-    "RETENTION_BOUNDS",
     "Backend",
-    "Bounds",
     "ChangelogMode",
     "CheckpointMode",
+    "CheckpointSettings",
     "Compression",
     "FoldMode",
     "JobSettings",
+    "LocalRecoverySettings",
+    "MaterializationSettings",
     "PartialAggregation",
     "PlacementMode",
+    "RecoverySettings",
     "RetentionPolicy",
+    "RetentionSettings",
+    "SettingsGroup",
+    "UploadSettings",
     "VerifyLevel",
+    "group_at",
+    "groups_of",
+    "refusal",
+    "unknown_key",
 ]
 
 FAILED_TTL_S = 7 * 86_400.0
@@ -39,135 +55,261 @@ PartialAggregation = Literal["auto", "on", "off"]
 VerifyLevel = Literal["structure", "sample", "full"]
 CheckpointMode = Literal["aligned", "unaligned", "aligned-with-timeout"]
 
+_OUT_OF_BOUNDS: Final = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+_COUNT_MAX: Final = 10_000_000
+_AGE_MAX_S: Final = 100 * 366 * 86_400.0
 
-@dataclass(frozen=True)
-class Bounds:
-    """Which numbers a setting may have: from `low` to `high`, both included.
 
-    Attributes:
-        above: `low` itself is not allowed.
+class SettingsGroup(BaseModel):
+    """Base of every group of settings, also of those that only the file has.
+
+    Raises:
+        InvalidConfiguration: a value is refused, or there is no such setting.
     """
 
-    low: float
-    high: float
-    above: bool = False
+    # `hide_input_in_errors` matters: pydantic would otherwise print what was in a secret's place. `defer_build`: a task
+    # gets its settings checked, and need not build the schemas.
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+        defer_build=True,
+    )
 
-    def hold(self, value: float) -> bool:
-        """Whether a number is inside. NaN and the infinities are not."""
-        # NaN compares as neither, so it is turned away too.
-        return (self.low < value if self.above else self.low <= value) and value <= self.high
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**self._with_present_names(given))
+        except ValidationError as error:
+            lines = [
+                f"{type(self).__name__}: {'.'.join(map(str, detail['loc']))}: {refusal(detail, type(self))}"
+                for detail in error.errors(include_url=False)
+            ]
+            raise InvalidConfiguration("\n".join(lines)) from None
 
+    # Pydantic validates what is nested without calling `__init__` then, so that an error keeps its place in the whole.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
-# The limits and choices of all settings. The checks below and the models of `stillstate.yaml` both take them from here.
-_COUNT: Final = Bounds(1, 10_000_000)
-_AGE_S: Final = Bounds(0, 100 * 366 * 86_400.0, above=True)
-RETENTION_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
-    {
-        "keep_last": _COUNT,
-        "keep_hourly": _COUNT,
-        "keep_daily": _COUNT,
-        "keep_weekly": _COUNT,
-        "keep_monthly": _COUNT,
-        "keep_yearly": _COUNT,
-        "max_count": _COUNT,
-        "keep_within_s": _AGE_S,
-        "max_age_s": _AGE_S,
-        "failed_ttl_s": _AGE_S,
-    }
-)
-JOB_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
-    {
-        "parallelism": Bounds(0, MAX_PARALLELISM),
-        "heartbeat_interval_s": Bounds(0.05, 3600),
-        "stall_timeout_s": Bounds(0, 31 * 86_400),
-        "inline_bytes_max": Bounds(0, 64 * MIB),
-        "materialize_min_bytes": Bounds(1, 1 << 50),
-        "materialize_ratio": Bounds(0.01, 100),
-        "materialize_max_segments": Bounds(2, 4096),
-        "runs_max": Bounds(2, 64),
-        "output_rows_per_batch": Bounds(1, 10_000_000),
-        "checkpoint_interval_s": Bounds(0, 86_400),
-        "checkpoint_batches": Bounds(1, 100_000),
-        "aligned_timeout_s": Bounds(0.1, 86_400),
-        "unaligned_epoch_s": Bounds(0.1, 86_400),
-        "max_inflight_bytes": Bounds(MIB, 1 << 50),
-        "task_bytes_max": Bounds(MIB, 64 * GIB),
-        "pending_bytes_max": Bounds(0, GIB),
-        "tolerable_failures": Bounds(0, 1000),
-        "upload_timeout_s": Bounds(0.01, 600),
-        "upload_attempts_max": Bounds(1, 10),
-        "upload_in_flight_bytes_max": Bounds(MIB, 64 * GIB),
-        "upload_deadline_s": Bounds(1, 3600),
-        "upload_bytes_per_s": Bounds(64 * KIB, 64 * GIB),
-        "materialize_interval_s": Bounds(0.1, 31 * 86_400),
-        "materialize_replay_s": Bounds(0.1, 86_400),
-        "materialize_takeover_s": Bounds(0, 31 * 86_400),
-        "materialize_cells_max": Bounds(1, 4096),
-        "materialize_cell_bytes_max": Bounds(32 * MIB, GIB),
-        "local_bytes_max": Bounds(0, 1 << 60),
-        "local_copies_max": Bounds(1, 1000),
-        "drain_epochs_max": Bounds(1, 1_000_000),
-        "retained_checkpoints": Bounds(0, 1_000_000),
-    }
-)
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "backend": get_args(Backend),
-        "changelog": get_args(ChangelogMode),
-        "compression": get_args(Compression),
-        "placement": get_args(PlacementMode),
-        "partial_aggregation": get_args(PartialAggregation),
-        "checkpoint_mode": get_args(CheckpointMode),
-    }
-)
+    @classmethod
+    def of(cls, wider: SettingsGroup) -> Self:
+        """The fields of this group out of a value that has more."""
+        found = {}
+        for name, field in cls.model_fields.items():
+            value, groups = getattr(wider, name), groups_of(field.annotation)
+            found[name] = groups[0].of(value) if groups else value
+        return cls(**found)
+
+    @classmethod
+    def _with_present_names(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return given
 
 
-@dataclass(frozen=True)
-class RetentionPolicy:
-    """What is kept. None leaves a rule out; zero and less are refused, they would mean "delete everything" by mistake.
+def groups_of(annotation: Any) -> list[type[SettingsGroup]]:
+    """The groups that a field may hold, itself or as values of a mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, SettingsGroup):
+        return [annotation]
+    return [group for argument in get_args(annotation) for group in groups_of(argument)]
 
-    Attributes:
-        keep_last: so many newest.
-        keep_within_s: everything that is not older than this before the newest.
-        keep_hourly … keep_yearly: the newest of each of so many newest hours (days, ISO weeks, …) that have any. The
-            oldest of all is held too as long as a series is not full, so that history reaches back as far as it can.
-        keep_tags: savepoints with one of these tags.
-        max_age_s, max_count: see above.
-        failed_ttl_s: how long savepoints that failed are kept, to be looked at; not counted from the newest, but from
-            now.
+
+def group_at(root: type[SettingsGroup], path: Iterable[str | int]) -> type[SettingsGroup]:
+    """The group that a path of keys leads to, from `root`."""
+    group, is_name = root, False  # below a mapping a key is a name, whatever it is
+    for key in path:
+        field = None if is_name else group.model_fields.get(str(key))
+        is_name = field is not None and get_origin(field.annotation) is dict
+        group = group if field is None else (groups_of(field.annotation) or [group])[0]
+    return group
+
+
+def refusal(detail: ErrorDetails, root: type[SettingsGroup]) -> str:
+    """Why a value below `root` is refused, in the same words for Python and for `stillstate.yaml`.
+
+    Of values only numbers that are out of bounds are shown: anything else may be a secret.
     """
+    message, kind, path = detail["msg"], detail["type"], detail["loc"]
+    if kind == "extra_forbidden":
+        return unknown_key(str(path[-1]), group_at(root, path[:-1]).model_fields)
+    if message.startswith("Input should be"):
+        message = "must be" + message.removeprefix("Input should be")
+    return message + (f" (got {detail['input']})" if kind in _OUT_OF_BOUNDS else "")
 
-    keep_last: int | None = None
-    keep_within_s: float | None = None
-    keep_hourly: int | None = None
-    keep_daily: int | None = None
-    keep_weekly: int | None = None
-    keep_monthly: int | None = None
-    keep_yearly: int | None = None
-    keep_tags: tuple[str, ...] = ()
-    max_age_s: float | None = None
-    max_count: int | None = None
-    failed_ttl_s: float = FAILED_TTL_S
 
-    def __post_init__(self) -> None:
-        for name, bounds in RETENTION_BOUNDS.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if bounds is _COUNT and (type(value) is not int or not bounds.hold(value)):
-                raise InvalidConfiguration(
-                    f"retention: {name} = {value!r} must be {bounds.low:,} … {bounds.high:,}; leave it out for none"
-                )
-            if not bounds.hold(value):
-                raise InvalidConfiguration(
-                    f"retention: {name} = {value!r} must be more than 0 seconds and at most 100 years; leave it out "
-                    "for none"
-                )
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What is said of a key that a place does not have: the one that was meant, or all that it has."""
+    near = difflib.get_close_matches(key, known := sorted(known), n=1)
+    return "unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")
+
+
+def _on_off(value: object) -> object:
+    """`on` and `off` are words in YAML 1.2 and booleans in 1.1; people and tools write either."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
+def _off(value: object) -> object:
+    return "off" if value is False else value
+
+
+class CheckpointSettings(SettingsGroup):
+    """When checkpoints are made and how they are written."""
+
+    interval_s: float = Field(default=0.0, ge=0, le=86_400)
+    """Least time from one checkpoint to the next. Output is published at checkpoints only. 0: a checkpoint after each
+    epoch. A longer interval costs fewer requests."""
+    batches: int = Field(default=1, ge=1, le=100_000)
+    """Least number of epochs from one checkpoint to the next. Where `interval_s` is set too, the first of the two that
+    is reached makes a checkpoint due."""
+    mode: CheckpointMode = "aligned-with-timeout"
+    """When an epoch ends. `aligned`: once all rows that it read are processed. `unaligned`: after `unaligned_epoch_s`;
+    rows that are not processed by then become part of the snapshot, and the next epoch processes them before it reads
+    anything else. `aligned-with-timeout`: aligned until the epoch has taken `aligned_timeout_s`, then unaligned."""
+    aligned_timeout_s: float = Field(default=10.0, ge=0.1, le=86_400)
+    """With `aligned-with-timeout`: how long an epoch waits for its rows. With a checkpoint interval it waits until the
+    next checkpoint is due, if that is later."""
+    unaligned_epoch_s: float = Field(default=1.0, ge=0.1, le=86_400)
+    """How long an unaligned epoch takes, or until the next checkpoint is due, if that is later. Raise it for fewer and
+    larger epochs."""
+    max_inflight_bytes: int = Field(default=GIB, ge=MIB, le=1 << 50)
+    """Rows in flight that one snapshot holds at most, of all operators and shards together, by their size in memory. An
+    epoch that would leave more continues. Lower it for smaller snapshots; raise it for shorter epochs behind a large
+    backlog."""
+    pending_bytes_max: int = Field(default=16 * MIB, ge=0, le=GIB)
+    """Changes of epochs without a checkpoint that the driver holds in memory before it writes them."""
+    tolerable_failures: int = Field(default=3, ge=0, le=1000)
+    """How often in a row an epoch or a checkpoint that fails because a store is away is run again in the same process.
+    0: the run ends at the first failure."""
+    drain_epochs_max: int = Field(default=100, ge=1, le=1_000_000)
+    """Epochs that draining runs at most, for timers that set timers. Timers that remain stay in the savepoint."""
+    inline_bytes_max: int = Field(default=256 * KIB, ge=0, le=64 * MIB)
+    """Changes of one task up to this size are sent to the driver and packed into the epoch's one segment. A task
+    uploads larger ones as an object of its own."""
+    heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=3600)
+    """How often the driver writes its heartbeat and looks for control requests."""
+
+
+class UploadSettings(SettingsGroup):
+    """How changelog objects reach the store: when an attempt gets a rival, and when an upload fails."""
+
+    timeout_s: float = Field(default=1.0, ge=0.01, le=600)
+    """An attempt that takes longer (plus what `bytes_per_s` allows for its size) gets a second one beside it; the first
+    to succeed wins. Raise it for a slow store."""
+    attempts_max: int = Field(default=3, ge=1, le=10)
+    """Attempts for one object that are under way at once, at most."""
+    in_flight_bytes_max: int = Field(default=100 * MIB, ge=MIB, le=64 * GIB)
+    """Bytes that the uploads of one executor hold, hanging attempts included. Beyond it tasks wait: `upload_wait_ms`
+    says how long. An object that is larger is uploaded alone."""
+    deadline_s: float = Field(default=120.0, ge=1, le=3600)
+    """An upload fails, and its epoch is run again, after this time, or after `attempts_max` timeouts if those take
+    longer."""
+    bytes_per_s: int = Field(default=4 * MIB, ge=64 * KIB, le=64 * GIB)
+    """Speed that one upload reaches at least while the store is well: an attempt for 1 GiB has 4 minutes. Lower it for
+    a slow line, or every large object is uploaded twice."""
+
+    def attempt_s(self, size: int) -> float:
+        """How long an attempt may take before the next one begins."""
+        return self.timeout_s + size / self.bytes_per_s
+
+    def upload_s(self, size: int) -> float:
+        """How long all attempts together may take."""
+        return max(self.deadline_s, self.attempts_max * self.attempt_s(size))
+
+
+class LocalRecoverySettings(SettingsGroup):
+    """Whether shards are restored from copies on their host's disk, and what those may take of it."""
+
+    enabled: bool = True
+    """Whether shards may be restored from copies on the host's disk."""
+    bytes_max: int = Field(default=64 * GIB, ge=0, le=1 << 60)
+    """What local copies of one job may take of one host's disk."""
+    copies_max: int = Field(default=4, ge=1, le=1000)
+    """Copies of one shard that a restart looks at, the newest first."""
+
+
+LocalRecovery = Annotated[
+    LocalRecoverySettings,
+    BeforeValidator(
+        lambda value: {"enabled": value} if isinstance(value, bool) else value,
+        json_schema_input_type=LocalRecoverySettings | bool,
+    ),
+]
+
+
+class MaterializationSettings(SettingsGroup):
+    """Which process folds the changelog into state tables, and when."""
+
+    by: Literal["driver", "dagster", "nobody"] = "driver"
+    """`driver` folds in the background, beside its epochs; `dagster` folds in a Spark job of its own, when a sensor
+    finds it due and on a schedule; `nobody`: only `stillstate materialize` folds."""
+    interval_s: float = Field(default=600.0, ge=0.1, le=31 * 86_400)
+    """Fold at least this often, if there is anything to fold."""
+    min_bytes: int = Field(default=64 * MIB, ge=1, le=1 << 50)
+    """Size of the log below which it is not folded for its size."""
+    ratio: float = Field(default=0.3, ge=0.01, le=100)
+    """A range of keys gets a new base table once its changes reach about this share of it, and the log is folded at
+    half of this share of all tables. A lower ratio takes less space and writes more."""
+    max_segments: int = Field(default=256, ge=2, le=4096)
+    """Fold at this many log segments, whatever their size, so that the manifest and the number of reads at a restart
+    stay bounded."""
+    replay_s: float = Field(default=10.0, ge=0.1, le=86_400)
+    """Fold when a restart would need about this long to replay the log."""
+    takeover_s: float = Field(default=1800.0, ge=0, le=31 * 86_400)
+    """With `by: dagster`: once a materialization has been due for this long and Dagster has not made it, the driver
+    makes it, with a warning in its log, until Dagster does again. 0: never."""
+    cells_max: int = Field(default=256, ge=1, le=4096)
+    """Tables of 32 MiB or more that a state is cut into at most, as long as none exceeds `cell_bytes_max`; a larger
+    state has more, up to 8,192. Manifests name them all (260 bytes each)."""
+    cell_bytes_max: int = Field(default=256 * MIB, ge=32 * MIB, le=GIB)
+    """What a table should hold where `cells_max` tables would be larger; it is split at twice this size. Beyond 1 TiB
+    of state tables grow again, so that a manifest can name them. A fold reads a table whole and takes several times its
+    size in memory; a table of more than 4 GiB unpacked is refused."""
+
+    @property
+    def driver_takes_over_after_s(self) -> float:
+        """`takeover_s` where Dagster folds; 0, which is never, where the driver need not stand in for it."""
+        return self.takeover_s if self.by == "dagster" else 0.0
+
+
+class RecoverySettings(SettingsGroup):
+    """When a driver counts as lost, and how often it is started again."""
+
+    stall_timeout_s: float = Field(default=900.0, ge=0, le=31 * 86_400)
+    """A driver in which neither an epoch nor a task has ended for this long, although its source has input, is stalled:
+    it logs what its threads do. 0: never."""
+
+
+class RetentionPolicy(SettingsGroup):
+    """Which snapshots are kept: those that any rule keeps. A rule that is left out keeps nothing; 0 is refused, it
+    would delete everything by mistake."""
+
+    keep_last: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """Keep this many newest, also by the driver."""
+    keep_within_s: float | None = Field(default=None, gt=0, le=_AGE_MAX_S)
+    """Keep what is at most this much older than the newest."""
+    keep_hourly: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """Keep the newest of each of this many newest hours (UTC) that have any. The oldest of all is kept too until the
+    series is full, so that history reaches back as far as it can."""
+    keep_daily: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """The same of days (UTC)."""
+    keep_weekly: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """The same of ISO weeks."""
+    keep_monthly: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """The same of months."""
+    keep_yearly: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """The same of years."""
+    # YAML has lists and no tuples.
+    keep_tags: tuple[str, ...] = Field(default=(), max_length=100, strict=False)
+    """Keep savepoints with one of these tags."""
+    max_age_s: float | None = Field(default=None, gt=0, le=_AGE_MAX_S)
+    """Delete what is more than this much older than the newest and no rule keeps."""
+    max_count: int | None = Field(default=None, ge=1, le=_COUNT_MAX)
+    """Delete what is beyond this many newest and no rule keeps."""
+    failed_ttl_s: float = Field(default=FAILED_TTL_S, gt=0, le=_AGE_MAX_S)
+    """How long savepoints that failed are kept for inspection, counted from now."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it decides nothing of snapshots: then nothing is planned by it."""
-        return all(not getattr(self, f.name) for f in fields(self) if f.name != "failed_ttl_s")
+        """Whether it has no rule for snapshots: then nothing is planned by it."""
+        return not any(getattr(self, name) for name in RetentionPolicy.model_fields.keys() - {"failed_ttl_s"})
 
     @property
     def goes_by_age(self) -> bool:
@@ -189,133 +331,110 @@ class RetentionPolicy:
         return self.max_age_s is not None or self.max_count is not None
 
 
-@dataclass(frozen=True)
-class JobSettings:
-    """How a job runs; nothing here changes a result.
+class RetentionSettings(RetentionPolicy):
+    """Which snapshots are kept: those that any rule keeps, and the newest ones that the driver keeps by itself. A rule
+    that is left out keeps nothing; 0 is refused, it would delete everything by mistake."""
 
-    Attributes:
-        parallelism: shards of every stateful operator; 0 takes Spark's default parallelism at the first start
-            and the newest snapshot's value after that.
-        local_dir: folder for local copies of state; "" is a folder of the user in the system's temporary directory. It
-            should outlive the driver, for quick restarts.
-        scratch_dir: folder for Spark's checkpoint directory, which a run removes at its end; "" is that same folder of
-            the user, wherever `local_dir` is. A run cannot go on while its disk is full; a full `local_dir` does not
-            matter.
-        heartbeat_interval_s: how often the driver says that it lives, and looks for control requests.
-        stall_timeout_s: a run in which nothing has ended for so long, neither an epoch nor a task, logs what its
-            threads do, and says so; 0: never. A quiet source does not count.
-        inline_bytes_max: changes of one task up to this size ride in its acknowledgement and are packed into the
-            epoch's one segment; larger ones are uploaded by the task itself.
-        materialize: whether the driver folds its changelog into state tables in the background.
-        materialize_min_bytes: log size below which nothing is folded for its size.
-        materialize_ratio: a cell of the tables gets a new base once its deltas reach about this share of its base; the
-            log is folded once it reaches half of this share of all tables.
-        materialize_max_segments: fold the log at this many segments, whatever their size, so that the manifest and the
-            number of reads at a restart stay bounded.
-        runs_max: about how many local runs a look-up searches per shard and state: more make merges rarer, fewer make
-            look-ups quicker.
-        backend: what keeps a shard's state on local disk: "arrow" (sorted, memory-mapped runs) or "rocksdb" (needs the
-            package rocksdict). Snapshots do not depend on it.
-        output_rows_per_batch: rows of one output Arrow batch of an operator, as sinks get it; Spark gets at most 10,000
-            at a time.
-        changelog: "on" writes what an epoch changed; "off" uploads the new files of the backend at each checkpoint.
-        compression: of what is written to the changelog.
-        checkpoint_interval_s: at least so long from one checkpoint to the next; 0 makes one after each epoch. Output is
-            published at checkpoints only.
-        checkpoint_batches: at least so many epochs from one checkpoint to the next. A checkpoint is made when either of
-            the two that are set says so.
-        checkpoint_mode: when an epoch ends. "aligned": when all rows that it read are processed. "unaligned": after
-            `unaligned_epoch_s`; what is not processed by then waits, in the snapshot too, and is gone on with in the
-            next epoch, before anything else is read. "aligned-with-timeout": as aligned, until an epoch has taken
-            `aligned_timeout_s`; then it ends as an unaligned one.
-        aligned_timeout_s, unaligned_epoch_s: see there. With a checkpoint interval epochs last until the next
-            checkpoint is due, if that is longer.
-        max_inflight_bytes: rows that wait in one snapshot at most, all operators and shards together, by their size in
-            memory. An epoch that would leave more goes on.
-        task_bytes_max: input that a task holds in memory, about; what is more waits on the host's disk.
-        pending_bytes_max: changes of epochs without a checkpoint that the driver holds in memory before it writes them.
-        tolerable_failures: so many times in a row an epoch or checkpoint may fail because a store is away, and is run
-            again in the same process, before the run ends; 0: it ends at once.
-        upload_timeout_s: an upload that has taken so long (and what `upload_bytes_per_s` adds for its size) is begun
-            again beside itself; the first to succeed wins.
-        upload_attempts_max: uploads of one object under way at most.
-        upload_in_flight_bytes_max: bytes that uploads of one executor may hold; tasks wait beyond it.
-        upload_deadline_s: an upload fails, and its epoch is run again, after this, or after `upload_attempts_max`
-            timeouts if those take longer.
-        upload_bytes_per_s: what one upload reaches at least while the store is well.
-        materialize_interval_s: fold the log at least so often, if there is anything to fold.
-        materialize_replay_s: fold the log when a restart would need about so long to replay it.
-        materialize_takeover_s: where the driver does not materialize, it does so all the same once a materialization
-            has been due for so long and no other process has made it; 0: never.
-        materialize_cells_max: into so many tables a state is cut at most, of 32 MiB or more each; manifests name them
-            all. A state that is larger than `materialize_cell_bytes_max` times this has more, up to 8,192.
-        materialize_cell_bytes_max: a table's bytes, about (it is split at twice as many): a fold reads it whole, and
-            takes several times as much memory.
-        local_recovery: whether shards may be restored from copies on the host's disk.
-        local_bytes_max: what local copies of one job may take of one host's disk.
-        local_copies_max: copies of one shard that a restart looks at, the newest first.
-        drain_epochs_max: after the end of all input so many epochs are run at most, for timers that set timers.
-        retained_checkpoints: so many newest checkpoints are kept; the driver gives older ones up, in the background,
-            that nobody needs. `retention.keep_last` counts instead of it, if it is set. 0: the driver gives nothing up.
-        retention: rules that keep more than these.
-        placement: "sticky" keeps a shard on the executor that has its copy, as long as that lives.
-        partial_aggregation: "auto" lets Spark aggregate an operator's rows before the shuffle where its newest epochs
-            had many rows of few keys; "on" and "off" always and never. Only for functions that give the same result to
-            the last digit.
-    """
+    retained_checkpoints: int = Field(default=100, ge=0, le=1_000_000)
+    """Newest checkpoints that the driver keeps by itself. In the background it expires older ones that no rule keeps
+    and nothing needs. `keep_last` counts instead, if it is set. 0: the driver expires nothing."""
 
-    parallelism: int = 0
+
+Retention = Annotated[
+    RetentionSettings, BeforeValidator(lambda value: value.model_dump() if type(value) is RetentionPolicy else value)
+]
+
+
+class JobSettings(SettingsGroup):
+    """How a job runs; nothing here changes a result."""
+
+    parallelism: int = Field(default=0, ge=0, le=MAX_PARALLELISM)
+    """Shards of every stateful operator. 0: Spark's default parallelism at the first start, and the newest snapshot's
+    value after that. Of a job that was migrated, `stillstate migrate` changes it."""
     local_dir: str = ""
-    heartbeat_interval_s: float = 2.0
-    inline_bytes_max: int = 256 * KIB
-    materialize: bool = True
-    materialize_min_bytes: int = 64 * MIB
-    materialize_ratio: float = 0.3
-    materialize_max_segments: int = 256
-    runs_max: int = 8
-    output_rows_per_batch: int = 65_536
-    backend: Backend = "arrow"
-    changelog: ChangelogMode = "on"
-    compression: Compression = "lz4"
-    checkpoint_interval_s: float = 0.0
-    checkpoint_batches: int = 1
-    checkpoint_mode: CheckpointMode = "aligned-with-timeout"
-    aligned_timeout_s: float = 10.0
-    unaligned_epoch_s: float = 1.0
-    max_inflight_bytes: int = GIB
-    task_bytes_max: int = 128 * MIB
-    pending_bytes_max: int = 16 * MIB
-    tolerable_failures: int = 3
-    upload_timeout_s: float = 1.0
-    upload_attempts_max: int = 3
-    upload_in_flight_bytes_max: int = 100 * MIB
-    upload_deadline_s: float = 120.0
-    upload_bytes_per_s: int = 4 * MIB
-    materialize_interval_s: float = 600.0
-    materialize_replay_s: float = 10.0
-    materialize_takeover_s: float = 1800.0
-    materialize_cells_max: int = 256
-    materialize_cell_bytes_max: int = 256 * MIB
-    local_recovery: bool = True
-    local_bytes_max: int = 64 * GIB
-    local_copies_max: int = 4
-    drain_epochs_max: int = 100
-    placement: PlacementMode = "sticky"
-    partial_aggregation: PartialAggregation = "auto"
-    retained_checkpoints: int = 100
-    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    """Folder for local copies of state. It should outlive the driver, for quick restarts. Empty: a folder of the user
+    in the system's temporary directory."""
     scratch_dir: str = ""
-    stall_timeout_s: float = 900.0
+    """Folder for Spark's checkpoint directory, which a run removes at its end. A run cannot continue while its disk is
+    full; a full `local_dir` does no harm. Empty: the folder of the user that an empty `local_dir` is."""
+    backend: Backend = "arrow"
+    """What holds a shard's state on local disk: `arrow` (sorted, memory-mapped runs) or `rocksdb` (needs the package
+    rocksdict). Snapshots do not depend on it. Of a job that was migrated, `stillstate migrate` changes it."""
+    changelog: Annotated[ChangelogMode, BeforeValidator(_on_off, json_schema_input_type=ChangelogMode | bool)] = "on"
+    """`on` writes what an epoch changed. `off` uploads new files of the local state at each checkpoint instead: slower
+    checkpoints, no materialization."""
+    compression: Compression = "lz4"
+    """Of the changelog. `zstd` is smaller and slower; `none` is for data that does not shrink."""
+    placement: Annotated[PlacementMode, BeforeValidator(_off, json_schema_input_type=PlacementMode | bool)] = "sticky"
+    """`sticky` keeps a shard on the executor that has its local copy, as long as that executor lives; `off` leaves the
+    choice to Spark."""
+    partial_aggregation: Annotated[
+        PartialAggregation, BeforeValidator(_on_off, json_schema_input_type=PartialAggregation | bool)
+    ] = "auto"
+    """`auto` lets Spark aggregate an operator's rows before the shuffle where its newest epochs had 50,000 rows or
+    more, of few keys; `on` and `off`: always and never. Only functions whose result stays the same to the last digit
+    are aggregated so."""
+    task_bytes_max: int = Field(default=128 * MIB, ge=MIB, le=64 * GIB)
+    """Input that a task holds in memory, about, and as much of what it changed. The rest waits on the host's disk."""
+    output_rows_per_batch: int = Field(default=65_536, ge=1, le=_COUNT_MAX)
+    """Rows of one output Arrow batch of an operator, as sinks get it. Spark gets at most 10,000 at a time."""
+    runs_max: int = Field(default=8, ge=2, le=64)
+    """Local runs that a look-up searches per shard and state, about. More make merges rarer, fewer make look-ups
+    quicker."""
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    upload: UploadSettings = Field(default_factory=UploadSettings)
+    local_recovery: LocalRecovery = Field(default_factory=LocalRecoverySettings)
+    materialization: MaterializationSettings = Field(default_factory=MaterializationSettings)
+    recovery: RecoverySettings = Field(default_factory=RecoverySettings)
+    retention: Retention = Field(default_factory=RetentionSettings)
 
-    def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidConfiguration(
-                    f"setting {name} = {getattr(self, name)!r} is not one of {', '.join(allowed)}"
-                )
-        for name, bounds in JOB_BOUNDS.items():
-            value = getattr(self, name)
-            if not bounds.hold(value):
-                raise InvalidConfiguration(
-                    f"setting {name} = {value!r} is outside {bounds.low} … {bounds.high}; choose a value inside"
-                )
+    @classmethod
+    def _with_present_names(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Settings of groups by the names that they had when all of them stood beside each other."""
+        present: dict[str, Any] = {name: value for name, value in given.items() if name not in _FORMER}
+        for name in given.keys() & _FORMER.keys():
+            group, key = _FORMER[name]
+            _warn_of(name, stacklevel=4)
+            # `materialize=False` left it to another process.
+            value = given[name] if key != "by" else "driver" if given[name] else "dagster"
+            before = present.get(group, {})
+            before = before.model_dump(exclude_unset=True) if isinstance(before, SettingsGroup) else before
+            present[group] = {**before, key: value}
+        return present
+
+    if not TYPE_CHECKING:  # so that a misspelt name stays an error of types
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _FORMER:
+                return super().__getattr__(name)
+            group, key = _FORMER[name]
+            _warn_of(name, stacklevel=3)
+            value = getattr(getattr(self, group), key)
+            return value == "driver" if key == "by" else value
+
+
+_FORMER: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        **{f"checkpoint_{key}": ("checkpoint", key) for key in ("interval_s", "batches", "mode")},
+        **{
+            key: ("checkpoint", key)
+            for key in CheckpointSettings.model_fields.keys() - {"interval_s", "batches", "mode"}
+        },
+        **{f"upload_{key}": ("upload", key) for key in UploadSettings.model_fields},
+        **{f"local_{key}": ("local_recovery", key) for key in ("bytes_max", "copies_max")},
+        **{
+            f"materialize_{key}": ("materialization", key)
+            for key in MaterializationSettings.model_fields.keys() - {"by"}
+        },
+        "materialize": ("materialization", "by"),
+        "stall_timeout_s": ("recovery", "stall_timeout_s"),
+        "retained_checkpoints": ("retention", "retained_checkpoints"),
+    }
+)
+"""Names of version 0.1.0 before its settings had groups; they go with the version after it."""
+
+
+def _warn_of(name: str, *, stacklevel: int) -> None:
+    group, key = _FORMER[name]
+    message = f"JobSettings.{name} is {group}.{key} now: JobSettings({group}={{{key!r}: …}})"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

@@ -140,7 +140,7 @@ class PartsWriter:
         Raises:
             StoreUnavailable: see `add`.
         """
-        if self._uploads or self._waiting_bytes > self._settings.inline_bytes_max:
+        if self._uploads or self._waiting_bytes > self._settings.checkpoint.inline_bytes_max:
             self._upload()
         inline = tuple(body.to_pybytes() for body in self._waiting)
         return WrittenParts(tuple(self._parts), tuple(self._objects), tuple(self._uploads), inline)

@@ -24,58 +24,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import StillstateError, StoreRefused, StoreUnavailable
-from state_runtime.base.limits import MIB
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import UploadSettings
 from state_runtime.changelog.changes import UploadTotals
 from state_runtime.store import Body, Store
 
-__all__ = ["Attempts", "ThreadedAttempts", "Upload", "UploadPolicy", "Uploader"]
+__all__ = ["Attempts", "ThreadedAttempts", "Upload", "Uploader"]
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class UploadPolicy:
-    """When an attempt gets a rival, and when an upload ends.
-
-    Attributes:
-        timeout_s: of one attempt, for a small object.
-        bytes_per_s: what an attempt may take beside that for its size.
-        attempts_max: of one object.
-        deadline_s: after it (or after `attempts_max` timeouts, if that is longer) the upload has failed. Also how long
-            one waits for room below `in_flight_bytes_max`.
-        in_flight_bytes_max: of all uploads of the process; an object that is larger alone goes when nothing else does.
-    """
-
-    timeout_s: float = 1.0
-    bytes_per_s: int = 4 * MIB
-    attempts_max: int = 3
-    deadline_s: float = 120.0
-    in_flight_bytes_max: int = 100 * MIB
-
-    @staticmethod
-    def of(settings: JobSettings) -> UploadPolicy:
-        """The policy of a job."""
-        return UploadPolicy(
-            timeout_s=settings.upload_timeout_s,
-            attempts_max=settings.upload_attempts_max,
-            deadline_s=settings.upload_deadline_s,
-            bytes_per_s=settings.upload_bytes_per_s,
-            in_flight_bytes_max=settings.upload_in_flight_bytes_max,
-        )
-
-    def attempt_s(self, size: int) -> float:
-        """How long an attempt may take before the next one begins."""
-        return self.timeout_s + size / self.bytes_per_s
-
-    def upload_s(self, size: int) -> float:
-        """How long all attempts together may take."""
-        return max(self.deadline_s, self.attempts_max * self.attempt_s(size))
 
 
 class Attempts(Protocol):
@@ -122,7 +81,7 @@ class ThreadedAttempts:
 class Uploader:
     """All uploads of a process: one bound on their bytes. Thread-safe."""
 
-    def __init__(self, policy: UploadPolicy, clock: Clock, attempts: Attempts | None = None) -> None:
+    def __init__(self, policy: UploadSettings, clock: Clock, attempts: Attempts | None = None) -> None:
         self.policy = policy
         self._clock = clock
         self.run: Attempts = attempts or ThreadedAttempts()
@@ -163,7 +122,7 @@ class Uploader:
                 raise StoreUnavailable(
                     f"no room for an upload of {size:,} bytes to {root.url}: uploads of {self._in_flight:,} bytes do "
                     "not end. "
-                    "Check the network; raise upload_in_flight_bytes_max if the store is only slow"
+                    "Check the network; raise upload.in_flight_bytes_max if the store is only slow"
                 )
             self._in_flight += size
             wait_ms = (self._clock.monotonic_s() - begun_s) * 1000

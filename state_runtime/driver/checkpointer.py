@@ -413,7 +413,7 @@ def _fold_process(context: DriverContext, committer: Committer) -> FoldProcess |
     folded here."""
     settings = context.settings
     here_only = context.store_url.startswith("memory:") or context.clock is not SYSTEM_CLOCK
-    folds = settings.materialize or settings.materialize_takeover_s
+    folds = settings.materialization.by == "driver" or settings.materialization.driver_takes_over_after_s
     if here_only or not folds or settings.changelog == "off":
         return None
     url = f"{context.store_url.rstrip('/')}/{context.job_name}"

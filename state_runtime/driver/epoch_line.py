@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from state_runtime.base import faults
 from state_runtime.base.heap import collection_paused
 from state_runtime.base.progress import Progress
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.books import Books
@@ -95,7 +95,7 @@ class EpochLine:
         self._on_progress = on_progress
         self._skipped_rows = skipped_rows
         self._is_savepoint_asked = is_savepoint_asked
-        self._uploader = Uploader(UploadPolicy.of(context.settings), context.clock)
+        self._uploader = Uploader(context.settings.upload, context.clock)
         self._odd_times = OddTimes(context.pipeline.watermarks)
         self._governor = Governor(context.settings, context.pipeline.operators, context.parallelism)
         self.checkpointer = Checkpointer(
@@ -114,7 +114,7 @@ class EpochLine:
             committer,
             self.checkpointer,
             self.engine.so_far,
-            tolerable=context.settings.tolerable_failures,
+            tolerable=context.settings.checkpoint.tolerable_failures,
             wait=wait,
         )
         self.progress: Progress | None = None
@@ -187,7 +187,7 @@ class EpochLine:
     def _limits_of(self, request: EpochRequest, batch: BatchBook | None) -> EpochLimits:
         """What an epoch that begins now may take, without a batch whatever it takes."""
         clock, interval = self._context.clock, self._books.interval
-        interval_s, now_s = self._context.settings.checkpoint_interval_s, clock.monotonic_s()
+        interval_s, now_s = self._context.settings.checkpoint.interval_s, clock.monotonic_s()
         left_s = max(0.0, interval_s - (now_s - interval.began_s)) if interval_s else 0.0
         budget = self._governor.plan(
             None if request.unlimited else batch,
@@ -238,7 +238,10 @@ class EpochLine:
         """
         books = self._books
         segment_bytes, flushed_ms = 0, 0.0
-        if books.interval.holds_more_than(self._context.settings.pending_bytes_max) or books.shards.any_stranded:
+        if (
+            books.interval.holds_more_than(self._context.settings.checkpoint.pending_bytes_max)
+            or books.shards.any_stranded
+        ):
             segment_bytes, flushed_ms = self._flush()
         ended_s = self._context.clock.monotonic_s()
         numbers = with_times(

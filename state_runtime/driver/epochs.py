@@ -272,7 +272,7 @@ class EpochDriver:
                     self._run(empty, None, self._now_ms(), unlimited=True)
                 # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
                 # ends.
-                epochs_max = self._context.settings.drain_epochs_max
+                epochs_max = self._context.settings.checkpoint.drain_epochs_max
                 for _ in range(epochs_max):
                     self._run(empty, None, self._now_ms(), drains=True)
                     faults.reach("drain-epoch")

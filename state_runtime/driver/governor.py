@@ -94,7 +94,7 @@ class Governor:
     @property
     def is_catching_up(self) -> bool:
         """Whether the first batch of the run is under way and takes more than one epoch: other work waits."""
-        return self._batches == 0 and self._epochs > 0 and self._settings.checkpoint_mode != "aligned"
+        return self._batches == 0 and self._epochs > 0 and self._settings.checkpoint.mode != "aligned"
 
     def plan(self, batch: BatchBook | None, *, reads: bool, now_ms: int, until_checkpoint_s: float) -> EpochBudget:
         """The budget of the next epoch.
@@ -107,7 +107,7 @@ class Governor:
         """
         uids = [o.uid for o in self._operators]
         within_s = self._within_s(until_checkpoint_s)
-        due_after_s = until_checkpoint_s if self._settings.checkpoint_interval_s else within_s or 0.0
+        due_after_s = until_checkpoint_s if self._settings.checkpoint.interval_s else within_s or 0.0
         self._begins_ms, self._reads = {}, reads
         if within_s is None or batch is None:
             return EpochBudget(None, dict.fromkeys(uids, NO_LIMITS), frozenset(uids), due_after_s)
@@ -168,10 +168,10 @@ class Governor:
 
     def _within_s(self, until_checkpoint_s: float) -> float | None:
         settings = self._settings
-        if settings.checkpoint_mode == "aligned":
+        if settings.checkpoint.mode == "aligned":
             return None
-        is_unaligned = settings.checkpoint_mode == "unaligned"
-        mode_s = settings.unaligned_epoch_s if is_unaligned else settings.aligned_timeout_s
+        is_unaligned = settings.checkpoint.mode == "unaligned"
+        mode_s = settings.checkpoint.unaligned_epoch_s if is_unaligned else settings.checkpoint.aligned_timeout_s
         if self._batches == 0:
             mode_s = min(mode_s, _FIRST_EPOCH_S * 2.0 ** min(self._epochs, 32))
         return max(mode_s, until_checkpoint_s)
@@ -231,7 +231,7 @@ class Governor:
                 for shard, rows in self._seen[uid].shards.items():
                     of_shards[shard] = float(rows)
             total = sum(map(sum, cells.values()))
-        cap = self._settings.max_inflight_bytes
+        cap = self._settings.checkpoint.max_inflight_bytes
         evenly = cap / (len(cells) * self._parallelism) if cells else 0.0
         if not total:
             return {uid: (int(evenly),) * self._parallelism for uid in cells}

@@ -121,7 +121,7 @@ def objects_of(changes: Sequence[TaskChanges]) -> list[str]:
 
 def has_intervals(settings: JobSettings) -> bool:
     """Whether several epochs may end in one checkpoint."""
-    return settings.checkpoint_interval_s > 0 or settings.checkpoint_batches > 1
+    return settings.checkpoint.interval_s > 0 or settings.checkpoint.batches > 1
 
 
 def is_checkpoint_due(interval: Interval, settings: JobSettings, now_s: float) -> bool:
@@ -138,9 +138,9 @@ def is_checkpoint_due(interval: Interval, settings: JobSettings, now_s: float) -
         or len(interval.uploaded) > PENDING_OBJECTS_MAX
     ):
         return True
-    by_time, by_count = settings.checkpoint_interval_s > 0, settings.checkpoint_batches > 1
-    if by_time and now_s - interval.began_s >= settings.checkpoint_interval_s:
+    by_time, by_count = settings.checkpoint.interval_s > 0, settings.checkpoint.batches > 1
+    if by_time and now_s - interval.began_s >= settings.checkpoint.interval_s:
         return True
     if by_count:
-        return interval.epochs >= settings.checkpoint_batches
+        return interval.epochs >= settings.checkpoint.batches
     return not by_time

@@ -134,7 +134,7 @@ class JobRun:
         self._stop = stop
         self._clock = plan.clock
         self._ids = plan.ids
-        self._advance = Advance(plan.clock, plan.settings.stall_timeout_s)
+        self._advance = Advance(plan.clock, plan.settings.recovery.stall_timeout_s)
         self._java_warnings = JavaWarnings()
         self._warnings = WarningBook(lambda: self._java_warnings.take())
         self._catalog = Catalog(plan.store, plan.name, plan.clock)
@@ -187,7 +187,7 @@ class JobRun:
         heartbeat = Heartbeat(
             self._root,
             committer,
-            self._plan.settings.heartbeat_interval_s,
+            self._plan.settings.checkpoint.heartbeat_interval_s,
             self._clock,
             self._stop,
             savepoints,

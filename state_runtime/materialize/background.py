@@ -176,7 +176,7 @@ class BackgroundMaterializer:
             since_s=now_s - self._folded_s,
             replay_bytes_per_s=_replay_rate(manifest),
         )
-        if self._settings.materialize or (why is not None and self._others_are_away(why, now_s)):
+        if self._settings.materialization.by == "driver" or (why is not None and self._others_are_away(why, now_s)):
             return why
         if why is None:
             self._due_since_s = None
@@ -184,11 +184,11 @@ class BackgroundMaterializer:
         return "manifest" if len(manifest.segments) * _SEGMENT_BYTES >= _EMERGENCY_BYTES else None
 
     def _others_are_away(self, why: str, now_s: float) -> bool:
-        """Whether the process that is to materialize has not done so for `materialize_takeover_s` since it was due.
+        """Whether the process that is to materialize has not done so for `materialization.takeover_s` since it was due.
 
         From then on the driver does it as soon as it is due, until a record of another process is there to be adopted.
         """
-        takeover_s = self._settings.materialize_takeover_s
+        takeover_s = self._settings.materialization.driver_takes_over_after_s
         if not takeover_s:
             return False
         if self._due_since_s is None:

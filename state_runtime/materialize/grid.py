@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from state_runtime.base.limits import MIB, TABLES_MAX
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import MaterializationSettings
 from state_runtime.changelog.snapshot_state import StoredPart, StoredTable
 from state_runtime.state.table import HASH_MAX
 
@@ -47,8 +47,8 @@ class FoldSizes:
     """
 
     table_bytes: int = 32 * MIB
-    cells_max: int = 256
-    cell_bytes_max: int = 256 * MIB
+    cells_max: int = MaterializationSettings().cells_max
+    cell_bytes_max: int = MaterializationSettings().cell_bytes_max
     small_bytes: int = MIB
     unit_bytes: int = 128 * MIB
     deltas_max: int = 8
@@ -56,9 +56,9 @@ class FoldSizes:
     sampled_rows: int = 8_192
 
     @staticmethod
-    def of(settings: JobSettings) -> FoldSizes:
+    def of(settings: MaterializationSettings) -> FoldSizes:
         """The sizes of a job."""
-        return FoldSizes(cells_max=settings.materialize_cells_max, cell_bytes_max=settings.materialize_cell_bytes_max)
+        return FoldSizes(cells_max=settings.cells_max, cell_bytes_max=settings.cell_bytes_max)
 
     def cell_bytes(self, state_bytes: int) -> int:
         """What a cell of a state of so many bytes should hold; one that is split has at least half of it."""

@@ -1,6 +1,6 @@
 """When to fold, and what: cells of the hash range, triggers, thresholds; pure.
 
-Costs, with r = `materialize_ratio` (docs/design/0009-materialization.md derives and measures them):
+Costs, with r = `materialization.ratio` (docs/design/0009-materialization.md derives and measures them):
 
 - space: live bytes × (1 + r/2 + r/4) on average: deltas grow to r × base before a major fold, the log to r/2 × base
 before any;
@@ -76,13 +76,13 @@ def due(
     log_bytes = manifest.log_bytes
     if segments * _ENTRY_BYTES >= _MANIFEST_BYTES and segments >= tables:
         return "manifest"
-    if segments >= settings.materialize_max_segments:
+    if segments >= settings.materialization.max_segments:
         return "segments"
-    if log_bytes >= max(settings.materialize_min_bytes, settings.materialize_ratio / 2 * manifest.table_bytes):
+    if log_bytes >= max(settings.materialization.min_bytes, settings.materialization.ratio / 2 * manifest.table_bytes):
         return "bytes"
-    if replay_s(log_bytes, replay_bytes_per_s) >= settings.materialize_replay_s:
+    if replay_s(log_bytes, replay_bytes_per_s) >= settings.materialization.replay_s:
         return "replay"
-    if since_s is not None and since_s >= settings.materialize_interval_s:
+    if since_s is not None and since_s >= settings.materialization.interval_s:
         return "interval"
     return None
 
@@ -114,7 +114,7 @@ def make_plan(
     Raises:
         CorruptSegment: a table holds a state that its operator does not have and did not drop.
     """
-    sizes = sizes or FoldSizes.of(settings)
+    sizes = sizes or FoldSizes.of(settings.materialization)
     everything = manifest.shards is not None
     # How the files' bytes are shared between states nobody knows; too many cells only cost a little.
     files_bytes = manifest.shards.total_bytes if manifest.shards is not None else 0
@@ -126,7 +126,7 @@ def make_plan(
     for key, (bases, deltas) in tables.items():
         edges, forced = grid(bases, deltas, parts[key], sizes, files_bytes)
         forced = forced | {cell for cell in edges if mode == "major" or everything}
-        cells = [cell_of(cell, bases, deltas, cell in forced, settings.materialize_ratio) for cell in edges]
+        cells = [cell_of(cell, bases, deltas, cell in forced, settings.materialization.ratio) for cell in edges]
         units += _units(key, cells, parts[key], sizes, mode, everything)
     return FoldPlan(manifest.snapshot_id, mode, tuple(units), tuple(dropped))
 

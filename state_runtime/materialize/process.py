@@ -71,9 +71,7 @@ class FoldProcess:
         ownership: Ownership | None = None,
     ) -> None:
         self._root = root
-        # What is kept is none of its business, and would not come back from JSON as what it is.
-        plain = {name: value for name, value in dataclasses.asdict(settings).items() if name != "retention"}
-        self._first = {"store": url, "options": dict(options), "settings": plain}
+        self._first = {"store": url, "options": dict(options), "settings": settings.model_dump(mode="json")}
         if ownership is not None:
             run = dataclasses.asdict(ownership.run)
             self._first["owner"] = {"job_uid": ownership.job_uid, "run": run}
@@ -180,7 +178,7 @@ def main() -> None:
     threading.Thread(target=_read_on, args=(lines,), daemon=True).start()
     first = json.loads(lines.get())
     root = open_store(first["store"], first["options"])
-    settings = JobSettings(**first["settings"])
+    settings = JobSettings.model_validate(first["settings"])
     owner = first.get("owner")
     ownership = Ownership(root, owner["job_uid"], Term(**owner["run"])) if owner is not None else None
     while True:

@@ -94,7 +94,7 @@ def materialize(
         StoreUnavailable, OutcomeUnknown: try again; the snapshot is as it was.
     """
     settings = settings or JobSettings()
-    sizes = sizes or FoldSizes.of(settings)
+    sizes = sizes or FoldSizes.of(settings.materialization)
     if prove is not None:
         prove()
     pin = claim(root, manifest, clock=clock, ids=ids)

@@ -48,7 +48,7 @@ def materialize_job(
     whatever there is.
 
     Args:
-        settings: `materialize_ratio` decides which cells get a new base.
+        settings: `materialization.ratio` decides which cells get a new base.
         mode: "auto", "minor" (deltas only) or "major" (every cell).
         on_progress: called with (done, total) units, by this thread.
 

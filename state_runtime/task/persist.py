@@ -11,9 +11,10 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidData
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import KEY_BYTES_MAX
+from state_runtime.base.settings import UploadSettings
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.parts_writer import PartsWriter
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.processors.operator import Operator
 from state_runtime.state.changed_rows import Changed, batches_of, on_top
@@ -73,7 +74,7 @@ def changes_writer(job: TaskJob, operator: str, access: ShardAccess) -> PartsWri
     """For the changes of a task."""
     return task_writer(
         lambda: access.root,
-        uploader(UploadPolicy.of(job.settings)),
+        uploader(job.settings.upload),
         term=job.term,
         snapshot_id=job.snapshot_id,
         operator=operator,
@@ -139,12 +140,12 @@ def _persist_files(job: TaskJob, operator: Operator, access: ShardAccess, step: 
         version,
         changed=bool(step.changes),
         listed=step.listed,
-        uploader=uploader(UploadPolicy.of(job.settings)),
+        uploader=uploader(job.settings.upload),
     )
     return Persisted(version, failed, TaskChanges((), (), files.totals), files)
 
 
 @lru_cache(maxsize=4)
-def uploader(policy: UploadPolicy) -> Uploader:
+def uploader(policy: UploadSettings) -> Uploader:
     """The one of this worker process, so that all of its tasks share the bound on bytes in flight."""
     return Uploader(policy, SYSTEM_CLOCK)

@@ -214,7 +214,7 @@ class ShardAccess:
         Raises:
             ChangesPending: see `restore`; and what a restore from the primary raises.
         """
-        if version != NO_VERSION and (not verify or self._job.settings.local_recovery):
+        if version != NO_VERSION and (not verify or self._job.settings.local_recovery.enabled):
             started_s = SYSTEM_CLOCK.monotonic_s()
             try:
                 opened = self._local.open(version, self._now_ms, verify=verify)
@@ -275,7 +275,7 @@ class ShardAccess:
             )
         started_s = SYSTEM_CLOCK.monotonic_s()
         objects = self._objects()
-        local = local and job.settings.local_recovery
+        local = local and job.settings.local_recovery.enabled
         try:
             self._restored = self._restore(objects, version, local)
         except (CorruptData, UnsupportedFormat):
@@ -320,13 +320,13 @@ class ShardAccess:
             without={version},
             listing=self.listing,
             unproven=job.shards is not None,
-            copies_max=job.settings.local_copies_max,
+            copies_max=job.settings.local_recovery.copies_max,
         ).run(SYSTEM_IDS.short(), local=local)
 
     def _objects(self) -> HostObjects:
         settings = self._job.settings
         folder = local_folder(self._job, "objects")
-        return HostObjects(lambda: self.root, folder, settings.local_bytes_max, SYSTEM_CLOCK)
+        return HostObjects(lambda: self.root, folder, settings.local_recovery.bytes_max, SYSTEM_CLOCK)
 
     def _manifest(self, objects: HostObjects, snapshot_id: int) -> Manifest:
         """A snapshot's manifest, which all shards of the host need."""
@@ -355,7 +355,7 @@ class ShardAccess:
         if not changes and not due_taken and not self._tidied:
             return held or before, self._is_left_behind
         own = self._folder / f"{self._job.parallelism}-{self.shard}"
-        if not _disk(self._folder.parent).has_room(self._job.settings.local_bytes_max, own):
+        if not _disk(self._folder.parent).has_room(self._job.settings.local_recovery.bytes_max, own):
             return NO_VERSION, True
         try:
             if self._restored is not None and not held:

@@ -31,7 +31,6 @@ from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.inflight import InflightPass, RowsPart, left_of_shard
 from state_runtime.changelog.parts_writer import PartsWriter
 from state_runtime.changelog.rows import encode_columns, fit_rows
-from state_runtime.changelog.upload import UploadPolicy
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.processors.builtin.partial_rows import are_partial
 from state_runtime.processors.operator import EpochClock, Operator
@@ -259,7 +258,7 @@ class StageTask:
         side."""
         if not own.rows_left:
             return TaskChanges(), persist(self.job, operator, access, step)
-        uploads = uploader(UploadPolicy.of(self.job.settings))
+        uploads = uploader(self.job.settings.upload)
         rows = begin_keeping(self.job, operator.uid, access, host, own, uploads, SYSTEM_IDS)
         try:
             persisted = persist(self.job, operator, access, step)
@@ -275,7 +274,7 @@ class StageTask:
         return lambda: changes_writer(self.job, operator, access)
 
     def _host_rows(self, folder: Path, access: ShardAccess) -> HostRows:
-        keeps = self.job.settings.local_recovery
+        keeps = self.job.settings.local_recovery.enabled
         host = HostRows(folder, self.job.epoch, lambda: access.root, SYSTEM_CLOCK, SYSTEM_IDS, keeps=keeps)
         host.remove_outdated(self.needed_rows)
         return host

@@ -16,6 +16,7 @@ from benchmarks.engines import Sample
 from benchmarks.operators import OPERATORS
 from benchmarks.workloads import Workload, quick, write_data
 from state_runtime import JobSettings
+from tests.job_settings import job_settings
 
 
 def _workload(key: str) -> Workload:
@@ -75,8 +76,8 @@ def test_figures_judge_the_slow_against_the_median_and_memory_by_itself() -> Non
 def test_what_a_small_state_pays_is_looked_at_over_a_fold() -> None:
     """A log shorter than the bound is never folded: then both variants would do the same."""
     turns = SMALL.workload.turns["ours"]
-    assert SMALL.workload.rounds * turns.per_round > JobSettings().materialize_max_segments
-    assert all(JobSettings(**settings) for settings in SMALL.variants.values())
+    assert SMALL.workload.rounds * turns.per_round > JobSettings().materialization.max_segments
+    assert all(job_settings(**settings) for settings in SMALL.variants.values())
     samples = {name: _samples([100.0 + 10 * n] * 4) for n, name in enumerate(SMALL.variants)}
     figures = small_figures(SMALL, samples, {name: [50.0] for name in SMALL.variants})
     assert [(f.ours, f.peer) for f in figures if f.figure.endswith("epoch")] == [

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from state_runtime import JobSettings, ParquetSink, StreamingJob
+from state_runtime import ParquetSink, StreamingJob
 from state_runtime.spark.executor import executor_id
+from tests.job_settings import job_settings
 
 from ..spark.jobs import SCHEMA, Steps
 
@@ -87,7 +88,7 @@ def places_job(root: Path, *, rounds: int = 0, meets: bool = False, **changes: A
         "local_dir": str(root / "driver"),
         "heartbeat_interval_s": 0.5,
     }
-    job = StreamingJob("places", store=str(root / "store"), settings=JobSettings(**{**defaults, **changes}))
+    job = StreamingJob("places", store=str(root / "store"), settings=job_settings(**{**defaults, **changes}))
     steps = (
         job.read(
             lambda spark: spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(root / "in"))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "state_runtime"))
 
-from state_runtime import JobSettings
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from tests.faults.engine import InProcess, Run, without_spark
+from tests.job_settings import job_settings
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
             "s3://lake/state",
             given["options"],
             "s3://lake/out",
-            JobSettings(**given["settings"]),
+            job_settings(**given["settings"]),
             operators=given["operators"],
             clock=SYSTEM_CLOCK,
             ids=SYSTEM_IDS,

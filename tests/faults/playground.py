@@ -24,10 +24,10 @@ from tenacity import wait_none
 
 from state_runtime import Progress, store
 from state_runtime.base.errors import CorruptData, Fenced, StillstateError
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import MaterializationSettings, UploadSettings
 from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import fetch_part, read_index
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.upload import Uploader
 from state_runtime.driver import epoch_line
 from state_runtime.materialize import BackgroundMaterializer, background
 from state_runtime.pipeline.sinks import ParquetSink
@@ -40,13 +40,14 @@ from state_runtime.task import persist, shard_access
 from state_runtime.task import stage as task
 from tests.faults.engine import InProcess, Run, operator, without_spark
 from tests.faults.virtual import CALM, FaultPlan, FaultyFs, Killed, VirtualTime
+from tests.job_settings import job_settings
 from tests.stored import read_source_log, read_states
 
 STORE, OUT = "memory://lake/state", "memory://lake/out"
 NAMES = [f"key-{n}" for n in range(12)]
 PROCESSES_MAX = 50
 NESTED_MAX = 2
-POLICY = UploadPolicy(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=4096)
+POLICY = UploadSettings.model_construct(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=4096)
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,12 @@ class Process:
         world.seen[f"changelog {mode}"] += 1
 
     def live(self) -> None:
-        settings = JobSettings(
+        settings = job_settings(
             parallelism=self.parallelism,
             local_dir=str(self.world.local),
-            materialize=False,
+            materialization=MaterializationSettings(by="dagster"),
             runs_max=2,
-            changelog=self.changelog,  # type: ignore[arg-type]
+            changelog=self.changelog,
             **self.world.script.settings,
         )
         self.run = Run(

@@ -24,6 +24,7 @@ from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.term_files import RunStatus, write_status
 from state_runtime.store import Store, open_store
 from tests.faults.engine import InProcess, Run, operator, without_spark
+from tests.job_settings import job_settings
 from tests.stored import read_source_log, read_states
 
 Batches = Sequence[Sequence[str]]
@@ -69,7 +70,7 @@ class World:
             "inline_bytes_max": 300,
             "upload_timeout_s": 600,
         }
-        return JobSettings(**{**given, **changes})
+        return job_settings(**{**given, **changes})
 
     def beginning(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from model import CountingIds, FakeClock
 
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.driver import epochs
 from tests.faults.engine import InProcess, Run, without_spark
 
@@ -22,7 +22,9 @@ def test_timers_that_always_set_timers_are_drained_for_so_many_epochs_as_is_set(
     monkeypatch.setattr(epochs, "fires_at", lambda *_: True)
     spark, session = InProcess(), SimpleNamespace()
     frame: Any = SimpleNamespace(keys=["a", "b"], sparkSession=session)
-    settings = JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), drain_epochs_max=3)
+    settings = JobSettings(
+        parallelism=2, local_dir=str(tmp_path / "local"), checkpoint=CheckpointSettings(drain_epochs_max=3)
+    )
     with without_spark(spark):
         run = Run(
             str(tmp_path / "store"),

@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
-from state_runtime import JobSettings, Progress
+from state_runtime import Progress
 from state_runtime.base.ids import SystemIds
 from state_runtime.base.limits import KIB
+from state_runtime.base.settings import CheckpointSettings, MaterializationSettings, UploadSettings
 from state_runtime.changelog.parts import sha256
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import LayerEntry, Manifest, SegmentEntry, TableEntry
 from state_runtime.snapshot.paths import segment_path
 from tests.faults.engine import InProcess, Run, operator, without_spark
+from tests.job_settings import job_settings
 from tests.s3_server import CountingServer
 
 EPOCHS = 3
@@ -47,13 +49,13 @@ def epochs(
     **changes: object,
 ) -> tuple[list[Counter[tuple[str, str]]], list[Progress]]:
     """Requests and numbers of each checkpoint but the first, in which every shard of every operator has changes."""
-    settings = JobSettings(
+    settings = job_settings(
         parallelism=shards,
         local_dir=str(folder / "local"),
-        materialize=False,
-        inline_bytes_max=inline_bytes_max,
-        upload_timeout_s=600,  # a busy machine must not make rivals here
-        **changes,  # type: ignore[arg-type]
+        materialization=MaterializationSettings(by="dagster"),
+        checkpoint=CheckpointSettings(inline_bytes_max=inline_bytes_max),
+        upload=UploadSettings(timeout_s=600),
+        **changes,
     )
     marks: list[int] = []
     numbers: list[Progress] = []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
-from state_runtime import JobSettings
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -19,6 +18,7 @@ from state_runtime.snapshot.fencing import open_job_root, open_run, refuse_if_li
 from state_runtime.snapshot.term_files import RunStatus, newest_term, write_status
 from state_runtime.store import open_store
 from tests.faults.engine import JOB, InProcess, Run, without_spark
+from tests.job_settings import job_settings
 from tests.s3_server import CountingServer
 
 Requests = Counter[tuple[str, str]]
@@ -48,7 +48,7 @@ def prepared(server: CountingServer, folder: Path, name: str, **changes: Any) ->
             f"s3://lake/{name}",
             server.options,
             str(folder / "out"),
-            JobSettings(**settings),
+            job_settings(**settings),
             operators=1,
             clock=FakeClock(),
             ids=CountingIds(),
@@ -151,7 +151,7 @@ def restored(server: CountingServer, folder: Path, name: str, **changes: Any) ->
             f"s3://lake/{name}",
             server.options,
             str(folder / "out"),
-            JobSettings(**settings),
+            job_settings(**settings),
             operators=1,
             clock=FakeClock(),
             ids=CountingIds(77),

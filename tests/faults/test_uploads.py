@@ -14,17 +14,18 @@ from model import ALL_HASHES, ALL_KEYS, OPERATOR, STATE, CountingIds, DictStore,
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import StoreRefused, StoreUnavailable
 from state_runtime.base.limits import GIB, KIB, MIB
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, UploadSettings
 from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.parts import decode_part
 from state_runtime.changelog.parts_writer import WrittenParts
-from state_runtime.changelog.upload import Upload, Uploader, UploadPolicy
+from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.changelog.writer import begin_task_changes, task_writer
 from state_runtime.store import Store
 from tests.faults.virtual import FaultPlan, FaultyFs, VirtualTime, store_on
+from tests.job_settings import job_settings
 from tests.stored import write_segment
 
-POLICY = UploadPolicy(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=100)
+POLICY = UploadSettings.model_construct(timeout_s=1.0, attempts_max=3, deadline_s=20.0, in_flight_bytes_max=100)
 FOREVER_S = 10_000.0
 BODY = b"x" * 10
 
@@ -89,7 +90,7 @@ def down() -> StoreUnavailable:
 def test_without_retries_there_is_one_attempt() -> None:
     """attempts_max is a count of attempts."""
     time, store = VirtualTime(), Script([down(), None])
-    uploader = Uploader(UploadPolicy(attempts_max=1), time, time)
+    uploader = Uploader(UploadSettings(attempts_max=1), time, time)
     upload = uploader.begin(store, named(), BODY)
     with pytest.raises(StoreUnavailable, match="is down"):
         upload.result()
@@ -146,7 +147,7 @@ def test_a_slow_attempt_that_is_first_nevertheless_wins() -> None:
 
 def test_a_large_object_has_more_time() -> None:
     """Else every large upload would be sent three times."""
-    policy = UploadPolicy(timeout_s=1.0, bytes_per_s=10)
+    policy = UploadSettings.model_construct(timeout_s=1.0, bytes_per_s=10)
     time, store = VirtualTime(taking(1.9)), Script()
     Uploader(policy, time, time).begin(store, named(), BODY).result()
     assert store.puts == 1
@@ -165,7 +166,7 @@ def test_attempts_that_hang_end_at_the_deadline() -> None:
 
 def test_the_deadline_leaves_room_for_all_attempts() -> None:
     """attempts × timeout is never cut short."""
-    policy = UploadPolicy(timeout_s=30, attempts_max=5, deadline_s=10)
+    policy = UploadSettings(timeout_s=30, attempts_max=5, deadline_s=10)
     assert policy.upload_s(0) == 150
 
 
@@ -259,7 +260,7 @@ def gate() -> Iterator[Gate]:
 
 def test_with_real_threads_a_hanging_request_loses_to_its_rival(gate: Gate) -> None:
     """What the virtual tests promise holds on the machine's clock and threads."""
-    uploader = Uploader(UploadPolicy(timeout_s=0.02), SYSTEM_CLOCK)
+    uploader = Uploader(UploadSettings(timeout_s=0.02), SYSTEM_CLOCK)
     assert uploader.begin(gate, named(), BODY).result() == "a-2"
     gate.open.set()
     assert gate.ended.wait(30)
@@ -268,7 +269,7 @@ def test_with_real_threads_a_hanging_request_loses_to_its_rival(gate: Gate) -> N
 
 def test_with_real_threads_the_bound_holds_back_and_lets_through(gate: Gate) -> None:
     """The second upload waits for the first one's room."""
-    uploader = Watched(UploadPolicy(timeout_s=60, in_flight_bytes_max=15), SYSTEM_CLOCK)
+    uploader = Watched(UploadSettings.model_construct(timeout_s=60, in_flight_bytes_max=15), SYSTEM_CLOCK)
     first = uploader.begin(gate, named(), BODY)
     results: list[str] = []
     second = threading.Thread(target=lambda: results.append(uploader.begin(gate, lambda: "b", BODY).result()))
@@ -290,7 +291,7 @@ def test_whatever_the_schedule_one_object_stays_or_none() -> None:
         time = VirtualTime(lambda draw=durations: draw.choice([0.01, 0.3, 1.5, 4.0, FOREVER_S]))  # type: ignore[misc]
         fs = FaultyFs({}, rng, plan)
         store = store_on(fs)
-        policy = UploadPolicy(
+        policy = UploadSettings.model_construct(
             timeout_s=1, attempts_max=rng.randint(1, 4), deadline_s=rng.choice([3, 30]), in_flight_bytes_max=40
         )
         uploader = Watched(policy, time, time)
@@ -329,7 +330,7 @@ def begin(uploader: Uploader, store: DictStore | None, **settings: object) -> Wr
         assert store is not None, "the store must not be opened"
         return store
 
-    chosen = JobSettings(**settings)  # type: ignore[arg-type]
+    chosen = job_settings(**settings)  # type: ignore[arg-type]
     writer = task_writer(root, uploader, term=1, snapshot_id=1, operator=OPERATOR, settings=chosen, ids=CountingIds())
     return begin_task_changes(writer, operator=OPERATOR, hash_range=ALL_HASHES, changes=CHANGES)
 
@@ -345,7 +346,7 @@ def test_small_changes_do_not_even_open_the_store() -> None:
 def test_large_changes_are_on_their_way_before_the_result_is_asked_for() -> None:
     """The local version is written meanwhile; the segment then names the object and uploads nothing again."""
     time, store = VirtualTime(), Script()
-    uploader = Uploader(UploadPolicy(), time, time)
+    uploader = Uploader(UploadSettings(), time, time)
     pending = begin(uploader, store, inline_bytes_max=0)
     time.advance_s(0.5)
     assert store.puts == 1
@@ -362,7 +363,7 @@ def test_large_changes_are_on_their_way_before_the_result_is_asked_for() -> None
 def test_a_failed_upload_fails_the_task_and_a_later_attempt_of_it_has_other_names() -> None:
     """Nothing of the failed one is named by anybody."""
     time, store = VirtualTime(), Script([down(), down(), down()], lost=True)
-    uploader = Uploader(UploadPolicy(), time, time)
+    uploader = Uploader(UploadSettings(), time, time)
     with pytest.raises(StoreUnavailable):
         begin(uploader, store, inline_bytes_max=0).result()
     time.drain()
@@ -372,7 +373,7 @@ def test_a_failed_upload_fails_the_task_and_a_later_attempt_of_it_has_other_name
 def test_a_segment_that_hangs_is_written_under_another_name() -> None:
     """The driver's own upload is hedged too; the manifest names the one that won."""
     time, store = VirtualTime(taking(FOREVER_S, 0.1)), Script()
-    uploader = Uploader(UploadPolicy(), time, time)
+    uploader = Uploader(UploadSettings(), time, time)
     changes = begin(uploader, None).result()
     segment = write_segment(store, [changes], job_uid="j", term=1, snapshot_id=1, ids=CountingIds(), uploader=uploader)
     time.drain()
@@ -403,16 +404,11 @@ def test_compression_is_what_the_setting_says() -> None:
 def test_the_settings_of_a_job_are_its_upload_policy() -> None:
     """A thin line and a slow store are the user's to describe; a shard of 1 GiB has the time that it needs."""
     settings = JobSettings(
-        upload_timeout_s=2,
-        upload_attempts_max=4,
-        upload_in_flight_bytes_max=MIB,
-        upload_deadline_s=300,
-        upload_bytes_per_s=64 * KIB,
+        upload=UploadSettings(
+            timeout_s=2, attempts_max=4, in_flight_bytes_max=MIB, deadline_s=300, bytes_per_s=64 * KIB
+        )
     )
-    policy = UploadPolicy.of(settings)
-    assert policy == UploadPolicy(
-        timeout_s=2, attempts_max=4, in_flight_bytes_max=MIB, deadline_s=300, bytes_per_s=64 * KIB
-    )
+    policy = settings.upload
     assert policy.upload_s(0) == 300
     assert policy.upload_s(GIB) == 4 * (2 + GIB / (64 * KIB))
-    assert UploadPolicy.of(JobSettings()) == UploadPolicy()
+    assert JobSettings().upload == UploadSettings()

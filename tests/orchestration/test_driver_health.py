@@ -8,12 +8,12 @@ import pytest
 
 from state_runtime.base.errors import StoreRefused, kind_of_exit
 from state_runtime.snapshot.term_files import RunState, RunStatus
+from stillstate.orchestration.config.sections import RecoverySpec
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.recovery.alive import judge_alive
 from stillstate.orchestration.recovery.health import (
     BACKOFF_MAX_S,
     Health,
-    HealthPolicy,
     Verdict,
     decide,
     recovery_wait_s,
@@ -28,7 +28,7 @@ from stillstate.orchestration.recovery.plan import (
 from stillstate.orchestration.standby import SETTLED_S
 
 NOW_MS = 1_700_000_000_000
-POLICY = HealthPolicy(heartbeat_timeout_s=30, start_grace_s=120)
+POLICY = RecoverySpec(heartbeat_timeout_s=30, start_grace_s=120, stall_timeout_s=0)
 
 
 def status(state: RunState, age_s: float, interval_s: float = 2.0) -> RunStatus:
@@ -202,7 +202,7 @@ def test_a_driver_that_lived_for_a_while_ends_the_row() -> None:
 
 
 def test_a_driver_that_beats_and_never_gets_on_is_stalled() -> None:
-    policy = replace(POLICY, stall_timeout_s=900)
+    policy = POLICY.model_copy(update={"stall_timeout_s": 900.0})
     stuck = replace(status("running", 1), advanced_at_ms=NOW_MS - 1000 - 900_000)
     assert decide(stuck, NOW_MS, policy, "alive").verdict == "stalled"
     assert decide(stuck, NOW_MS, policy, "alive").needs_recovery
@@ -216,12 +216,12 @@ def test_a_driver_that_beats_and_never_gets_on_is_stalled() -> None:
 def test_a_stall_is_judged_by_the_drivers_own_clock() -> None:
     """Its heartbeat is seen half a minute late: it did not stand still for that."""
     late = replace(status("running", 29), advanced_at_ms=NOW_MS - 29_000 - 890_000)
-    assert decide(late, NOW_MS, replace(POLICY, stall_timeout_s=900), "unknown").verdict == "healthy"
+    assert decide(late, NOW_MS, POLICY.model_copy(update={"stall_timeout_s": 900.0}), "unknown").verdict == "healthy"
 
 
 def test_a_stalled_driver_that_was_asked_to_stop_is_neither_stopped_nor_brought_back() -> None:
     stuck = replace(status("running", 1), advanced_at_ms=NOW_MS - 5_000_000)
-    health = decide(stuck, NOW_MS, replace(POLICY, stall_timeout_s=900), "alive", stop_requested=True)
+    health = decide(stuck, NOW_MS, POLICY.model_copy(update={"stall_timeout_s": 900.0}), "alive", stop_requested=True)
     assert (health.verdict, health.needs_recovery) == ("stalled", False)
 
 

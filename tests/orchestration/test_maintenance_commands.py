@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from state_runtime.base.durations import parse_duration_s
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.settings import RetentionPolicy
+from state_runtime.base.settings import RetentionPolicy, RetentionSettings
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.manifest import Manifest
 from stillstate.orchestration.cli import app
@@ -323,8 +323,7 @@ def test_the_section_of_the_file_reaches_planner_and_driver(write_config: Callab
     spec = load_spec(write_config(extra=extra)).job("flights")
     policy = RetentionPolicy(keep_daily=3, keep_tags=("release",), max_age_s=60, failed_ttl_s=5)
     assert to_policy(spec) == policy
-    assert to_settings(spec).retention == policy
-    assert to_settings(spec).retained_checkpoints == 7
+    assert to_settings(spec).retention == RetentionSettings(retained_checkpoints=7, **policy.model_dump())
 
 
 @pytest.mark.parametrize(

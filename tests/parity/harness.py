@@ -31,6 +31,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from benchmarks.engines import PEER_CONF
 from state_runtime import JobSettings, StreamingJob, foreach_epoch
 from state_runtime.base.clock import SYSTEM_CLOCK
+from state_runtime.base.settings import CheckpointSettings, MaterializationSettings
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.job import Stream
 from state_runtime.pipeline.source_position import BatchClock, SparkCheckpoint
@@ -222,8 +223,8 @@ class Both:
             settings=JobSettings(
                 parallelism=self.case.partitions,
                 local_dir=str(self.folder / "local"),
-                materialize_max_segments=3,
-                checkpoint_mode="aligned",  # what is compared with a batch of Spark's is an epoch
+                materialization=MaterializationSettings(max_segments=3),
+                checkpoint=CheckpointSettings(mode="aligned"),
                 runs_max=2,
             ),
             clock=time,

@@ -13,7 +13,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import MissingFile
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MIB
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, MaterializationSettings
 from state_runtime.changelog.parts import PartEntry, sha256
 from state_runtime.changelog.reader import read_index
 from state_runtime.changelog.segment import SegmentIndex, build_segment
@@ -175,7 +175,7 @@ class RealFormat:
     def fold(
         self, root: Store, manifest: Manifest, *, clock: Clock, ids: Ids, major: bool, prove: Prove = None
     ) -> Record:
-        settings = JobSettings(materialize_ratio=0.01 if major else 50)
+        settings = JobSettings(materialization=MaterializationSettings(ratio=0.01 if major else 50))
         return materialize(root, manifest, settings=settings, clock=clock, ids=ids, sizes=self.SIZES, prove=prove)
 
     def state_of(self, root: Store, manifest: Manifest) -> dict[str, int]:

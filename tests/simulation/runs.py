@@ -14,7 +14,7 @@ from typing import Any
 from model import empty_manifest
 
 from state_runtime.base.errors import Fenced, Invalid, Unavailable
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, MaterializationSettings, RetentionSettings
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.delete.roots import delete_root
@@ -36,7 +36,8 @@ from .turns import Actor
 from .world import HOUR_MS, JOB, ROOT, World
 
 SETTINGS = JobSettings(
-    retained_checkpoints=2, materialize_max_segments=3, materialize_ratio=0.3, materialize_interval_s=1e6
+    retention=RetentionSettings(retained_checkpoints=2),
+    materialization=MaterializationSettings(max_segments=3, ratio=0.3, interval_s=1e6),
 )
 HEARTBEAT_S = 1.0
 EPOCHS_STEPS = (0, 10, 40, 120)

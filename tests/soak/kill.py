@@ -52,6 +52,7 @@ from state_runtime.snapshot.catalog import Catalog  # noqa: E402
 from state_runtime.store import open_store  # noqa: E402
 from state_runtime.task import slicing  # noqa: E402
 from tests.faults.engine import JOB, InProcess, Run, operator, without_spark  # noqa: E402
+from tests.job_settings import job_settings  # noqa: E402
 
 KEYS = [f"key-{n}" for n in range(40)]
 CYCLES_OF_A_LIFE = 25
@@ -117,7 +118,7 @@ class Life:
         }
         for name in ("parallelism", "changelog", "backend", "checkpoint_batches", "checkpoint_mode"):
             self.seen[f"{name} {chosen[name]}"] += 1
-        return JobSettings(local_dir=str(self.local), **chosen)
+        return job_settings(local_dir=str(self.local), **chosen)
 
     def damage(self) -> None:
         """What may happen to a host's disk between two processes."""

@@ -9,7 +9,7 @@ from typing import cast
 
 from state_runtime import JobSettings, build_session
 from state_runtime.base.errors import StillstateError
-from state_runtime.base.settings import FoldMode
+from state_runtime.base.settings import FoldMode, MaterializationSettings
 from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.spark_job import materialize_job
 
@@ -25,7 +25,7 @@ def main() -> int:
             None,
             "steps",
             mode=mode,
-            settings=JobSettings(materialize_ratio=0.3),
+            settings=JobSettings(materialization=MaterializationSettings(ratio=0.3)),
             sizes=FoldSizes(table_bytes=2_000, small_bytes=0),
         )
     except StillstateError as error:

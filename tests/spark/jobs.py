@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, windows
+from tests.job_settings import job_settings
 
 SCHEMA = "id long, name string, amount long"
 STEPS = "id long, name string, seen long, total long, previous long"
@@ -108,7 +109,7 @@ def settings(root: Path, **changes: Any) -> JobSettings:
         "materialize_max_segments": 4,
         "runs_max": 2,
     }
-    return JobSettings(**{**defaults, **changes})
+    return job_settings(**{**defaults, **changes})
 
 
 class StepsWithNote(Steps):

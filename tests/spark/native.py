@@ -16,7 +16,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from state_runtime import JobSettings, ParquetSink, StreamingJob
+from state_runtime import ParquetSink, StreamingJob
+from tests.job_settings import job_settings
 
 from .homes import Home
 
@@ -177,7 +178,7 @@ def job(
 ) -> StreamingJob:
     """A job of ours with the same class over the same input."""
     processor, time_mode = FLAVOURS[flavour]
-    settings = JobSettings(
+    settings = job_settings(
         **{"parallelism": 2, "local_dir": str(root / "local"), "heartbeat_interval_s": 0.5, **changed}
     )
     home = home or Home(str(root / "store"))

@@ -20,6 +20,7 @@ from state_runtime.job import Stream
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
 from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.watermark import watermark_columns
+from tests.job_settings import job_settings
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +51,7 @@ def write_files(folder: Path, first: int, count: int) -> None:
 
 
 def run(spark: SparkSession, root: Path, build: Callable[[Stream], Stream], **changes: Any) -> None:
-    settings = JobSettings(local_dir=str(root / "local"), **changes)
+    settings = job_settings(local_dir=str(root / "local"), **changes)
     job = StreamingJob("job", store=str(root / "store"), settings=settings)
     stream = job.read(
         lambda s: (

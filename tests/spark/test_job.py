@@ -35,6 +35,7 @@ from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import open_store
+from tests.job_settings import job_settings
 
 from .jobs import Flaky, Steps, StepsInPandas, assert_equals_batch, settings, two_step_job, write_input
 
@@ -247,7 +248,9 @@ def test_a_run_on_trial_commits_although_its_source_has_nothing(
 def test_reading_a_stage_twice_keeps_the_state_right(spark: SparkSession, tmp_path: Path) -> None:
     """User code may read an operator's output twice; Spark runs the operator twice, one of its versions is taken."""
     write_input(tmp_path / "in", 0, 4)
-    job = StreamingJob("twice", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local")))
+    job = StreamingJob(
+        "twice", store=str(tmp_path / "store"), settings=JobSettings(parallelism=2, local_dir=str(tmp_path / "local"))
+    )
     (
         job.read(
             lambda s: (
@@ -284,7 +287,11 @@ def test_foreach_epoch_gets_each_epoch_once_and_again_only_after_a_crash(spark: 
             raise RuntimeError("the database is down")
 
     def job() -> StreamingJob:
-        made = StreamingJob("calls", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local")))
+        made = StreamingJob(
+            "calls",
+            store=str(tmp_path / "store"),
+            settings=JobSettings(parallelism=2, local_dir=str(tmp_path / "local")),
+        )
         (
             made.read(
                 lambda s: (
@@ -347,7 +354,9 @@ def test_foreach_epoch_is_told_of_epochs_without_rows_where_it_wants_to_be(spark
 
 def _job(tmp_path: Path, **settings: Any) -> Any:
     job = StreamingJob(
-        "bad", store=str(tmp_path / "store"), settings=JobSettings(2, str(tmp_path / "local"), **settings)
+        "bad",
+        store=str(tmp_path / "store"),
+        settings=job_settings(parallelism=2, local_dir=str(tmp_path / "local"), **settings),
     )
     return job, job.read(
         lambda s: (

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.faults import INTERVAL_KILL_POINTS, KILL_POINTS, RESTORE_KILL_POINTS, RETENTION_KILL_POINTS
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, RetentionSettings
 from state_runtime.maintenance.retention.background import checkpoints_in_a_round
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.catalog import Catalog
@@ -171,7 +171,7 @@ def test_a_crash_while_old_checkpoints_go_takes_nothing_that_is_needed(
     files = 0
     for point in RETENTION_KILL_POINTS:
         # A run looks for old checkpoints at its first epoch, once there are enough.
-        count = checkpoints_in_a_round(JobSettings(retained_checkpoints=kept)) + 2
+        count = checkpoints_in_a_round(JobSettings(retention=RetentionSettings(retained_checkpoints=kept))) + 2
         write_input(tmp_path / "in", files, count)
         files += count
         drivers.append(Driver(tmp_path, f"retained_checkpoints={kept}", kill_at=point))

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates
+from state_runtime import ParquetSink, StreamingJob, aggregates
 from state_runtime.driver import epoch_plan
 from state_runtime.driver.epoch_plan import EpochPlan
 from state_runtime.pipeline.watermark import WatermarkColumn
@@ -25,6 +25,7 @@ from state_runtime.spark import prepared, rebound
 from state_runtime.spark.jvm import analyzed, items, kind_of
 from state_runtime.spark.prepared import PreparedFrames
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans
+from tests.job_settings import job_settings
 
 from .jobs import assert_equals_batch, rows_of, settings, two_step_job, windowed_job, write_input
 
@@ -53,7 +54,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def summing(root: Path, of: Shape, *, every_epoch: bool = False, **changes: Any) -> StreamingJob:
     """The user's code before an aggregate by key, whose rows have what that code made of them."""
-    given = JobSettings(**{**settings(root).__dict__, **changes}) if changes else settings(root)
+    given = job_settings(settings(root), **changes)
     job = StreamingJob("sums", store=str(root / "store"), settings=given)
     (
         job.read(

@@ -20,10 +20,11 @@ from pyspark.sql import SparkSession
 from examples.flights import oracle, replay
 from examples.flights.data import year_parquet
 from examples.flights.job import build
-from state_runtime import JobContext, JobSettings
+from state_runtime import JobContext
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import JobNotFound
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import MaterializationSettings
 from state_runtime.driver.beginning import StartFrom
 from state_runtime.maintenance.convert.snapshot import convert
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
@@ -31,6 +32,7 @@ from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.reading.references import references
 from state_runtime.snapshot.locate import open_place
 from state_runtime.store import open_store
+from tests.job_settings import job_settings
 from tests.s3_server import SECRET
 
 from .homes import Home
@@ -71,7 +73,11 @@ class Trip:
                 "by_carrier": str(self.folder / "by-carrier"),
                 "max_files_per_epoch": 4,
             },
-            settings=JobSettings(local_dir=str(self.folder / f"local-{name}"), materialize_max_segments=2, **settings),
+            settings=job_settings(
+                local_dir=str(self.folder / f"local-{name}"),
+                materialization=MaterializationSettings(max_segments=2),
+                **settings,
+            ),
         )
         result = build(context).run(self.spark, trigger={"availableNow": True}, start_from=start_from)
         assert result.state == "finished"

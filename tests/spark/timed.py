@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from state_runtime import JobSettings, StreamingJob, foreach_epoch
+from state_runtime import StreamingJob, foreach_epoch
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
+from tests.job_settings import job_settings
 
 from .homes import Home
 
@@ -83,7 +84,7 @@ class TimedJob:
             "timed",
             store=self.home.url,
             storage_options=self.home.options,
-            settings=JobSettings(**{"parallelism": 3, "local_dir": str(self.folder / "local"), **self.settings}),
+            settings=job_settings(**{"parallelism": 3, "local_dir": str(self.folder / "local"), **self.settings}),
         )
 
         def collect(frame: DataFrame, epoch: int) -> None:

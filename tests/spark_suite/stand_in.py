@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, foreach_epoch
+from state_runtime.base.settings import CheckpointSettings
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.job import KeyedStream, Stream
 
@@ -227,7 +228,7 @@ class _Query:
             settings=JobSettings(
                 parallelism=int(spark.conf.get("spark.sql.shuffle.partitions") or "1"),
                 local_dir=self._replacement.place(),
-                checkpoint_mode="aligned",  # a batch of Spark's suite is an epoch
+                checkpoint=CheckpointSettings(mode="aligned"),
             ),
         )
         stream = job.read(self._source)

@@ -149,7 +149,7 @@ class LocalJob:
                     operator=OPERATOR,
                     hash_range=access.hash_range,
                     changes=own,
-                    inline_bytes_max=self.settings.inline_bytes_max,
+                    inline_bytes_max=self.settings.checkpoint.inline_bytes_max,
                     ids=self.ids,
                 )
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from local_job import LocalJob
 from model import ALL_HASHES, OPERATOR, CountingIds, DictStore, FakeClock
 from test_restore import changes
 
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.materialize import apply, materialize
@@ -24,6 +23,7 @@ from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, record_path
 from state_runtime.store import Created, Store, StoredObject
+from tests.job_settings import job_settings
 from tests.stored import read_states
 
 INFO = JobInfo("job-1", "job", 32768, FORMAT_VERSION, 1)
@@ -34,10 +34,10 @@ States = dict[str, list[str]]
 
 def made_job(folder: Path, shapes: tuple[str, ...] = SHAPES, epochs: int = 5) -> LocalJob:
     """Epochs with inline and direct changes, tables, and a log above them; no pins, no savepoints. Snapshots 1 to `epochs` + 2."""
-    settings = JobSettings(inline_bytes_max=400)
+    settings = JobSettings(checkpoint=CheckpointSettings(inline_bytes_max=400))
     job, rng = LocalJob(folder, shapes=shapes, settings=settings), random.Random(4)
     for number in range(epochs):
-        job.settings = replace(settings, inline_bytes_max=(1 << 20) if number % 2 else 400)
+        job.settings = job_settings(settings, inline_bytes_max=(1 << 20) if number % 2 else 400)
         job.epoch(changes(rng, job), check=False)
         if number == epochs // 2:
             record = materialize(job.root, job.manifest, settings=settings, clock=FakeClock(), ids=job.ids)

@@ -50,7 +50,7 @@ class BackgroundCollection:
         self._owner = owner
         self._thread: threading.Thread | None = None
         self._next_s = clock.monotonic_s() + FIRST_AFTER_S
-        self._is_off = not settings.retained_checkpoints
+        self._is_off = not settings.retention.retained_checkpoints
         self.collected = 0
         self.failures_in_a_row = 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 
 from state_runtime.base import faults
 from state_runtime.base.clock import Clock
@@ -31,12 +30,13 @@ _THREADS = 4  # the epochs' uploads come first
 
 def checkpoints_in_a_round(settings: JobSettings) -> int:
     """After how many checkpoints old ones are looked for: so many more than the policy keeps there are at most."""
-    return max(_ROUND_MIN, settings.retained_checkpoints // 4)
+    return max(_ROUND_MIN, settings.retention.retained_checkpoints // 4)
 
 
 def policy_of_driver(settings: JobSettings) -> RetentionPolicy:
     """The job's rules; where they do not say how many newest are kept, `retained_checkpoints`."""
-    return replace(settings.retention, keep_last=settings.retention.keep_last or settings.retained_checkpoints)
+    kept = settings.retention
+    return RetentionPolicy.of(kept).model_copy(update={"keep_last": kept.keep_last or kept.retained_checkpoints})
 
 
 class BackgroundRetention:
@@ -80,7 +80,7 @@ class BackgroundRetention:
 
     def committed(self, manifest: Manifest) -> None:
         """A checkpoint is durable and its output published; begin a round if it is time for one."""
-        retained = self._settings.retained_checkpoints
+        retained = self._settings.retention.retained_checkpoints
         if not retained or self._fenced:
             return
         with self._lock:

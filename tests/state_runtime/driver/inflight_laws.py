@@ -20,7 +20,7 @@ from inflight_world import Killed, World, deadlines, finish, results
 
 from state_runtime.base import faults
 from state_runtime.base.errors import TasksDisagree, TooMuchForOneTask
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings, LocalRecoverySettings, MaterializationSettings
 from state_runtime.driver import engine, stage_tasks
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.checkpointer import Checkpointer
@@ -90,18 +90,19 @@ def some_settings(world: World, mode: str = "") -> JobSettings:
     return JobSettings(
         parallelism=draw.choice([1, 2, 3, 5]),
         local_dir=str(world.root / "local"),
-        materialize=False,
+        materialization=MaterializationSettings(by="dagster"),
         placement="off",
         runs_max=2,
-        checkpoint_batches=draw.choice([1, 1, 2, 5]),
-        pending_bytes_max=draw.choice([0, 2_000, 1 << 24]),
-        inline_bytes_max=draw.choice([0, 600, 1 << 18]),
+        checkpoint=CheckpointSettings(
+            batches=draw.choice([1, 1, 2, 5]),
+            pending_bytes_max=draw.choice([0, 2_000, 1 << 24]),
+            inline_bytes_max=draw.choice([0, 600, 1 << 18]),
+            mode=mode or draw.choice(["unaligned", "unaligned", "aligned-with-timeout", "aligned"]),
+            tolerable_failures=1_000,
+        ),
         changelog=draw.choice(["on", "on", "on", "off"]),
         backend=draw.choice(["arrow"] * 5 + ["rocksdb"]),
-        checkpoint_mode=mode or draw.choice(["unaligned", "unaligned", "aligned-with-timeout", "aligned"]),
-        local_recovery=draw.random() < 0.7,
-        # Tasks are repeated, and come to other rows, far more often than on a cluster: now and then many times in a row.
-        tolerable_failures=1_000,
+        local_recovery=LocalRecoverySettings(enabled=draw.random() < 0.7),
     )
 
 
@@ -112,7 +113,11 @@ def of_one_run(
     world = World(folder, random.Random(0), batches, chain)
     under(world, patch)
     settings = JobSettings(
-        parallelism=2, local_dir=str(folder / "local"), materialize=False, placement="off", checkpoint_mode="aligned"
+        parallelism=2,
+        local_dir=str(folder / "local"),
+        materialization=MaterializationSettings(by="dagster"),
+        placement="off",
+        checkpoint=CheckpointSettings(mode="aligned"),
     )
     finish(world, settings)
     return results(world), world.late["rows"]

@@ -23,6 +23,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import LocalStore, Store, open_store
 from state_runtime.task import slicing
+from tests.job_settings import job_settings
 
 __all__ = ["BATCHES", "InflightRoot", "die_after", "go_on", "reads_of", "rows_in_flight"]
 
@@ -66,7 +67,7 @@ def rows_in_flight(folder: Path, *, checkpoints: int = 8, chain: Chain = STEPS, 
         "checkpoint_mode": "unaligned",
         **settings,
     }
-    made = JobSettings(**given)
+    made = job_settings(**given)
     die_after(world, made, checkpoints)
     root = open_store(str(folder / "store")).child("job")
     manifest = Catalog.of_root(root).latest()

@@ -16,7 +16,6 @@ from inflight_world import Frame, World, start
 
 from state_runtime.base import faults
 from state_runtime.base.progress import InflightProgress, Progress
-from state_runtime.base.settings import JobSettings
 from state_runtime.driver import engine
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.governor import EpochBudget, Governor
@@ -28,6 +27,7 @@ from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
 from state_runtime.task.acknowledgement import Acknowledgement
+from tests.job_settings import job_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-4"
 ACTION_S = 3
@@ -72,7 +72,7 @@ class Job:
             **settings,
         }
         self.world = world
-        self.driver: Any = start(world, JobSettings(**given))
+        self.driver: Any = start(world, job_settings(**given))
         for number, batch in enumerate(batches):
             self.driver.run_batch(Frame(batch), number)
 

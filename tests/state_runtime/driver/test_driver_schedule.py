@@ -12,7 +12,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from pyspark.sql import types as T
 from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base import faults
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable
+from state_runtime.base.settings import CheckpointSettings, MaterializationSettings
 from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
@@ -48,6 +49,7 @@ from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.store import Store, open_store
 from state_runtime.task import persist_files
+from tests.job_settings import job_settings
 from tests.stored import read_source_log, read_states
 
 KEYS = pa.schema([("k", pa.string())])
@@ -247,12 +249,14 @@ def some_settings(world: World) -> JobSettings:
     return JobSettings(
         parallelism=draw.choice([1, 2, 3]),
         local_dir=str(world.root / "local"),
-        materialize=False,
+        materialization=MaterializationSettings(by="dagster"),
         placement="off",
         runs_max=2,
-        checkpoint_batches=draw.choice([1, 2, 3, 5, 100]),
-        pending_bytes_max=draw.choice([0, 2_000, 1 << 24]),
-        inline_bytes_max=draw.choice([0, 600, 1 << 18]),
+        checkpoint=CheckpointSettings(
+            batches=draw.choice([1, 2, 3, 5, 100]),
+            pending_bytes_max=draw.choice([0, 2_000, 1 << 24]),
+            inline_bytes_max=draw.choice([0, 600, 1 << 18]),
+        ),
         changelog=draw.choice(["on", "on", "on", "off"]),
         backend=draw.choice(["arrow"] * 5 + ["rocksdb"]),
     )
@@ -349,10 +353,7 @@ def test_a_run_that_fails_between_two_checkpoints_leaves_what_manifests_name(
     draw = random.Random(5)
     world = World(tmp_path, draw, [[f"k{n}" for n in range(12)]] * 6)
     playing(world)
-    settings = JobSettings(
-        parallelism=1, local_dir=str(tmp_path / "local"), materialize=False, placement="off", checkpoint_batches=4,
-        inline_bytes_max=0, pending_bytes_max=0,
-    )  # fmt: skip
+    settings = JobSettings(parallelism=1, local_dir=str(tmp_path / "local"), materialization=MaterializationSettings(by="dagster"), placement="off", checkpoint=CheckpointSettings(batches=4, inline_bytes_max=0, pending_bytes_max=0))  # fmt: skip
     draw.random = lambda: 1.0  # type: ignore[method-assign]
     sizes: list[int] = []
 
@@ -388,7 +389,15 @@ def test_the_driver_looks_for_no_garbage_while_a_checkpoint_is_made(
     monkeypatch.setattr(world, "rob", lambda progress: found.setdefault("between", set()).add(gc.isenabled()))
     (gc.enable if is_on else gc.disable)()
     try:
-        run(world, JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off"))
+        run(
+            world,
+            JobSettings(
+                parallelism=2,
+                local_dir=str(tmp_path / "local"),
+                materialization=MaterializationSettings(by="dagster"),
+                placement="off",
+            ),
+        )
         assert gc.isenabled() is is_on
     finally:
         gc.enable()
@@ -429,7 +438,15 @@ def test_what_works_beside_the_epochs_is_told_of_each_checkpoint(
     told: Counter[str] = Counter()
     for beside in (BackgroundRetention, BackgroundCollection):
         monkeypatch.setattr(beside, "committed", lambda self, *_: told.update([type(self).__name__]))
-    run(world, JobSettings(parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off"))
+    run(
+        world,
+        JobSettings(
+            parallelism=2,
+            local_dir=str(tmp_path / "local"),
+            materialization=MaterializationSettings(by="dagster"),
+            placement="off",
+        ),
+    )
     assert told == {"BackgroundRetention": 3, "BackgroundCollection": 3}
 
 
@@ -440,10 +457,7 @@ def test_nothing_is_taken_back_once_a_commit_was_tried(
     """The manifest is there, and its writer does not know: what it names is published by the next run."""
     world = World(tmp_path, random.Random(3), [["a", "b"], ["a"], ["c"]])
     playing(world)
-    settings = JobSettings(
-        parallelism=1, local_dir=str(tmp_path / "local"), materialize=False, placement="off", checkpoint_batches=3,
-        inline_bytes_max=0,
-    )  # fmt: skip
+    settings = JobSettings(parallelism=1, local_dir=str(tmp_path / "local"), materialization=MaterializationSettings(by="dagster"), placement="off", checkpoint=CheckpointSettings(batches=3, inline_bytes_max=0))  # fmt: skip
     create = Committer.create
 
     def lost_answer(committer: Committer, manifest: Manifest) -> Manifest:
@@ -466,7 +480,11 @@ def test_a_listing_that_tasks_were_given_is_taken_back_when_the_action_has_ended
     world = World(tmp_path, random.Random(6), [["a", "b"], ["a"], ["c"]])
     playing(world)
     settings = JobSettings(
-        parallelism=2, local_dir=str(tmp_path / "local"), materialize=False, placement="off", changelog="off"
+        parallelism=2,
+        local_dir=str(tmp_path / "local"),
+        materialization=MaterializationSettings(by="dagster"),
+        placement="off",
+        changelog="off",
     )
     run(world, settings)
     assert len(world.broadcasts) == 2, "before the first epoch there is nothing to tell"
@@ -519,7 +537,7 @@ def test_a_store_that_is_away_for_a_while_ends_no_run_and_changes_nothing(
 
         world.away_at = is_away
         playing(world)
-        settings = replace(some_settings(world), tolerable_failures=1000)
+        settings = job_settings(some_settings(world), tolerable_failures=1000)
         run(world, settings)
         check(world, seed)
         waited.update(world.waits)
@@ -533,7 +551,7 @@ def test_a_store_that_is_away_for_a_while_ends_no_run_and_changes_nothing(
 
 
 def calm(tmp_path: Path, **changed: Any) -> JobSettings:
-    return JobSettings(
+    return job_settings(
         **{
             "parallelism": 1,
             "local_dir": str(tmp_path / "local"),

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from state_runtime import JobSettings
+from state_runtime.base.settings import CheckpointSettings
 from state_runtime.driver.batch_book import BatchBook
 from state_runtime.driver.governor import EpochBudget, Governor
 from state_runtime.task.acknowledgement import Acknowledgement
+from tests.job_settings import job_settings
 from tests.state_runtime.driver.inflight_chains import steps_operators as operators
 
 NOW_MS = 1_000_000
-UNALIGNED = JobSettings(checkpoint_mode="unaligned", unaligned_epoch_s=4.0)
+UNALIGNED = JobSettings(checkpoint=CheckpointSettings(mode="unaligned", unaligned_epoch_s=4.0))
 STEPS, WINDOWS, TOTALS = (o.uid for o in operators())
 
 
@@ -40,7 +42,7 @@ def started(settings: JobSettings = UNALIGNED) -> Governor:
 
 def test_an_aligned_epoch_has_no_deadline() -> None:
     """Mode aligned: an epoch ends with its batch."""
-    budget = plan(governor(JobSettings(checkpoint_mode="aligned")))
+    budget = plan(governor(JobSettings(checkpoint=CheckpointSettings(mode="aligned"))))
     assert budget.within_s is None
     assert all(stage.deadline_ms is None and stage.does_due for stage in budget.stages.values())
     assert budget.does_due == {STEPS, WINDOWS, TOTALS}
@@ -51,7 +53,7 @@ def test_an_aligned_epoch_has_no_deadline() -> None:
 )
 def test_the_mode_says_how_long_an_epoch_takes(mode: Any, epoch_s: float) -> None:
     """Each of the two modes with a deadline has a time of its own; the last operator's deadline is the epoch's."""
-    settings = JobSettings(checkpoint_mode=mode, unaligned_epoch_s=4.0, aligned_timeout_s=7.0)
+    settings = JobSettings(checkpoint=CheckpointSettings(mode=mode, unaligned_epoch_s=4.0, aligned_timeout_s=7.0))
     budget = plan(started(settings))
     assert budget.within_s == epoch_s
     assert budget.stages[TOTALS].deadline_ms == pytest.approx(NOW_MS + epoch_s * 1000, abs=1)
@@ -65,7 +67,7 @@ def test_an_epoch_lasts_until_the_next_checkpoint_if_that_is_later() -> None:
 
 def test_the_first_epochs_of_a_run_are_short() -> None:
     """A job that dies every few seconds makes progress: what its first epochs did is durable soon."""
-    made = governor(JobSettings(aligned_timeout_s=60.0))
+    made = governor(JobSettings(checkpoint=CheckpointSettings(aligned_timeout_s=60.0)))
     times = []
     for _ in range(7):
         times.append(plan(made).within_s)
@@ -83,7 +85,7 @@ def test_a_run_catches_up_from_its_second_epoch_until_its_first_batch_is_done() 
     assert made.is_catching_up
     made.batch_done(10.0, 3)
     assert not made.is_catching_up
-    aligned = governor(JobSettings(checkpoint_mode="aligned"))
+    aligned = governor(JobSettings(checkpoint=CheckpointSettings(mode="aligned")))
     aligned.seen([(STEPS, task())])
     assert not aligned.is_catching_up
 
@@ -161,7 +163,7 @@ def test_a_slow_beginning_makes_an_epoch_twice_as_long_at_most() -> None:
 
 def test_what_may_be_left_adds_up_to_the_cap() -> None:
     """`max_inflight_bytes` is one snapshot's, over all operators and shards; a hot shard gets most of it."""
-    made = started(replace(UNALIGNED, max_inflight_bytes=6_000_000))
+    made = started(job_settings(UNALIGNED, max_inflight_bytes=6_000_000))
     evenly = plan(made).stages
     assert [stage.keep_bytes for stage in evenly.values()] == [(1_000_000, 1_000_000)] * 3
     made.seen([(STEPS, task(0, input_rows=900)), (STEPS, task(1, input_rows=100))])

@@ -34,12 +34,13 @@ from model import seeds
 
 from state_runtime.base import faults
 from state_runtime.base.errors import StillstateError, StoreUnavailable
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings, MaterializationSettings, RetentionSettings
 from state_runtime.changelog.segment import FOOTER_BYTES, decode_index
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 from state_runtime.task.slicing import Slicer
+from tests.job_settings import job_settings
 
 Playing = Callable[[World], None]
 
@@ -111,7 +112,7 @@ def test_initial_state_comes_once_and_first_though_its_batch_takes_many_epochs(
     assert made.manifest.source is not None
     assert made.manifest.source.batch_id == 0, "the first batch is not the one that is open"
     for parallelism in (5, 2):
-        die_after(made.world, replace(made.settings, parallelism=parallelism), 1)
+        die_after(made.world, job_settings(made.settings, parallelism=parallelism), 1)
         newest = made.catalog.latest()
         assert newest is not None
         assert newest.source == made.manifest.source, "the first batch was done before the run was killed again"
@@ -125,7 +126,7 @@ def test_an_operator_that_is_added_while_rows_are_in_flight_begins_with_its_init
     before = replace(BALANCES, operators=lambda: BALANCES.operators()[:1])
     made = rows_in_flight(tmp_path, checkpoints=2, chain=before)
     made.world.chain = BALANCES
-    die_after(made.world, replace(made.settings, parallelism=2), 2)
+    die_after(made.world, job_settings(made.settings, parallelism=2), 2)
     go_on(made.world, made.settings)
     sums = results(made.world)["sums"]  # which looks at each row's initial state, and at that of each key
     assert sum(n for (_, what), n in sums.items() if what == "row")
@@ -171,7 +172,7 @@ def test_a_shard_that_did_not_change_since_a_flush_is_restored_from_it(
         shutil.rmtree(world.root / "local" / "state", ignore_errors=True)
 
     monkeypatch.setattr(World, "note", lose_the_disk)
-    settings = replace(
+    settings = job_settings(
         some_settings(world, "aligned"), parallelism=5, changelog="off", backend="arrow", checkpoint_batches=100
     )
     finish(world, settings)
@@ -191,9 +192,9 @@ def test_rows_that_are_given_up_are_said_and_nothing_else_is_lost(
     settings = JobSettings(
         parallelism=2,
         local_dir=str(tmp_path / "local"),
-        materialize=False,
+        materialization=MaterializationSettings(by="dagster"),
         placement="off",
-        checkpoint_mode="unaligned",
+        checkpoint=CheckpointSettings(mode="unaligned"),
     )
     with monkeypatch.context() as patched:
         patched.setattr(Slicer, "_is_one_slice", lambda *_: False)
@@ -226,7 +227,7 @@ def test_rows_that_an_epoch_without_a_batch_leaves_fail_it(
     monkeypatch.setattr(Slicer, "_is_one_slice", lambda *_: False)
     monkeypatch.setattr(Slicer, "_is_over", lambda _: True)
     with pytest.raises(StillstateError, match="rows are left without a batch"):
-        finish(world, replace(some_settings(world, "unaligned"), parallelism=1))
+        finish(world, job_settings(some_settings(world, "unaligned"), parallelism=1))
 
 
 def unnamed(world: World) -> set[str]:
@@ -270,11 +271,10 @@ def test_an_epoch_that_fails_leaves_none_of_its_rows_in_the_store(
     settings = JobSettings(
         parallelism=2,
         local_dir=str(tmp_path / "local"),
-        materialize=False,
+        materialization=MaterializationSettings(by="dagster"),
         placement="off",
-        checkpoint_mode="unaligned",
-        inline_bytes_max=0,
-        retained_checkpoints=1_000,
+        checkpoint=CheckpointSettings(mode="unaligned", inline_bytes_max=0),
+        retention=RetentionSettings(retained_checkpoints=1_000),
     )
     finish(world, settings)
     assert next(failures, None) is None, "it did not fail"

@@ -15,7 +15,7 @@ from model import CountingIds, examples
 from state_runtime.base.errors import CorruptSegment
 from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
 from state_runtime.base.progress import Progress
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
@@ -29,6 +29,7 @@ from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold
 from state_runtime.store import open_store
+from tests.job_settings import job_settings
 from tests.stored import read_states, write_segment, write_task_changes
 
 SCHEMA = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("n", pa.int64())]))
@@ -197,7 +198,7 @@ LAST = Manifest(3, "u", 7, 1, "c", "fencing", 0, 2, epoch=12)
 
 
 def due(epochs: int, now_s: float, **settings: float) -> bool:
-    return is_checkpoint_due(Interval(first_head(LAST), 100.0, epochs), JobSettings(**settings), now_s)  # type: ignore[arg-type]
+    return is_checkpoint_due(Interval(first_head(LAST), 100.0, epochs), job_settings(**settings), now_s)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_a_checkpoint_is_due_as_the_settings_say(
 
 def test_a_manifest_does_not_grow_with_the_interval() -> None:
     """Neither staged files nor segments without end: then a checkpoint comes early."""
-    settings = JobSettings(checkpoint_interval_s=86_400)
+    settings = JobSettings(checkpoint=CheckpointSettings(interval_s=86_400))
     file = StagedFile("a", "b", 1, 1)
     files = Interval(first_head(LAST), 0.0, 1, outputs=(StagedOutput("s", 1, (file,) * (PENDING_FILES_MAX + 1)),))
     segment = SegmentEntry("p", 1, "d", 1, 8, 1)

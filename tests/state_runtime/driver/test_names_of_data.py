@@ -11,7 +11,7 @@ from inflight_root import BATCHES
 from inflight_world import World, finish
 from model import seeds
 
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings, MaterializationSettings, RetentionSettings
 from state_runtime.maintenance.layout import kind_of
 from state_runtime.snapshot.paths import named_snapshot_of
 from state_runtime.store import open_store
@@ -29,11 +29,10 @@ def test_what_a_run_writes_is_named_for_the_snapshot_that_names_it(
     settings = JobSettings(
         parallelism=2,
         local_dir=str(tmp_path / "local"),
-        inline_bytes_max=0,
-        changelog=changelog,  # type: ignore[arg-type]
-        checkpoint_mode="unaligned",
-        retained_checkpoints=0,
-        materialize=False,
+        checkpoint=CheckpointSettings(inline_bytes_max=0, mode="unaligned"),
+        changelog=changelog,
+        retention=RetentionSettings(retained_checkpoints=0),
+        materialization=MaterializationSettings(by="dagster"),
     )
     newest = finish(world, settings)
     root = open_store(str(tmp_path / "store")).child("job")

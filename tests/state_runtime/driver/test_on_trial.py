@@ -14,7 +14,7 @@ from inflight_root import BATCHES
 from inflight_world import Frame, World, start
 
 from state_runtime.base.errors import MissingFile
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings, MaterializationSettings
 from state_runtime.driver.epochs import EpochDriver
 
 
@@ -27,7 +27,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def settings(parallelism: int) -> JobSettings:
     """Without a trial, hours go by until the first checkpoint."""
-    return JobSettings(parallelism=parallelism, placement="off", materialize=False, checkpoint_interval_s=3_600)
+    return JobSettings(
+        parallelism=parallelism,
+        placement="off",
+        materialization=MaterializationSettings(by="dagster"),
+        checkpoint=CheckpointSettings(interval_s=3_600),
+    )
 
 
 @contextmanager

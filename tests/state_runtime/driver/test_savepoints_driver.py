@@ -56,6 +56,7 @@ from state_runtime.snapshot.savepoint import (
 )
 from state_runtime.spark.columns import SEQUENCE_COLUMN
 from state_runtime.store import Store, open_store
+from tests.job_settings import job_settings
 from tests.stored import read_source_log, read_states
 
 __all__ = ["playing"]
@@ -193,7 +194,7 @@ def test_whatever_ends_a_run_its_savepoints_are_complete_or_void_and_the_job_is_
 
 def settings_of(tmp_path: Path, **changes: Any) -> JobSettings:
     given = {"parallelism": 1, "local_dir": str(tmp_path / "local"), "materialize": False, "placement": "off"}
-    return JobSettings(**{**given, **changes})  # type: ignore[arg-type]
+    return job_settings(**{**given, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from inflight_laws import of_one_run, under
 from inflight_world import Frame, World, finish, results, start
 from model import CountingIds, FakeClock
 
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, MaterializationSettings, RetentionSettings
 from state_runtime.driver.savepoints import Savepoints
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
@@ -28,6 +27,7 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.savepoint import SavepointThen
 from state_runtime.store import open_store
 from state_runtime.task.slicing import Slicer
+from tests.job_settings import job_settings
 
 BATCHES: list[list[Input]] = [
     [(f"k{n}", f"g{n % 4}", n, 10_000 + n) for n in range(40)],
@@ -52,10 +52,7 @@ class Run:
         patch.setattr(Slicer, "_is_one_slice", lambda *_: False)
         patch.setattr(Slicer, "_is_over", lambda slicer: slicer._deadline_s is not None)
         patch.setattr(Slicer, "_sized", lambda *_: 3)
-        self.settings = JobSettings(
-            parallelism=parallelism, local_dir=str(folder / "local"), materialize=False, placement="off",
-            checkpoint_mode="unaligned", retained_checkpoints=1_000, **settings,
-        )  # fmt: skip
+        self.settings = job_settings(parallelism=parallelism, local_dir=str(folder / "local"), materialization=MaterializationSettings(by="dagster"), placement="off", checkpoint=CheckpointSettings(mode="unaligned"), retention=RetentionSettings(retained_checkpoints=1_000), **settings)  # fmt: skip
         self.root = open_store(str(folder / "store")).child("job")
         self.asked: dict[int, tuple[str, SavepointThen, bool]] = {}
         self.driver: Any = start(self.world, self.settings, savepoints=self._savepoints)
@@ -190,7 +187,7 @@ def test_a_stopped_savepoint_with_rows_in_flight_goes_on_as_another_job_of_any_p
     taken_from(second, third, mode)
     world = World(third, random.Random(1), batches, chain)
     under(world, monkeypatch)
-    finish(world, replace(run.settings, parallelism=1, local_dir=str(third / "local")))
+    finish(world, job_settings(run.settings, parallelism=1, local_dir=str(third / "local")))
     for folder in (first, second):
         for sink in chain.sinks:
             shutil.copytree(folder / sink, third / sink, dirs_exist_ok=True)

@@ -18,7 +18,7 @@ from model import CountingIds
 from state_runtime.base.errors import CorruptManifest, StoreUnavailable
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings, MaterializationSettings
 from state_runtime.changelog.inflight import RowsLeft
 from state_runtime.driver.epoch_line import EpochLine
 from state_runtime.driver.heartbeat import Heartbeat
@@ -250,9 +250,9 @@ def test_a_driver_tells_of_each_epoch_what_its_progress_has_in_sum(
     settings = JobSettings(
         parallelism=3,
         local_dir=str(tmp_path / "local"),
-        materialize=False,
+        materialization=MaterializationSettings(by="dagster"),
         placement="off",
-        checkpoint_mode="unaligned",
+        checkpoint=CheckpointSettings(mode="unaligned"),
     )
     seen: list[tuple[Progress, EpochTasks]] = []
     report = EpochLine._report

@@ -10,12 +10,12 @@ from maintenance_root import DAY_S, JOB, FakeWorld, Job
 from model import CountingIds
 
 from state_runtime.base.errors import Fenced
-from state_runtime.base.settings import JobSettings
 from state_runtime.maintenance.gc.background import EVERY_S, FIRST_AFTER_S, BackgroundCollection
 from state_runtime.materialize import materialize
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
 from state_runtime.store import Store
+from tests.job_settings import job_settings
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def job(world: FakeWorld) -> Job:
 def collection(job: Job, root: Store | None = None, **changes: Any) -> BackgroundCollection:
     root = root or job.root
     proof = replace(job.committer.ownership, root=root)
-    return BackgroundCollection(root, JobSettings(**changes), CountingIds(8), job.clock, proof, "h:1")
+    return BackgroundCollection(root, job_settings(**changes), CountingIds(8), job.clock, proof, "h:1")
 
 
 def savepoint(job: Job, name: str, state: Any) -> None:

@@ -16,7 +16,6 @@ from model import CountingIds, FakeClock, seeds
 from shapes import KEYS, SHAPES, Change
 
 from state_runtime.base.errors import CorruptData, InvalidConfiguration, SnapshotExpired, SnapshotInUse, StoreRefused
-from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.maintenance.convert import snapshot as convert_module
 from state_runtime.maintenance.convert.compare import compare_here, ranges_of_states
@@ -44,6 +43,7 @@ from state_runtime.snapshot.manifest import (
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, boundary_path, manifest_path
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.store import Created, LocalStore, Store, open_store
+from tests.job_settings import job_settings
 from tests.stored import read_source_log, write_segment
 
 FORMATS: tuple[SnapshotFormat, ...] = ("changelog", "incremental", "canonical")
@@ -124,7 +124,7 @@ class Life:
         job.root = open_store(job.store_url).child("job")
         job.manifest = open_snapshot(job.root).manifest
         job.history = {shape: list(batches) for shape, batches in self.job.history.items()}
-        job.settings = JobSettings(**changed)
+        job.settings = job_settings(**changed)
         job.versions = [NO_VERSION] * job.parallelism
         job.restart(parallelism)
         job.versions = [NO_VERSION] * parallelism

@@ -18,7 +18,7 @@ from moved_job import WatchedStore, add_savepoint, into
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings, MaterializationSettings
 from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import read_index, read_passes
 from state_runtime.changelog.segment import build_segment
@@ -42,6 +42,7 @@ from state_runtime.snapshot.locate import OpenedSnapshot
 from state_runtime.snapshot.manifest import Manifest, RowsLayout
 from state_runtime.snapshot.savepoint import SavepointRecord
 from state_runtime.store import Store, open_store
+from tests.job_settings import job_settings
 from tests.stored import read_states
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -374,8 +375,7 @@ def test_a_run_goes_on_after_every_tool_had_its_turn(tmp_path: Path) -> None:
     """Folded, collected, with no older snapshot, from a copy in another place, with another parallelism: what readers see
     is what an aligned run gives."""
     aligned = World(tmp_path / "aligned", random.Random(0), [list(b) for b in BATCHES])
-    go_on(aligned, JobSettings(parallelism=2, local_dir=str(tmp_path / "a"), materialize=False, placement="off",
-        checkpoint_mode="aligned"))  # fmt: skip
+    go_on(aligned, JobSettings(parallelism=2, local_dir=str(tmp_path / "a"), materialization=MaterializationSettings(by="dagster"), placement="off", checkpoint=CheckpointSettings(mode="aligned")))  # fmt: skip
     made = rows_in_flight(tmp_path / "job", checkpoints=4, inline_bytes_max=1_500)
     clock, ids = FakeClock(), CountingIds(prefix=9)
     copied = open_store(str(tmp_path / "elsewhere")).child("job")
@@ -385,5 +385,5 @@ def test_a_run_goes_on_after_every_tool_had_its_turn(tmp_path: Path) -> None:
     delete_snapshots(copied, list(made.catalog.snapshot_ids()[:-1]), clock=clock, ids=ids)
     (tmp_path / "job" / "store").rename(tmp_path / "before")
     (tmp_path / "elsewhere").rename(tmp_path / "job" / "store")
-    go_on(made.world, replace(made.settings, parallelism=5, local_dir=str(tmp_path / "other")))
+    go_on(made.world, job_settings(made.settings, parallelism=5, local_dir=str(tmp_path / "other")))
     assert results(made.world) == results(aligned)

@@ -17,12 +17,13 @@ from state_runtime.maintenance.retention.background import BackgroundRetention, 
 from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.store import Store, open_store
+from tests.job_settings import job_settings
 
 RETAINED = 5
 
 
 def settings(**changes: Any) -> JobSettings:
-    return JobSettings(**{"retained_checkpoints": RETAINED, **changes})
+    return job_settings(**{"retained_checkpoints": RETAINED, **changes})
 
 
 def background(job: Job, root: Store | None = None, **changes: Any) -> BackgroundRetention:

@@ -32,7 +32,7 @@ from state_runtime.base.errors import (
     SnapshotInUse,
     StoreUnavailable,
 )
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.maintenance.copy import savepoint as savepoint_copy
 from state_runtime.maintenance.copy.objects import needed_objects
 from state_runtime.maintenance.copy.savepoint import (
@@ -102,7 +102,7 @@ class Root:
 @cache
 def template() -> LocalJob:
     """Epochs with inline and direct changes, tables, and a log above them; made once."""
-    settings = JobSettings(inline_bytes_max=400)
+    settings = JobSettings(checkpoint=CheckpointSettings(inline_bytes_max=400))
     job, rng = LocalJob(Path(tempfile.mkdtemp(prefix="savepoints-")), settings=settings), random.Random(4)
     atexit.register(shutil.rmtree, job.folder)
     for number in range(5):

@@ -36,7 +36,7 @@ from model import (
 
 from state_runtime.base.errors import CorruptData, CorruptSegment, InvalidData, MissingSnapshot, Unavailable
 from state_runtime.base.limits import GIB, MANIFEST_BYTES_MAX, MIB
-from state_runtime.base.settings import FoldMode, JobSettings
+from state_runtime.base.settings import FoldMode, JobSettings, MaterializationSettings
 from state_runtime.changelog import reader, source_log
 from state_runtime.changelog import segment as segment_format
 from state_runtime.changelog.snapshot_state import StoredTable
@@ -59,6 +59,7 @@ from state_runtime.snapshot.paths import manifest_path
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.table import HASH_MAX
 from state_runtime.store import Store
+from tests.job_settings import job_settings
 from tests.stored import read_source_log, read_states, write_segment
 
 SIZES = st.sampled_from(
@@ -101,7 +102,7 @@ def test_any_sequence_of_folds_keeps_the_dictionary(
 ) -> None:
     """Deltas keep tombstones over the base; the base has none. Whatever cells and units are."""
     writer = StateWriter(hash_of=hash_of, parallelism=3)
-    settings = JobSettings(materialize_ratio=ratio)
+    settings = JobSettings(materialization=MaterializationSettings(ratio=ratio))
     done: list[Changes] = []
     for changed, mode in steps:
         writer.epoch(changed)
@@ -185,7 +186,7 @@ def test_deltas_above_a_cell_stay_few() -> None:
     """A delta takes in those that are not larger: their number grows with the logarithm of the changes."""
     writer = StateWriter(parallelism=1)
     sizes = quarters(writer)
-    settings = JobSettings(materialize_ratio=100)
+    settings = JobSettings(materialization=MaterializationSettings(ratio=100))
     most = written = log = 0
     for number in range(64):
         writer.epoch({(f"new-{number}-{n}", 0.0): (n, "") for n in range(8)})
@@ -393,11 +394,7 @@ def chain(*, segments: int, segment_bytes: int, tables: tuple[int, ...] = ()) ->
 
 
 SETTINGS = JobSettings(
-    materialize_min_bytes=1000,
-    materialize_ratio=1.0,
-    materialize_max_segments=10,
-    materialize_interval_s=600,
-    materialize_replay_s=10,
+    materialization=MaterializationSettings(min_bytes=1000, ratio=1.0, max_segments=10, interval_s=600, replay_s=10)
 )
 
 
@@ -431,7 +428,9 @@ def test_with_the_changelog_off_there_is_nothing_to_fold() -> None:
 
 def test_the_log_is_folded_before_the_manifest_outgrows_its_bound() -> None:
     """Whatever the settings say."""
-    settings = JobSettings(materialize_min_bytes=1 << 40, materialize_max_segments=4096, materialize_interval_s=10_000)
+    settings = JobSettings(
+        materialization=MaterializationSettings(min_bytes=1 << 40, max_segments=4096, interval_s=10_000)
+    )
     due_at = next(n for n in range(2000) if due(chain(segments=n, segment_bytes=1), settings) == "manifest")
     longest = SegmentEntry(
         f"changelog/{'9' * 20}/{'9' * 20}-{'f' * 32}.seg", 1 << 40, "f" * 64, 1 << 20, 1 << 40, 1 << 40
@@ -463,7 +462,7 @@ def test_the_grid_grows_and_shrinks_with_the_state() -> None:
     assert len(cells) <= 32
 
 
-@pytest.mark.parametrize("settings", [JobSettings(), JobSettings(materialize_cells_max=1), JobSettings(materialize_cells_max=4096, materialize_cell_bytes_max=32 * MIB)], ids=["default", "few", "many"])  # fmt: skip
+@pytest.mark.parametrize("settings", [JobSettings(), JobSettings(materialization=MaterializationSettings(cells_max=1)), JobSettings(materialization=MaterializationSettings(cells_max=4096, cell_bytes_max=32 * MIB))], ids=["default", "few", "many"])  # fmt: skip
 @pytest.mark.parametrize("state_bytes", [100 * MIB, 8 * GIB, 64 * GIB, 1024 * GIB])
 def test_cells_are_small_enough_to_fold_and_few_enough_to_name_up_to_a_tebibyte(
     state_bytes: int, settings: JobSettings
@@ -472,7 +471,7 @@ def test_cells_are_small_enough_to_fold_and_few_enough_to_name_up_to_a_tebibyte(
     a manifest can name all tables, with as many deltas above each as folds leave there."""
     sizes = FoldSizes.of(settings)
     cells, _ = grid([stored(0, HASH_MAX, state_bytes)], [], [], sizes)
-    assert state_bytes / len(cells) <= max(sizes.table_bytes, settings.materialize_cell_bytes_max, 256 * MIB)
+    assert state_bytes / len(cells) <= max(sizes.table_bytes, settings.materialization.cell_bytes_max, 256 * MIB)
     tables = len(cells) * (1 + sizes.bounded(len(cells)).deltas_max)
     assert tables * 260 < MANIFEST_BYTES_MAX * 3 // 4
 
@@ -480,11 +479,21 @@ def test_cells_are_small_enough_to_fold_and_few_enough_to_name_up_to_a_tebibyte(
 def test_the_settings_say_how_many_cells_there_are() -> None:
     """More but smaller tables, or fewer."""
     counts = [
-        len(grid([stored(0, HASH_MAX, 8 * GIB)], [], [], FoldSizes.of(JobSettings(materialize_cells_max=n)))[0])
+        len(
+            grid(
+                [stored(0, HASH_MAX, 8 * GIB)],
+                [],
+                [],
+                FoldSizes.of(JobSettings(materialization=MaterializationSettings(cells_max=n))),
+            )[0]
+        )
         for n in (8, 64, 256)
     ]
-    assert counts == [32, 64, 256]  # 8: the tables would pass `materialize_cell_bytes_max`
-    sizes = [FoldSizes.of(JobSettings(materialize_cells_max=8, materialize_cell_bytes_max=n * MIB)) for n in (64, 1024)]
+    assert counts == [32, 64, 256]  # 8: the tables would pass `cell_bytes_max`
+    sizes = [
+        FoldSizes.of(JobSettings(materialization=MaterializationSettings(cells_max=8, cell_bytes_max=n * MIB)))
+        for n in (64, 1024)
+    ]
     assert [len(grid([stored(0, HASH_MAX, 8 * GIB)], [], [], size)[0]) for size in sizes] == [128, 8]
 
 
@@ -556,8 +565,8 @@ def steady(rng: random.Random, keys: int, per_epoch: int, epochs_run: int, setti
 
 def test_space_and_write_amplification_at_the_default_ratio_stay_within_their_bounds() -> None:
     """Space on average at most 1.3 x live bytes, log included; writing at most 2 + (1 + r) / r bytes for a byte of log."""
-    settings = replace(JobSettings(), materialize_min_bytes=1)
-    ratio = settings.materialize_ratio
+    settings = job_settings(JobSettings(), materialize_min_bytes=1)
+    ratio = settings.materialization.ratio
     space, written = steady(random.Random(1), 20_000, 200, 120, settings, FoldSizes(table_bytes=60_000, small_bytes=0))
     print(f"space {space:.3f} x live, write amplification {written:.2f}")
     assert 1.0 < space <= 1.3

@@ -23,15 +23,16 @@ from model import (
 )
 
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, StoreUnavailable, Unavailable
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, MaterializationSettings
 from state_runtime.materialize import BackgroundMaterializer, Record, background, protected
 from state_runtime.materialize.records import ADOPTED_FOR_MS, Pin, beat, claim, open_pins, read_pin, read_record
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path, materialization_path
+from tests.job_settings import job_settings
 from tests.stored import read_states
 
-EAGER = JobSettings(materialize_min_bytes=1, materialize_ratio=0.01)
-NEVER = JobSettings(materialize=False)
+EAGER = JobSettings(materialization=MaterializationSettings(min_bytes=1, ratio=0.01))
+NEVER = JobSettings(materialization=MaterializationSettings(by="dagster"))
 
 
 class Bench:
@@ -374,7 +375,7 @@ def test_a_manifest_near_its_bound_is_folded_even_if_that_is_nobodys_task() -> N
 
 def test_the_driver_materializes_while_the_process_that_should_is_away(caplog: pytest.LogCaptureFixture) -> None:
     """Dagster was stopped for a night: the log must not grow all that time; and once it is back, it does its work again."""
-    bench = Bench(replace(EAGER, materialize=False, materialize_takeover_s=600))
+    bench = Bench(job_settings(EAGER, materialize=False, materialize_takeover_s=600))
     bench.commit({ALL_KEYS[0]: (1, "a")})
     bench.work()
     bench.clock.advance_s(599)
@@ -402,7 +403,7 @@ def test_the_driver_materializes_while_the_process_that_should_is_away(caplog: p
 def test_what_is_not_due_all_along_is_not_taken_over() -> None:
     """The time counts from when it was due, and not from the run's start."""
     bench = Bench(
-        replace(
+        job_settings(
             EAGER,
             materialize=False,
             materialize_takeover_s=600,

@@ -15,7 +15,7 @@ import pytest
 from model import ALL_HASHES, OPERATOR, SCHEMA, STATE, CountingIds, DictStore, FakeClock, StateWriter, rows_of, seeds
 
 from state_runtime.base.errors import CorruptData, MissingSnapshot
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, MaterializationSettings
 from state_runtime.materialize import FoldSizes, Protected, Record, apply, fits, log, materialize, protected
 from state_runtime.materialize.background import adoptable
 from state_runtime.materialize.records import holds, open_pins
@@ -134,7 +134,7 @@ class World:
         store = HookedStore(self.objects)
         manifest = self.driver.manifest
         store.hook = self.interrupt
-        settings = JobSettings(materialize_ratio=self.rng.choice([0.01, 0.5, 50]))
+        settings = JobSettings(materialization=MaterializationSettings(ratio=self.rng.choice([0.01, 0.5, 50])))
         ids = CountingIds(prefix=self.rng.randrange(1 << 40, 1 << 41))
         try:
             record = materialize(store, manifest, settings=settings, clock=self.clock, ids=ids, sizes=SIZES)

@@ -12,9 +12,9 @@ from local_job import LocalJob
 from model import FakeClock, seeds
 from shapes import KEYS, SHAPES, Change
 
-from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import apply, materialize
 from state_runtime.snapshot.lineage import gone_back
+from tests.job_settings import job_settings
 
 BACKENDS = ("arrow", "rocksdb")
 
@@ -37,7 +37,7 @@ def changes(rng: random.Random, job: LocalJob) -> dict[str, Change]:
 
 
 def job_of(tmp_path: Path, backend: str, **settings: Any) -> LocalJob:
-    return LocalJob(tmp_path, settings=JobSettings(backend=backend, **settings))  # type: ignore[arg-type]
+    return LocalJob(tmp_path, settings=job_settings(backend=backend, **settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -19,19 +19,20 @@ from model import examples, seeds
 from test_restore import changes
 
 from state_runtime.base.errors import CorruptSegment, MissingFile
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, LocalRecoverySettings
 from state_runtime.restore import objects
 from state_runtime.restore.objects import WantedObject
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import LocalStore, open_store
 from state_runtime.task.shard_access import ShardAccess
+from tests.job_settings import job_settings
 
 SHAPES = ("value", "timers")
 
 
 def small_job(tmp_path: Path, **settings: Any) -> LocalJob:
-    return LocalJob(tmp_path, SHAPES, settings=JobSettings(**settings))
+    return LocalJob(tmp_path, SHAPES, settings=job_settings(**settings))
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_idle_copies_make_room_first(tmp_path: Path) -> None:
     from state_runtime.task import shard_access
 
     shard_access._disk.cache_clear()
-    job.settings = JobSettings(local_bytes_max=1 << 20)
+    job.settings = JobSettings(local_recovery=LocalRecoverySettings(bytes_max=1 << 20))
     job.epoch(changes(rng, job))
     assert not moved.exists()
     assert not job.failed

@@ -20,9 +20,9 @@ from model import CountingIds, empty_manifest
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import Fenced, SnapshotInUse, StillstateError
 from state_runtime.base.progress import Progress
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import JobSettings, RetentionSettings, UploadSettings
 from state_runtime.changelog.inflight import InflightPass, RowsLeft
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_segment
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.savepoints import Savepoints
@@ -191,7 +191,7 @@ def test_retention_that_slept_deletes_nothing_of_the_next_job_in_its_root() -> N
 
     def make(world: FakeWorld, old: Job) -> Callable[[Store], Any]:
         def work(root: Store) -> None:
-            settings = JobSettings(retained_checkpoints=3)
+            settings = JobSettings(retention=RetentionSettings(retained_checkpoints=3))
             retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(old, root))
             retention._round([old.catalog.manifest(i) for i in old.catalog.snapshot_ids()])
 
@@ -441,7 +441,7 @@ def test_a_run_whose_rows_in_flight_went_with_the_root_commits_no_manifest_that_
     passed = InflightPass("a", 1, 5, RowsLayout(""), (), (RowsLeft(0, 9, 1, 1),))
     begun = begin_segment(
         job.root, [], job_uid=committer.info.uid, term=committer.term.term, snapshot_id=committer.last.snapshot_id + 1,
-        ids=ids, uploader=Uploader(UploadPolicy(), world.clock), passes=(passed,),
+        ids=ids, uploader=Uploader(UploadSettings(), world.clock), passes=(passed,),
     )  # fmt: skip
     assert begun is not None
     listing = begun.result()
@@ -537,7 +537,7 @@ def test_retention_that_slept_deletes_nothing_of_a_backup_in_which_the_job_goes_
     second = dict(world.objects)
 
     def work(root: Store) -> None:
-        settings = JobSettings(retained_checkpoints=3)
+        settings = JobSettings(retention=RetentionSettings(retained_checkpoints=3))
         retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(job, root))
         retention._round(manifests)
 
@@ -554,7 +554,7 @@ def test_retention_that_slept_deletes_nothing_of_a_backup_in_which_nobody_has_st
     first, manifests = dict(world.objects), [job.catalog.manifest(i) for i in job.catalog.snapshot_ids()]
 
     def work(root: Store) -> None:
-        settings = JobSettings(retained_checkpoints=3)
+        settings = JobSettings(retention=RetentionSettings(retained_checkpoints=3))
         retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(job, root))
         retention._round(manifests)
 
@@ -569,7 +569,7 @@ def test_a_deletion_that_slept_removes_nothing_of_snapshots_that_a_backup_has_br
     manifests = [job.catalog.manifest(i) for i in job.catalog.snapshot_ids()]
 
     def work(root: Store) -> None:
-        settings = JobSettings(retained_checkpoints=3)
+        settings = JobSettings(retention=RetentionSettings(retained_checkpoints=3))
         retention = BackgroundRetention(root, settings, CountingIds(8), world.clock, ownership_of(job, root))
         retention._round(manifests)
 

@@ -13,7 +13,7 @@ import pytest
 from model import CountingIds, FakeClock, empty_manifest
 from pyspark.sql import types as T
 
-from state_runtime.base.settings import JobSettings
+from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart
 from state_runtime.changelog.parts import PartEntry
 from state_runtime.driver.batch_book import BatchBook
@@ -121,7 +121,7 @@ def job(tmp_path: Path) -> TaskJob:
         base_snapshot_id=committer.last.snapshot_id,
         parallelism=1,
         clock=EpochClock(1_000),
-        settings=JobSettings(inline_bytes_max=1 << 20),
+        settings=JobSettings(checkpoint=CheckpointSettings(inline_bytes_max=1 << 20)),
     )
 
 
