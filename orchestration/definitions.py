@@ -20,6 +20,7 @@ from stillstate.orchestration.jobs.checks import build_checks
 from stillstate.orchestration.jobs.deletions import build_deletion_jobs
 from stillstate.orchestration.jobs.matches_check import build_matches_check
 from stillstate.orchestration.jobs.migrate import build_migrate_job
+from stillstate.orchestration.jobs.overview_check import build_overview_check
 from stillstate.orchestration.jobs.prune import build_prune_job
 from stillstate.orchestration.jobs.rollback import build_rollback_job
 from stillstate.orchestration.jobs.savepoints import build_savepoint_job
@@ -75,7 +76,7 @@ def build_definitions(
     prune_job, prune_schedule = build_prune_job(mount, spec)
     return dg.Definitions(
         assets=[overview_spec(mount, len(names)), *build_asset_specs(mount, spec.jobs.values()), *made.assets],
-        asset_checks=made.checks,
+        asset_checks=[build_overview_check(mount, names), *made.checks],
         jobs=[*made.drivers, *made.folds, *made.upkeep, prune_job],
         schedules=[*made.schedules, prune_schedule],
         sensors=[

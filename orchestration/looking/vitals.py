@@ -29,6 +29,7 @@ class Vitals:
             damaged data, or `not seen`.
         is_well: nobody need look.
         why: it is not.
+        since_ms: when that began, as far as the driver has said so; 0: it has not.
         status: its newest heartbeat.
         head: its newest snapshot.
         progress: numbers of that snapshot's epochs.
@@ -39,6 +40,7 @@ class Vitals:
     health: str
     is_well: bool
     why: str = ""
+    since_ms: int = 0
     status: RunStatus | None = None
     head: Manifest | None = None
     progress: Progress | None = None
@@ -60,6 +62,7 @@ def vitals_of(look: Look | NoLook) -> Vitals:
         health=DAMAGED if look.trouble is not None or is_damaged else health.verdict,
         is_well=is_well,
         why=str(look.trouble) if look.trouble is not None else "" if health.verdict in _WELL else health.reason,
+        since_ms=0 if health.verdict in _WELL else health.since_ms,
         status=status,
         head=head,
         progress=progress,
