@@ -42,16 +42,29 @@ def alive_metadata(alive: Alive, status: RunStatus | None, log: str = "", log_ta
 
 
 def alive_evaluation(
-    stream: dg.AssetKey, alive: Alive, status: RunStatus | None, log: str = "", log_tail: str = ""
+    stream: dg.AssetKey,
+    alive: Alive,
+    status: RunStatus | None,
+    log: str = "",
+    log_tail: str = "",
+    *,
+    next_look_by_s: float | None = None,
 ) -> dg.AssetCheckEvaluation:
-    """The check's verdict as an event that needs no run."""
+    """The check's verdict as an event that needs no run.
+
+    Args:
+        next_look_by_s: when the next one is there, unless nobody looks any more; None: a person has looked.
+    """
+    metadata = alive_metadata(alive, status, log, log_tail)
+    if next_look_by_s is not None:
+        metadata["next_look_by"] = dg.MetadataValue.timestamp(next_look_by_s)
     return dg.AssetCheckEvaluation(
         asset_key=stream,
         check_name=ALIVE_CHECK,
         passed=alive.level == "ok",
         severity=dg.AssetCheckSeverity.WARN if alive.level == "warn" else dg.AssetCheckSeverity.ERROR,
         description=alive.headline if alive.level == "ok" else f"{alive.headline}: {alive.reason}",
-        metadata=alive_metadata(alive, status, log, log_tail),
+        metadata=metadata,
     )
 
 

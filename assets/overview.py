@@ -6,7 +6,7 @@ column in which no job has anything is left out, and what needs sentences has a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,16 +17,31 @@ from stillstate.assets.tables import table, unbroken
 from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.looking.lookout import NoLook
 from stillstate.orchestration.looking.vitals import vitals_of
-from stillstate.orchestration.text import age_text, time_text
+from stillstate.orchestration.text import age_text, counted_text, time_text
 
-__all__ = ["OVERVIEW_S", "OverviewRow", "RestartRow", "overview_materialization", "overview_row", "overview_spec"]
+__all__ = [
+    "OVERVIEW_S",
+    "WELL_CHECK",
+    "OverviewRow",
+    "RestartRow",
+    "overview_materialization",
+    "overview_row",
+    "overview_spec",
+    "well_evaluation",
+    "well_spec",
+]
 
 OVERVIEW_S: Final = 1800.0
+NEXT_LOOK_S: Final = OVERVIEW_S + 300.0
+"""After a table the next one is there, unless nobody looks any more: the daemon stands still, or the sensor is off."""
+WELL_CHECK: Final = "all_jobs_well"
+_NAMED_MAX: Final = 5
 _ALL_COLUMNS: Final = ("job", "health", "term", "checkpoint", "lag", "replay", "savepoint", "recovery")
-_ILL_COLUMNS: Final = ("job", "why")
+_ILL_COLUMNS: Final = ("job", "since", "why")
 _RESTART_COLUMNS: Final = ("at", "job", "outcome", "down", "restored_from", "cause")
 _SENTENCES: Final = frozenset({"why", "restored_from", "cause"})
 _OPTIONAL: Final = frozenset({"lag", "replay", "savepoint", "recovery"})
+_LAG_SHOWN_S: Final = 1.0
 _REPLAY_SHOWN_S: Final = 1.0
 
 
@@ -41,6 +56,7 @@ class OverviewRow:
         savepoint: when the newest was complete.
         recovery: when the last one was that Dagster made, and how it ended if not well.
         why: it needs a look.
+        since: when that began.
     """
 
     job: str
@@ -53,6 +69,7 @@ class OverviewRow:
     savepoint: str = ""
     recovery: str = ""
     why: str = ""
+    since: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,40 +92,48 @@ class RestartRow:
     down: str = ""
 
 
-def overview_row(job: str, look: Look | NoLook, *, savepoint: str, recovery: str) -> OverviewRow:
+def overview_row(
+    job: str, look: Look | NoLook, *, savepoint: str = "", recovery: str = "", unwell_since_ms: int = 0
+) -> OverviewRow:
     """What one look says. Times and not ages: the table is read long after it was written.
 
     Args:
         savepoint: the newest, as text.
         recovery: the last one that Dagster made, as text.
+        unwell_since_ms: when a look first found it unwell; of what the driver cannot have said.
     """
     seen = vitals_of(look)
-    head = seen.head
+    head, since_ms = seen.head, seen.since_ms or unwell_since_ms
     return OverviewRow(
         job=job,
         health=seen.health,
         is_well=seen.is_well,
         term="" if seen.status is None else str(seen.status.term),
         checkpoint="" if head is None else time_text(head.created_at_ms),
-        lag=age_text(seen.lag_s) if seen.lag_s > 0 else "",
+        lag=age_text(seen.lag_s) if seen.lag_s >= _LAG_SHOWN_S else "",
         replay=age_text(seen.replay_s) if seen.replay_s >= _REPLAY_SHOWN_S else "",
         savepoint="" if isinstance(look, NoLook) else savepoint,
         recovery=recovery,
         why=seen.why,
+        since=time_text(since_ms) if since_ms and not seen.is_well else "",
     )
 
 
 def overview_materialization(
-    key: dg.AssetKey, rows: Sequence[OverviewRow], restarts: Sequence[RestartRow] = ()
+    key: dg.AssetKey, rows: Sequence[OverviewRow], restarts: Sequence[RestartRow] = (), *, looked_at_ms: int
 ) -> dg.AssetMaterialization:
-    """All jobs: whom somebody should look at first, the others by name; and the newest restarts of any of them."""
+    """All jobs: whom somebody should look at first, the others by name; and the newest restarts of any of them.
+
+    Args:
+        looked_at_ms: when. A sensor that has stopped cannot say so: the table says by when it should have been written
+            again.
+    """
     ordered = sorted(rows, key=lambda row: (row.is_well, row.job))
     ill = [row for row in ordered if not row.is_well]
-    said = f"{len(ill)} of {len(rows)} jobs need a look: {', '.join(row.job for row in ill[:5])}" if ill else ""
     columns = [name for name in _ALL_COLUMNS if name not in _OPTIONAL or any(getattr(row, name) for row in rows)]
     return dg.AssetMaterialization(
         key,
-        description=said or f"all {len(rows)} jobs are well",
+        description=_headline(rows),
         metadata={
             # Dagster shows them in this order.
             **({"ill": _table(_ILL_COLUMNS, [_explained(row) for row in ill])} if ill else {}),
@@ -116,8 +141,35 @@ def overview_materialization(
             **({"restarts": _table(_RESTART_COLUMNS, restarts)} if restarts else {}),
             "jobs_ill": dg.IntMetadataValue(len(ill)),
             "jobs_well": dg.IntMetadataValue(len(rows) - len(ill)),
+            "looked_at": dg.MetadataValue.timestamp(looked_at_ms / 1000),
+            "next_look_by": dg.MetadataValue.timestamp(looked_at_ms / 1000 + NEXT_LOOK_S),
         },
     )
+
+
+def well_evaluation(key: dg.AssetKey, rows: Sequence[OverviewRow], red: Collection[str]) -> dg.AssetCheckEvaluation:
+    """Whether all jobs are well: what tells one event of the overview from another at a glance.
+
+    Args:
+        red: jobs whose check `driver_alive` is an error; others that are not well are a warning.
+    """
+    ill = {row.job for row in rows if not row.is_well}
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=WELL_CHECK,
+        passed=not ill,
+        severity=dg.AssetCheckSeverity.ERROR if ill & set(red) else dg.AssetCheckSeverity.WARN,
+        description=_headline(rows),
+    )
+
+
+def _headline(rows: Sequence[OverviewRow]) -> str:
+    ill = sorted(row.job for row in rows if not row.is_well)
+    if not ill:
+        return "the job is well" if len(rows) == 1 else f"all {len(rows)} jobs are well"
+    more = f" and {len(ill) - _NAMED_MAX} more" if len(ill) > _NAMED_MAX else ""
+    need = "needs" if len(ill) == 1 else "need"
+    return f"{len(ill)} of {counted_text(len(rows), 'job')} {need} a look: {', '.join(ill[:_NAMED_MAX])}{more}"
 
 
 def _explained(row: OverviewRow) -> OverviewRow:
@@ -139,9 +191,20 @@ def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
         mount.overview(),
         description="All jobs in one table: their health, and how old their newest checkpoints are; those that need "
         "somebody come first. The tab Events shows it over the whole width. Materialized by the progress sensor when a "
-        "job's health or term changes, and every half hour.",
+        "job's health or term changes, and every half hour: after `next_look_by` nobody looks any more, and what is "
+        "shown here and in checks is as old as `looked_at` says.",
         group_name=mount.group or mount.name("stillstate"),
         kinds={"spark"},
         metadata={"streams": jobs, "dagster_jobs": "shared" if mount.is_shared else "per_job"},
     )
     return mount.shown(spec)
+
+
+def well_spec(mount: Mount) -> dg.AssetCheckSpec:
+    """The check `all_jobs_well` of the overview."""
+    return dg.AssetCheckSpec(
+        WELL_CHECK,
+        asset=mount.overview(),
+        description="A warning when a job needs a look, and red when `driver_alive` of one of them is. Evaluated by "
+        "the progress sensor with each table.",
+    )

@@ -59,7 +59,7 @@ def checkpoints_table(newest: Sequence[Point]) -> dg.MarkdownMetadataValue:
     columns = ["id", "time", "kind", "epoch_s", "input_rows", "output_rows", "log_bytes", "table_bytes", "restored"]
     rows = [_row(point) for point in reversed(newest)]
     if any(_done(point).alignment_ms for point in newest):
-        columns.append("waited_s")
+        columns.append("alignment_s")
         rows = [(*row, rounded(_done(p).alignment_ms / 1000)) for row, p in zip(rows, reversed(newest), strict=True)]
     if any(_inflight(point) for point in newest):
         columns += ["inflight_rows", "oldest_s", "slowest_task"]

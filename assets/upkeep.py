@@ -23,7 +23,7 @@ from stillstate.assets.mount import Mount
 from stillstate.assets.specs import shared_fields
 from stillstate.assets.tables import unbroken
 from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.text import age_text, bytes_text, count_text, time_text
+from stillstate.orchestration.text import bytes_text, count_text, time_text
 
 __all__ = [
     "DIGEST",
@@ -172,13 +172,12 @@ def outcome_metadata(numbers: Mapping[str, int], digest: str) -> Metadata:
 
 # --- savepoints ------------------------------------------------------------------------------------------------------
 
-_SAVEPOINT_COLUMNS: Final = ("name", "state", "made by", "age", "size", "in flight", "files", "go back to it")
+_SAVEPOINT_COLUMNS: Final = ("name", "state", "made by", "at", "size", "in flight", "files", "go back to it")
 
 
 def savepoints_metadata(
     records: Sequence[SavepointRecord],
     root_url: str,
-    now_ms: int,
     links: Links = NO_LINKS,
     inflight_rows: Mapping[str, int] = NO_ROWS,
 ) -> Metadata:
@@ -195,7 +194,7 @@ def savepoints_metadata(
             "name": record.name,
             "state": record.state,
             "made by": f"{record.trigger}: {', '.join(record.tags)}" if record.tags else record.trigger,
-            "age": unbroken(age_text(max(0, now_ms - record.requested_at_ms) / 1000)),
+            "at": unbroken(time_text(record.requested_at_ms)),
             "size": unbroken(bytes_text(record.total_bytes)),
             "in flight": count_text(inflight_rows.get(record.name, 0)),
             "files": _files_text(links.of_owner(record.name)) if record.state == "COMPLETED" else "",

@@ -21,6 +21,7 @@ from stillstate.orchestration.jobs.deletions import build_deletion_jobs
 from stillstate.orchestration.jobs.driver import RECOVER, START, STOP, DriverWork, build_driver_job
 from stillstate.orchestration.jobs.matches_check import build_matches_check
 from stillstate.orchestration.jobs.migrate import MIGRATE
+from stillstate.orchestration.jobs.overview_check import build_overview_check
 from stillstate.orchestration.jobs.prune import build_prune_job
 from stillstate.orchestration.jobs.rollback import ROLLBACK
 from stillstate.orchestration.jobs.savepoints import build_savepoint_job
@@ -80,7 +81,7 @@ def build_definitions(
     prune_job, prune_schedule = build_prune_job(mount, spec)
     return dg.Definitions(
         assets=[overview_spec(mount, len(names)), *build_asset_specs(mount, jobs), *made.assets],
-        asset_checks=made.checks,
+        asset_checks=[build_overview_check(mount, names), *made.checks],
         jobs=[*_each_once(drivers), *made.folds, *made.upkeep, prune_job],
         schedules=[*made.schedules, prune_schedule],
         sensors=[

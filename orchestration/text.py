@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from urllib.parse import urlsplit, urlunsplit
 
-__all__ = ["age_text", "bytes_text", "count_text", "duration_text", "redacted_location", "time_text"]
+from state_runtime.base.clock import time_text
+
+__all__ = ["age_text", "bytes_text", "count_text", "counted_text", "duration_text", "redacted_location", "time_text"]
 
 
 def count_text(value: float) -> str:
     """`12,345`; small fractions keep one digit."""
     return f"{value:,.1f}" if isinstance(value, float) and 0 < abs(value) < 10 else f"{value:,.0f}"
+
+
+def counted_text(count: int, noun: str) -> str:
+    """`1 job`, `2,000 jobs`"""
+    return f"{count_text(count)} {noun}" + ("" if count == 1 else "s")
 
 
 def bytes_text(value: int) -> str:
@@ -41,11 +47,6 @@ def age_text(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit}"
     return f"{whole} s"
-
-
-def time_text(at_ms: int) -> str:
-    """`2013-01-01 12:00:00Z`"""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def redacted_location(url: str) -> str:

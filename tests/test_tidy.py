@@ -111,7 +111,7 @@ def dotted(node: ast.AST) -> str:
 
 SOURCES_OF_TIME_AND_CHANCE = {"time", "datetime", "uuid", "random", "secrets"}
 MAY_IMPORT_THEM = {
-    "state_runtime/base/clock.py": {"time"},
+    "state_runtime/base/clock.py": {"datetime", "time"},
     "state_runtime/base/ids.py": {"uuid"},
     # Dates and times as user code sees them; the zone of the session.
     "state_runtime/processors/user/value_codec.py": {"datetime", "time"},

@@ -13,7 +13,7 @@ from typing import Final
 
 from stillstate.orchestration.folding.health import FoldHealth
 from stillstate.orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
-from stillstate.orchestration.text import duration_text
+from stillstate.orchestration.text import counted_text, time_text
 
 __all__ = ["FoldDecision", "FoldRun", "decide_fold", "failed_in_a_row", "fold_run_key"]
 
@@ -91,9 +91,9 @@ def decide_fold(
     if last is not None:
         failed = failed_in_a_row(runs)
         pause_s = min(BACK_OFF_S * 2.0 ** min(failed - 1, 30), BACK_OFF_MAX_S) if failed else PAUSE_S
-        wait_s = last.ended_s + pause_s - now_s
-        if wait_s > 0:
-            after = f"after {failed} failures" if failed else "after the last one"
-            return FoldDecision(None, f"due ({why}); {after} the next run follows in {duration_text(wait_s)}")
+        next_s = last.ended_s + pause_s
+        if next_s > now_s:
+            after = f"after {counted_text(failed, 'failure')}" if failed else "after the last one"
+            return FoldDecision(None, f"due ({why}); {after} the next run follows at {time_text(round(next_s * 1000))}")
     same = [run.attempt for run in runs if run.after_record == health.last_id and run.phase != "abandoned"]
     return FoldDecision(1 + max(same, default=0), f"due ({why})")

@@ -49,10 +49,13 @@ def judge_look(
     instance: dg.DagsterInstance,
     now_s: float,
     unreachable_since_s: float | None = None,
+    well_term: int = 0,
 ) -> AliveLook:
     """Plan and judge by what a look at the store has shown; asks no store, and requests nothing.
 
     Args:
+        well_term: the run that the look before this one found well; 0: none. It stays so, also if it works on its
+            first rows now after its source was quiet.
         unreachable_since_s: what the look before this one found.
     """
     recovery = job.recovery
@@ -79,6 +82,7 @@ def judge_look(
         now_s=now_s,
         is_recovered=seen is not None and _is_recovered(job, seen),
         max_attempts=recovery.max_attempts,
+        is_unproven=not isinstance(look, NoLook) and status is not None and _is_unproven(look, status, well_term),
         trouble=trouble,
         unreachable_since_s=since_s,
     )
@@ -92,6 +96,14 @@ def _trouble(look: Look | NoLook, now_s: float, before_s: float | None) -> tuple
     if look.why == "failed" and not isinstance(look.error, Unavailable):
         return str(look.error), None
     return str(look.error), now_s - look.away_s if before_s is None else min(before_s, now_s - look.away_s)
+
+
+def _is_unproven(look: Look, status: RunStatus, well_term: int) -> bool:
+    """Whether a run that something and not somebody started has not shown yet that it can commit, as recoveries wait
+    for it: by a checkpoint, or by a source that has nothing new."""
+    if not status.cause or status.quiet or status.term == well_term or look.trouble is not None:
+        return False
+    return look.head is None or look.head.kind != "checkpoint" or look.head.term < status.term
 
 
 def _is_recovered(job: JobSpec, seen: Observation) -> bool:
@@ -136,8 +148,9 @@ def alive_spec(mount: Mount, name: str) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         ALIVE_CHECK,
         asset=mount.stream(name),
-        description="Red when the driver is down and nobody brings it back; a warning while it starts, is silent, or "
-        "is being recovered. Evaluated by the recovery sensor on every change, and once an hour.",
+        description="Red when the driver is down and nobody brings it back; a warning while it starts, is silent, is "
+        "being recovered, or was brought back and has made no checkpoint yet. Evaluated by the recovery "
+        "sensor on every change, and once an hour: after `next_look_by` nobody looks any more.",
     )
 
 

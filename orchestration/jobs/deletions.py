@@ -29,6 +29,7 @@ from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.tags import UPKEEP_TAG
 from stillstate.orchestration.jobs.upkeep import UpkeepJob, actor_of, asset_of, started, upkeep_job, upkeep_tags
 from stillstate.orchestration.resources import StillstateResource
+from stillstate.orchestration.text import counted_text
 from stillstate.orchestration.upkeep.deletions import Collecting, Deletions, Retaining
 from stillstate.orchestration.upkeep.kept_plans import forget_plan, keep_plan_of_run, plan_of_run
 
@@ -260,8 +261,8 @@ def apply_plan(
     if done.failures:
         named = "; ".join(f"{f.path}: {f.message}" for f in done.failures[:_NAMED_MAX])
         raise dg.Failure(
-            description=f"{len(done.failures)} objects could not be deleted, and are tried again by the next "
-            f"collection: {named}",
+            description=f"{counted_text(len(done.failures), 'object')} could not be deleted; the next "
+            f"collection tries again: {named}",
             allow_retries=False,
         )
 

@@ -31,6 +31,7 @@ from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.past_runs import past_folds
 from stillstate.orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
 from stillstate.orchestration.jobs.upkeep import LogsSteps, asset_of
+from stillstate.orchestration.text import counted_text
 
 __all__ = [
     "CHECK_NAME",
@@ -191,7 +192,7 @@ def fold_evaluation(mount: Mount, job: str, health: FoldHealth, failed_runs: int
         passed=passed,
         severity=dg.AssetCheckSeverity.ERROR,
         description=(
-            f"{failed} failures in a row"
+            f"{counted_text(failed, 'failure')} in a row"
             if passed
             else f"{failed} materializations in a row failed; the log grows until one succeeds. "
             "Look at the driver's log and at "

@@ -120,7 +120,7 @@ def savepoint_stream(
             "objects": made.total_objects,
             "tags": ", ".join(made.tags),
             "inflight_rows": inflight_rows.get(made.name, 0),
-            **savepoints_metadata(records, catalog.root.url, clock.now_ms(), links, inflight_rows),
+            **savepoints_metadata(records, catalog.root.url, links, inflight_rows),
         },
         data_version=dg.DataVersion(made.name),
     )

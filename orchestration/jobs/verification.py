@@ -12,6 +12,7 @@ from stillstate.orchestration.jobs.checks import stream_check
 from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.tags import UPKEEP_TAG
 from stillstate.orchestration.jobs.upkeep import LogsSteps, UpkeepJob, actor_of, upkeep_job, upkeep_tags
+from stillstate.orchestration.text import counted_text
 from stillstate.orchestration.upkeep.drill import drill_job
 from stillstate.orchestration.upkeep.verification import verify_job
 
@@ -106,7 +107,9 @@ def verify_stream(
         check_name=INTACT,
         passed=report.exit_code == 0,
         severity=dg.AssetCheckSeverity.ERROR if damaged else dg.AssetCheckSeverity.WARN,
-        description=f"{unread}{named}" if report.exit_code else f"nothing wrong in {report.objects:,} objects",
+        description=f"{unread}{named}"
+        if report.exit_code
+        else f"nothing wrong in {counted_text(report.objects, 'object')}",
         metadata={
             "level": level,
             "snapshots": len(report.snapshots),
@@ -167,7 +170,7 @@ def drill_stream(context: dg.AssetCheckExecutionContext, mount: Mount, name: str
         passed=report.is_restorable,
         severity=dg.AssetCheckSeverity.ERROR,
         description="; ".join(report.problems[:_NAMED_MAX])
-        or f"snapshot {report.snapshot_id} came back with {report.rows:,} rows",
+        or f"snapshot {report.snapshot_id} came back with {counted_text(report.rows, 'row')}",
         metadata={
             "snapshot_id": report.snapshot_id,
             "rows": report.rows,

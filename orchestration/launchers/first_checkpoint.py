@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from typing import Final
 
-from state_runtime.base.errors import EXIT_OF_KIND, Unavailable
+from state_runtime.base.errors import EXIT_OF_KIND, MissingSnapshot, Unavailable
+from state_runtime.driver.numbers import together
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.launchers.port import LOG_FOLLOWS, FirstCheckpoint, Launched, LaunchFailed, Liveness
+from stillstate.orchestration.text import time_text
 
 __all__ = ["Waiting"]
+
+_CHECKPOINTS_READ_MAX: Final = 100
 
 
 class Waiting:
@@ -50,15 +56,16 @@ class Waiting:
             status = self._catalog.status()
             if status is None or status.term < term:
                 return None
-            made = self._first_checkpoint(status)
+            made = self._checkpoints(status)
         except Unavailable:
             return None  # a passing fault of the store says nothing about the driver
-        if made is not None:
+        if made:
+            first = made[0]
             return FirstCheckpoint(
-                snapshot_id=made.snapshot_id,
-                how=f"checkpoint {made.snapshot_id} is the first of term {status.term}",
-                at_ms=made.created_at_ms,
-                progress=made.progress,
+                snapshot_id=first.snapshot_id,
+                how=f"checkpoint {first.snapshot_id} is the first of term {first.term}",
+                at_ms=first.created_at_ms,
+                progress=reduce(together, [m.progress for m in made if m.progress is not None], None),
             )
         if status.state in ("finished", "stopped"):
             return FirstCheckpoint(snapshot_id=None, how=f"term {status.term} {status.state}")
@@ -86,14 +93,26 @@ class Waiting:
         silent_for_s = now_s - self._beat_seen_s
         if liveness != "unknown" or silent_for_s <= self._silent_s:
             return ""
-        return f"it has not been heard of for {silent_for_s:.0f} s"
+        return f"its last heartbeat was at {time_text(status.at_ms)}"
 
-    def _first_checkpoint(self, status: RunStatus) -> Manifest | None:
-        """Of this run, or of one after it: its progress is read only when its heartbeat names another snapshot."""
+    def _checkpoints(self, status: RunStatus) -> list[Manifest]:
+        """Those of this run, or of the one after it, that there are by now, ascending: a shard without rows is restored
+        by a later one than the first. They are read only when the heartbeat names another snapshot."""
         if status.snapshot_id == self._read_id:
-            return None
-        manifest = self._catalog.latest()
-        if manifest is None:
-            return None
+            return []
+        newest = self._catalog.latest()
+        if newest is None:
+            return []
         self._read_id = status.snapshot_id
-        return manifest if manifest.kind == "checkpoint" and manifest.term >= self._launched.term else None
+        found: list[Manifest] = []
+        for snapshot_id in reversed(self._catalog.snapshot_ids()[-_CHECKPOINTS_READ_MAX:]):
+            if snapshot_id > newest.snapshot_id:
+                continue
+            try:
+                manifest = self._catalog.manifest(snapshot_id)
+            except MissingSnapshot:
+                break  # given up: retention keeps fewer than there were
+            if manifest.kind != "checkpoint" or manifest.term < self._launched.term:
+                break
+            found.insert(0, manifest)
+        return found

@@ -43,6 +43,7 @@ from stillstate.orchestration.launchers.port import (
     StopTimedOut,
 )
 from stillstate.orchestration.launchers.processes import living, process_of
+from stillstate.orchestration.text import time_text
 
 __all__ = ["TERMINATE_WAIT_S", "Begun", "StoreLauncher"]
 
@@ -149,8 +150,8 @@ class StoreLauncher(ABC):
             last = self._catalog.status() or status
             raise StopTimedOut(
                 f"job {self._job.name!r}: term {status.term} (process {status.pid} on {status.host}) did not "
-                f"stop within {self._job.launcher.stop_timeout_s:g} s; it was last heard of "
-                f"{last.age_s(self._clock.now_ms()):.0f} s ago. It may be in a long epoch: call stop "
+                f"stop within {self._job.launcher.stop_timeout_s:g} s; its last heartbeat was at "
+                f"{time_text(last.at_ms)}. It may be in a long epoch: call stop "
                 "again, raise launcher.stop_timeout_s, or end the process on its host"
             )
         process.terminate()
@@ -270,7 +271,7 @@ class StoreLauncher(ABC):
         if status.is_live(self._clock.now_ms(), timeout_s) and self.is_alive(status) != "dead":
             raise JobAlreadyRunning(
                 f"job {self._job.name!r} already runs: term {status.term}, process {status.pid} on "
-                f"{status.host}, heard of {status.age_s(self._clock.now_ms()):.1f} s ago. "
+                f"{status.host}, last heartbeat at {time_text(status.at_ms)}. "
                 f"Stop it with `stillstate stop {self._job.name}`, or take it over with --takeover"
             )
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import StillstateError, StoreRefused, Unavailable
 from stillstate.orchestration.looking.traffic import Ticket, Traffic
-from stillstate.orchestration.text import duration_text
+from stillstate.orchestration.text import time_text
 
 __all__ = ["HOUSE", "NAMES_MAX", "NOT_SEEN", "Lookout", "NoLook", "Task", "troubles"]
 
@@ -59,7 +59,7 @@ class NoLook:
     Attributes:
         why: `away`: the store does not answer (now, or lately: then nobody asked). `not-reached`: the round's time was
             up first. `failed`: the store answered, and what it said is an error.
-        away_s: since when the store does not answer.
+        away_s: for how long this process has had no answer of the store; it may have been away for longer.
         store: which, for people; empty where it is the job's own trouble.
     """
 
@@ -210,9 +210,10 @@ class Lookout:
                 self._hanging[flight.task.key] += 1
                 store = flight.task.store
                 limit_s = flight.until_s - flight.ticket.began_s
-                wait_s = self._traffic.next_look_s(store, now_s)
-                again = f"in {duration_text(wait_s)}" if wait_s else "at the next tick"
-                error = Unavailable(f"{flight.task.shown} has not answered within {limit_s:g} s; it is asked {again}")
+                again = self._asked_again(store, now_s) or "at the next tick"
+                error = Unavailable(
+                    f"{flight.task.shown} has not answered within {limit_s:g} s; it is asked again {again}"
+                )
                 flight.outcome = NoLook("away", error, self._traffic.away_s(store, now_s), flight.task.shown)
                 flight.ended_s = now_s
                 self._changed.notify_all()
@@ -233,10 +234,15 @@ class Lookout:
 
     def _not_asked(self, task: Task[Any], now_s: float) -> NoLook:
         away_s = self._traffic.away_s(task.store, now_s)
-        wait_s = self._traffic.next_look_s(task.store, now_s)
-        again = f"it is asked again in {duration_text(wait_s)}" if wait_s else "earlier looks at it still hang"
-        error = Unavailable(f"{task.shown} has not answered for {duration_text(away_s)}; {again}")
+        again = self._asked_again(task.store, now_s)
+        why = f"it is asked again {again}" if again else "earlier looks at it still hang"
+        error = Unavailable(f"{task.shown} does not answer; {why}")
         return NoLook("away", error, away_s, task.shown)
+
+    def _asked_again(self, store: str, now_s: float) -> str:
+        """A moment: what is said stands on pages long after. Empty: as soon as somebody looks."""
+        wait_s = self._traffic.next_look_s(store, now_s)
+        return f"at {time_text(self._clock.now_ms() + round(wait_s * 1000))}" if wait_s else ""
 
     def _next_change_s(self, this: _Round, now_s: float) -> float:
         moments = [this.ends_s, *(flight.until_s for flight in this.flights.values())]

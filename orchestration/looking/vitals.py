@@ -27,6 +27,7 @@ class Vitals:
             damaged data, or `not seen`.
         is_well: nobody need look.
         why: it is not.
+        since_ms: when that began, as far as the driver has said so; 0: it has not.
         status: its newest heartbeat.
         head: its newest snapshot.
         progress: numbers of that snapshot's epochs.
@@ -37,6 +38,7 @@ class Vitals:
     health: str
     is_well: bool
     why: str = ""
+    since_ms: int = 0
     status: RunStatus | None = None
     head: Manifest | None = None
     progress: Progress | None = None
@@ -58,6 +60,7 @@ def vitals_of(look: Look | NoLook) -> Vitals:
         health=DAMAGED if look.trouble is not None or is_damaged else health.verdict,
         is_well=is_well,
         why=str(look.trouble) if look.trouble is not None else "" if is_well else health.reason,
+        since_ms=0 if is_well else health.since_ms,
         status=status,
         head=head,
         progress=progress,

@@ -24,6 +24,7 @@ from stillstate.orchestration.migration.plan import Difference, differences, sai
 from stillstate.orchestration.recovery.health import Verdict, recovery_wait_s
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
+from stillstate.orchestration.text import counted_text
 
 __all__ = [
     "Desired",
@@ -292,7 +293,7 @@ def _of_open(
         return _Next("leave", f"The process that did it has ended. To go on with it, launch {launch}.", run_id)
     attempts = sum(run.resumes == record.uid and run.phase in ENDED for run in past)
     if attempts >= job.recovery.max_attempts:
-        why = f"{attempts} runs have tried in vain to go on with it: a person must look."
+        why = f"{counted_text(attempts, 'run')} tried in vain to go on with it: a person must look."
         return _Next("leave", why, run_id)
     ended_s = record.at_ms / 1000 if last is None else last.ended_s
     if now_s < ended_s + recovery_wait_s(attempts, job.recovery.backoff_s):

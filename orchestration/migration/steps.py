@@ -31,6 +31,7 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration, MigrationStep
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.launchers.port import Liveness
+from stillstate.orchestration.text import counted_text
 
 __all__ = ["Watched", "has_same_state", "judge_watched", "step_after", "step_back_from"]
 
@@ -126,9 +127,12 @@ def judge_watched(
         if status.state in ("finished", "stopped"):
             return Watched(True, f"{who} {status.state} by itself, or because somebody asked")
         if process != "restarting" and (status.state in ("failed", "fenced") or process == "dead"):
-            return Watched(False, f"{who} ended after {made} checkpoints: {status.message or 'its process is gone'}")
+            return Watched(
+                False,
+                f"{who} ended after {counted_text(made, 'checkpoint')}: {status.message or 'its process is gone'}",
+            )
     if is_late:
-        return Watched(False, f"{made} of {wanted} checkpoints within {migration.timeout_s:g} s")
+        return Watched(False, f"{made} of {counted_text(wanted, 'checkpoint')} within {migration.timeout_s:g} s")
     return Watched(None)
 
 

@@ -2,7 +2,8 @@
 
 level   when
 ok      it runs, ended on purpose, or never began
-warn    it starts, is silent, is being brought back, or is being migrated
+warn    it starts, is silent, is being brought back, was brought back and has not shown yet that it can commit, or is
+        being migrated
 error   it is down and nobody brings it back (recovery is off, or gave up, or has tried in vain as often as another
         failure may), nobody goes on with its migration (the process that did it has ended, or a step has stood for an
         hour), its root is damaged, or its store has not answered for two minutes
@@ -53,6 +54,7 @@ def judge_alive(
     now_s: float,
     is_recovered: bool,
     max_attempts: int,
+    is_unproven: bool = False,
     trouble: str = "",
     unreachable_since_s: float | None = None,
 ) -> Alive:
@@ -62,12 +64,16 @@ def judge_alive(
         health: its driver's; None if its root could not be read.
         plan: of its recovery, if it needs one.
         is_recovered: whether this kind of loss is recovered at all.
+        is_unproven: it was brought back, and its first checkpoint has not come.
         trouble: why the root could not be read.
         unreachable_since_s: since when its store does not answer; None if it does.
     """
     if health is None:
         return _unread(trouble, now_s, unreachable_since_s)
     verdict = health.verdict
+    if verdict == "healthy" and is_unproven:
+        headline = "the driver was brought back, and its first checkpoint has not come yet"
+        return Alive(level="warn", headline=headline, reason=health.reason, verdict=verdict)
     if health.is_well:
         return Alive(
             level="warn" if health.standing == "coming" else "ok",

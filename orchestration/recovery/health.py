@@ -18,7 +18,7 @@ migrating       no         it does not run, and a migration is under way, which 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -26,7 +26,7 @@ from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.config.sections import RecoverySpec
 from stillstate.orchestration.launchers.port import Liveness
-from stillstate.orchestration.text import duration_text
+from stillstate.orchestration.text import time_text
 
 __all__ = ["STANDINGS", "Health", "Standing", "Verdict", "decide", "recovery_wait_s", "while_migrating"]
 
@@ -79,17 +79,19 @@ MIGRATION_QUIET_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Health:
-    """A verdict and one line that says why.
+    """A verdict and one line that says why: with moments and no durations, since it is read long after it was written.
 
     Attributes:
         is_wanted: nobody has asked for the run to end.
         is_overdue: of one that is migrating: nobody goes on with it.
+        since_ms: when this began, as the driver has said; 0: it has not.
     """
 
     verdict: Verdict
     reason: str
     is_wanted: bool = True
     is_overdue: bool = False
+    since_ms: int = 0
 
     @property
     def standing(self) -> Standing:
@@ -139,10 +141,12 @@ def decide(
     who = f"term {status.term} (process {status.pid} on {status.host})"
     age_s = status.age_s(now_ms)
     if status.state in ("stopped", "finished", "fenced"):
-        return Health(status.state, f"{who} {status.state}" + (f": {status.message}" if status.message else ""))
+        said = f"{who} {status.state}" + (f": {status.message}" if status.message else "")
+        return Health(status.state, said, since_ms=status.at_ms)
     stood_s = (status.at_ms - status.advanced_at_ms) / 1000 if status.advanced_at_ms else 0.0
+    since_ms, heard = status.at_ms, f"its last heartbeat was at {time_text(status.at_ms)}"
     if process == "restarting" and age_s <= policy.start_grace_s:
-        health = Health("restarting", f"{who} is gone, {age_s:.1f} s ago; its supervisor is bringing it back")
+        health = Health("restarting", f"{who} is gone; {heard}; its supervisor is bringing it back")
     elif status.state == "failed":
         health = Health("failed", f"{who} failed: {status.message or 'no message'}")
     elif process in ("dead", "restarting") and (
@@ -150,28 +154,30 @@ def decide(
     ):
         # Two containers may share a host name and not their processes. There a heart that still beats outweighs a
         # process id that we cannot see.
-        health = Health("dead", f"{who} is gone; its last heartbeat is {age_s:.1f} s old")
+        health = Health("dead", f"{who} is gone; {heard}")
     elif status.state == "starting" and stood_s < (policy.stall_timeout_s or float("inf")):
         if age_s <= policy.start_grace_s:
-            return Health("starting", f"{who} has been starting for {age_s:.1f} s")
+            began = time_text(status.started_at_ms)
+            return Health("starting", f"{who} has been starting since {began}", since_ms=status.started_at_ms)
         health = Health("silent", f"{who} did not start within {policy.start_grace_s:g} s")
     elif age_s <= policy.heartbeat_timeout_s and policy.stall_timeout_s and stood_s >= policy.stall_timeout_s:
         # Both times are the driver's own, so that its clock need not be ours.
+        since_ms = status.advanced_at_ms
         health = Health(
             "stalled",
-            f"{who} beats, and for {duration_text(stood_s)} neither an epoch nor a task has ended, with input waiting; "
+            f"{who} beats, and since {time_text(since_ms)} neither an epoch nor a task has ended, with input waiting; "
             "the stacks of its threads are in its log",
         )
     elif age_s <= policy.heartbeat_timeout_s:
-        return Health("healthy", f"{who} was heard of {age_s:.1f} s ago")
+        return Health("healthy", f"{who} runs; {heard}", since_ms=status.started_at_ms)
     else:
-        limit = f"limit {policy.heartbeat_timeout_s:g} s"
-        health = Health("silent", f"{who} was last heard of {age_s:.1f} s ago, {limit}")
+        health = Health("silent", f"{who} does not answer; {heard}, limit {policy.heartbeat_timeout_s:g} s")
+    health = replace(health, since_ms=since_ms)
     if stop_requested and health.verdict == "stalled":
         # It lives, and cannot obey: neither stopped nor to be brought back. `stillstate stop` ends it.
-        return Health("stalled", f"{health.reason}; a stop has been requested", is_wanted=False)
+        return replace(health, reason=f"{health.reason}; a stop has been requested", is_wanted=False)
     if stop_requested:
-        return Health("stopped", f"{health.reason}; a stop had been requested")
+        return replace(health, verdict="stopped", reason=f"{health.reason}; a stop had been requested")
     return health
 
 
@@ -186,10 +192,11 @@ def while_migrating(
     age_s = max(0.0, (now_ms - migration.at_ms) / 1000)
     return Health(
         "migrating",
-        f"{migration} is under way, its step for {duration_text(age_s)}; recovery leaves the job alone until it is "
-        f"over. If nobody goes on with it: `stillstate migrate {job} --resume`, or launch migrate_<job> in Dagster. "
-        f"The driver: {health.reason}",
+        f"{migration} is under way, at this step since {time_text(migration.at_ms)}; recovery leaves the job alone "
+        f"until it is over. If nobody goes on with it: `stillstate migrate {job} --resume`, or launch migrate_<job> in "
+        f"Dagster. The driver: {health.reason}",
         is_overdue=is_deserted or age_s > MIGRATION_QUIET_S,
+        since_ms=migration.began_ms,
     )
 
 

@@ -39,7 +39,7 @@ from state_runtime.base.errors import (
 from stillstate.orchestration.recovery.health import Verdict, recovery_wait_s
 from stillstate.orchestration.run_phases import UNDER_WAY, RunPhase
 from stillstate.orchestration.standby import SETTLED_S
-from stillstate.orchestration.text import duration_text
+from stillstate.orchestration.text import counted_text, time_text
 
 __all__ = [
     "GIVE_UP",
@@ -173,7 +173,7 @@ def plan_recovery(
     if last is not None:
         next_s = last.ended_s + recovery_wait_s(tried, backoff_s)
         if next_s > now_s:
-            reason = f"attempt {tried + 1} {of} follows in {duration_text(next_s - now_s)}"
+            reason = f"attempt {tried + 1} {of} follows at {time_text(round(next_s * 1000))}"
             return RecoveryPlan(None, reason, streak, next_s=next_s, last_run_id=last_id, kind=kind)
     # Counted over everything that was ever requested for this term: Dagster ignores a run key that it has seen.
     number = 1 + max(
@@ -200,13 +200,14 @@ def _why_gave_up(kind: str, tried: int, max_attempts: int) -> str:
     if kind in _FEW and tried <= _FEW[kind]:
         what = "is not tried again" if _FEW[kind] == 0 else "came back after one more start"
         return f"gave up: an error of kind {kind!r} {what}; it does not pass by itself. Repair it, then start the job"
+    after = f"gave up after {counted_text(tried, 'recovery attempt')}"
     if kind == _REFUSED:
         return (
-            f"gave up after {tried} recoveries: the store, or a sink's output folder, refuses what the job asks for; "
-            "waiting does not help. Grant the permission, free space or mount it writable, then start the job"
+            f"{after}: the store, or a sink's output folder, refuses what the job asks for; waiting "
+            "does not help. Grant the permission, free space or mount it writable, then start the job"
         )
     return (
-        f"gave up after {tried} recoveries without a new checkpoint (recovery.max_attempts {max_attempts}); look at "
+        f"{after} without a new checkpoint (recovery.max_attempts {max_attempts}); look at "
         "the driver's log, then start the job or raise recovery.max_attempts"
     )
 

@@ -24,6 +24,7 @@ from stillstate.orchestration.jobs.checks import check_specs
 from stillstate.orchestration.jobs.deletions import safe_spec
 from stillstate.orchestration.jobs.matches_check import matches_spec
 from stillstate.orchestration.jobs.materialize import folds_spec
+from stillstate.orchestration.jobs.past_checks import evaluation_of_record, is_red, newest_evaluations
 from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
 from stillstate.orchestration.jobs.verification import intact_spec, restorable_spec
 from stillstate.orchestration.notify.book import TEXT_CHARS_MAX, Book, Trouble, read_book
@@ -31,12 +32,12 @@ from stillstate.orchestration.notify.receiver import NotTold, tell
 from stillstate.orchestration.recovery.plan import GIVE_UP
 from stillstate.orchestration.resources import StillstateResource
 from stillstate.orchestration.sensors.sensor import sensor_of
+from stillstate.orchestration.text import counted_text
 
 __all__ = ["book_key", "build_failures_sensor"]
 
 CALLS_BUDGET_S: Final = 30.0
 """Of a tick, which Dagster ends after 60 s."""
-KEYS_PER_QUERY: Final = 500
 RUNS_PER_TICK_MAX: Final = 200
 _DRIVER_ACTIONS: Final = ("start", "recover", GIVE_UP)
 
@@ -89,9 +90,10 @@ def build_failures_sensor(
             storage.set_cursor_values({key: book.text()})
             said.append(f"{message.trouble.key}: {message.state}, told")
         waiting, lasting = len(book.due()), sum(not entry.passed_ms for entry in book.entries.values())
+        waits = f"{counted_text(lasting, 'trouble')}, {counted_text(waiting, 'message')} to be told"
         return dg.SensorResult(
-            cursor=f"{lasting} troubles, {waiting} messages wait",
-            skip_reason="; ".join([*said, f"{lasting} troubles, {waiting} messages wait"]),
+            cursor=waits,
+            skip_reason="; ".join([*said, waits]),
         )
 
     return stillstate_failures
@@ -117,16 +119,18 @@ def _look(
     now_ms: int,
 ) -> Book:
     """The book after a look at Dagster's own record; asks no store."""
-    seen = _verdicts(instance, list(checks))
-    red = [_red_check(key, checks[key], found, spec) for key, found in seen.items() if _is_red(found)]
-    passed = {_check_trouble(key): _at_ms(found) for key, found in seen.items() if _evaluation(found).passed}
-    failed_in = {found.run_id for found in seen.values() if _is_red(found)}
-    ill = {checks[key] for key, found in seen.items() if key.name == ALIVE_CHECK and not _evaluation(found).passed}
+    seen = newest_evaluations(instance, list(checks))
+    red = [_red_check(key, checks[key], found, spec) for key, found in seen.items() if is_red(found)]
+    passed = {_check_trouble(key): _at_ms(found) for key, found in seen.items() if evaluation_of_record(found).passed}
+    failed_in = {found.run_id for found in seen.values() if is_red(found)}
+    ill = {
+        checks[key] for key, found in seen.items() if key.name == ALIVE_CHECK and not evaluation_of_record(found).passed
+    }
     well = {checks[key]: _at_ms(found) for key, found in seen.items() if key.name == ALIVE_CHECK}
     matching = {
         checks[key]: _at_ms(found)
         for key, found in seen.items()
-        if key.name == MATCHES_CHECK and _evaluation(found).passed and checks[key] in well.keys() - ill
+        if key.name == MATCHES_CHECK and evaluation_of_record(found).passed and checks[key] in well.keys() - ill
     }
     runs, read_id = _ended_runs(instance, before.read_id)
     for record, at_ms, is_failed in runs:
@@ -183,31 +187,6 @@ def _passed_otherwise(
 # --- Dagster's own record --------------------------------------------------------------------------------------------
 
 
-def _verdicts(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]) -> dict[dg.AssetCheckKey, Any]:
-    """The newest evaluation of each check that has one, and is not being evaluated again."""
-    found: dict[dg.AssetCheckKey, Any] = {}
-    for start in range(0, len(keys), KEYS_PER_QUERY):
-        part = keys[start : start + KEYS_PER_QUERY]
-        records = instance.event_log_storage.get_latest_asset_check_execution_by_key(part)
-        found |= {key: record for key, record in records.items() if _has_evaluation(record)}
-    return {key: found[key] for key in keys if key in found}
-
-
-def _has_evaluation(record: Any) -> bool:
-    event = record.event.dagster_event if record.event is not None else None
-    return event is not None and isinstance(event.event_specific_data, dg.AssetCheckEvaluation)
-
-
-def _evaluation(record: Any) -> dg.AssetCheckEvaluation:
-    found: dg.AssetCheckEvaluation = record.event.dagster_event.event_specific_data
-    return found
-
-
-def _is_red(record: Any) -> bool:
-    evaluation = _evaluation(record)
-    return not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.ERROR
-
-
 def _at_ms(record: Any) -> int:
     return int(record.event.timestamp * 1000)
 
@@ -222,7 +201,7 @@ def _red_check(key: dg.AssetCheckKey, stream: str, record: Any, spec: Spec) -> T
         stream=stream,
         what=key.name,
         where=key.asset_key.to_user_string(),
-        text=_redacted(_evaluation(record).description or "", stream, spec),
+        text=_redacted(evaluation_of_record(record).description or "", stream, spec),
         at_ms=_at_ms(record),
     )
 

@@ -1,16 +1,24 @@
 """What the overview shows beside a look: savepoints of the store, recoveries of Dagster's own record."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import dagster as dg
 
 from state_runtime.snapshot.catalog import Catalog
 from stillstate.assets.mount import Mount
-from stillstate.assets.overview import OVERVIEW_S, OverviewRow, RestartRow, overview_materialization, overview_row
+from stillstate.assets.overview import (
+    OVERVIEW_S,
+    OverviewRow,
+    RestartRow,
+    overview_materialization,
+    overview_row,
+    well_evaluation,
+)
 from stillstate.orchestration.config.spec import JobSpec, Spec
+from stillstate.orchestration.jobs.overview_check import red_jobs
 from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
     DAMAGE_TAG,
@@ -23,7 +31,7 @@ from stillstate.orchestration.jobs.tags import (
 from stillstate.orchestration.looking.look import Look
 from stillstate.orchestration.looking.lookout import NoLook
 from stillstate.orchestration.looking.newest_savepoint import savepoints_seen
-from stillstate.orchestration.looking.vitals import DAMAGED
+from stillstate.orchestration.looking.vitals import DAMAGED, Vitals, vitals_of
 from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 from stillstate.orchestration.run_phases import PHASES, RunPhase
 from stillstate.orchestration.standby import RESTARTED
@@ -41,10 +49,18 @@ _SAID: Final[Mapping[RunPhase, str]] = {"succeeded": "", "failed": "failed ", "c
 
 @dataclass(frozen=True)
 class OverviewCursor:
-    """When the table was last written, and a digest of who was how."""
+    """What the next look needs to know.
+
+    Attributes:
+        at_ms: when the table was last written.
+        digest: of who was how.
+        unwell_ms: of jobs of which the driver does not say it (their store is away, their root is damaged), when a look
+            first found them so. A process that is reloaded goes on counting from there.
+    """
 
     at_ms: int = 0
     digest: str = ""
+    unwell_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 def overview(
@@ -54,13 +70,17 @@ def overview(
     stillstate: StillstateResource,
     instance: dg.DagsterInstance,
     before: OverviewCursor,
-) -> tuple[dg.AssetMaterialization | None, OverviewCursor]:
-    """The table if it is due, and what to remember."""
+) -> tuple[Sequence[dg.AssetMaterialization | dg.AssetCheckEvaluation], OverviewCursor]:
+    """The table and its check if they are due, and what to remember."""
     now_ms = stillstate.clock().now_ms()
-    digest = _digest(looks.found)
+    unwell = {name: vitals_of(look) for name, look in looks.found.items()}
+    unwell = {name: seen for name, seen in unwell.items() if not seen.is_well}
+    unwell_ms = _unwell_ms(looks.found, unwell, before.unwell_ms, now_ms)
+    red = red_jobs(instance, mount, list(unwell))
+    digest = _digest(looks.found, red)
     since_s = (now_ms - before.at_ms) / 1000
     if since_s < (OVERVIEW_S if digest == before.digest else CHANGES_EVERY_S):
-        return None, before
+        return (), replace(before, unwell_ms=unwell_ms)
     started = [name for name, look in looks.found.items() if not isinstance(look, NoLook) and look.uid]
     ages = Reading(spec, started, "savepoint", _newest_savepoint, budget_s=looks.left_s)
     savepoints = stillstate.read(ages).found
@@ -71,16 +91,33 @@ def overview(
         savepoint = savepoints.get(name, "")
         shown = "unknown" if isinstance(savepoint, NoLook) else savepoint
         recovery = recoveries.get(mount.tag(name), _Recovery())
-        row = overview_row(name, look, savepoint=shown, recovery=recovery.text)
+        since_ms = unwell_ms.get(name, 0)
+        row = overview_row(name, look, savepoint=shown, recovery=recovery.text, unwell_since_ms=since_ms)
         is_explained = recovery.damage and (row.health, row.term) == (DAMAGED, recovery.term)
         rows.append(replace(row, why=recovery.damage) if is_explained else row)
     restarts = _restarts(runs, {mount.tag(name): name for name in looks.found}, looks.found)
-    return overview_materialization(mount.overview(), rows, restarts), OverviewCursor(now_ms, digest)
+    key = mount.overview()
+    table = overview_materialization(key, rows, restarts, looked_at_ms=now_ms)
+    return (table, well_evaluation(key, rows, red)), OverviewCursor(now_ms, digest, unwell_ms)
 
 
-def _digest(found: Mapping[str, Look | NoLook]) -> str:
-    """Of what makes a change: health and term of each job."""
-    lines = []
+def _unwell_ms(
+    found: Mapping[str, Look | NoLook], unwell: Mapping[str, Vitals], before: Mapping[str, int], now_ms: int
+) -> dict[str, int]:
+    """See `OverviewCursor`; a job that this tick did not get to is as it was."""
+    since_ms: dict[str, int] = {}
+    for name, look in found.items():
+        if isinstance(look, NoLook) and look.why == "not-reached":
+            since_ms |= {name: before[name]} if name in before else {}
+        elif name in unwell and not unwell[name].since_ms:
+            first_ms = now_ms - (round(look.away_s * 1000) if isinstance(look, NoLook) else 0)
+            since_ms[name] = min(first_ms, before.get(name, first_ms))
+    return since_ms
+
+
+def _digest(found: Mapping[str, Look | NoLook], red: Collection[str]) -> str:
+    """Of what makes a change: health and term of each job, and which are red."""
+    lines = sorted(red)
     for name, look in sorted(found.items()):
         if isinstance(look, NoLook):
             # A tick that did not get so far has seen no change.

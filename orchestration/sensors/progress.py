@@ -30,6 +30,7 @@ from stillstate.orchestration.sensors.publishing import (
     why_publish,
 )
 from stillstate.orchestration.sensors.sensor import sensor_of
+from stillstate.orchestration.text import counted_text
 
 __all__ = ["JOBS_PER_TICK_MAX", "build_progress_sensor"]
 
@@ -42,7 +43,7 @@ stores some ten events in a second."""
 class _Tick:
     mount: Mount
     published: dict[str, Published]
-    events: list[dg.AssetMaterialization] = field(default_factory=list)
+    events: list[dg.AssetMaterialization | dg.AssetCheckEvaluation] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -70,14 +71,13 @@ def build_progress_sensor(mount: Mount, jobs: Iterable[str]) -> dg.SensorDefinit
         points = stillstate.read(Reading(spec, list(due), "points", read, budget_s=looks.left_s))
         for name in due:
             _publish(name, looks.of(name), points, due[name], stillstate.clock().now_ms(), tick)
-        table, overview_cursor = overview(
+        shown, overview_cursor = overview(
             mount, spec, replace(looks, left_s=points.left_s), stillstate, context.instance, cursor.overview
         )
-        if table is not None:
-            tick.events.append(table)
+        tick.events.extend(shown)
         for problem in tick.problems:
             context.log.error(problem)
-        said = f"{len(due)} jobs published" if due else "no new snapshots"
+        said = f"{counted_text(len(due), 'job')} published" if due else "no new snapshots"
         # No runs are requested, so every tick counts as skipped; its reason is what people see in the list.
         return dg.SensorResult(
             asset_events=tick.events,

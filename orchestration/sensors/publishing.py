@@ -54,7 +54,7 @@ class ProgressCursor:
         jobs = {
             name: [p.uid, p.snapshot_id, p.term, p.shape, p.at_ms, p.run_term] for name, p in sorted(self.jobs.items())
         }
-        overview = [self.overview.at_ms, self.overview.digest]
+        overview = [self.overview.at_ms, self.overview.digest, dict(self.overview.unwell_ms)]
         whole = {"version": CURSOR_VERSION, "start": self.start, "overview": overview, "jobs": jobs}
         return json.dumps(whole, separators=(",", ":"))
 
@@ -69,8 +69,9 @@ def read_cursor(text: str | None) -> ProgressCursor:
         if data["version"] != CURSOR_VERSION:
             return ProgressCursor({})
         jobs = {str(name): _published(row) for name, row in data["jobs"].items()}
-        at_ms, digest = data["overview"]
-        return ProgressCursor(jobs, str(data["start"]), OverviewCursor(int(at_ms), str(digest)))
+        at_ms, digest, *more = data["overview"]
+        unwell_ms = {str(name): int(since_ms) for name, since_ms in (more[0] if more else {}).items()}
+        return ProgressCursor(jobs, str(data["start"]), OverviewCursor(int(at_ms), str(digest), unwell_ms))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ProgressCursor({})
 

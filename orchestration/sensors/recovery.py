@@ -39,6 +39,7 @@ __all__ = ["AliveCursor", "build_recovery_sensor", "read_alive_cursor"]
 
 CURSOR_VERSION: Final = 1
 SHOWN_EVERY_S: Final = 3600.0
+SHOWN_LATE_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ def _judge(
     if isinstance(seen, NoLook) and seen.why == "not-reached":
         tick.notes.append(f"{job.name} was not reached in this tick")
         return
-    look = judge_look(tick.mount, job, seen, instance, stillstate.clock().now_ms() / 1000, before.unreachable_since_s)
+    now_s = stillstate.clock().now_ms() / 1000
+    well_term = before.term if before.shown.startswith("ok ") else 0
+    look = judge_look(tick.mount, job, seen, instance, now_s, before.unreachable_since_s, well_term)
     request = _request(tick.mount, job, look, recover_job)
     if request is not None:
         tick.requests.append(request)
@@ -154,11 +157,11 @@ def _judge(
     if before.term and term > before.term and look.status is not None and look.status.cause:
         tick.events.append(_restarted(tick.mount.stream(job.name), look.status))
     shown = f"{look.alive.level} {look.alive.headline} {term} {look.alive.attempt} {look.alive.last_run_id}"
-    now_s = stillstate.clock().now_ms() / 1000
     is_shown = shown == before.shown and now_s - before.at_s < SHOWN_EVERY_S
     if not is_shown:
         words = last_words(stillstate, spec, job, look)
-        tick.events.append(alive_evaluation(tick.mount.stream(job.name), look.alive, look.status, *words))
+        stream, next_look_by_s = tick.mount.stream(job.name), now_s + SHOWN_EVERY_S + SHOWN_LATE_S
+        tick.events.append(alive_evaluation(stream, look.alive, look.status, *words, next_look_by_s=next_look_by_s))
     tick.cursors[job.name] = AliveCursor(shown, before.at_s if is_shown else now_s, term, look.unreachable_since_s)
 
 

@@ -95,7 +95,7 @@ def epochs_table(job: str, told: RunEpochs) -> Table:
         "in flight>",
         "slowest",
         "took>",
-        "waited>",
+        "alignment>",
         "snapshot>",
         "durable",
     )

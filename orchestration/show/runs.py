@@ -171,7 +171,7 @@ def progress_line(job: str, progress: Progress) -> str:
             f"state {count_text(progress.state_rows)}",
             # Between two checkpoints there is none to tell of.
             f"checkpoint {progress.checkpoint_ms:.0f} ms" if progress.checkpoint_ms else "checkpoint later",
-            *((f"waited {duration_text(progress.alignment_ms / 1000)} for rows",) if progress.alignment_ms else ()),
+            *((f"alignment {duration_text(progress.alignment_ms / 1000)}",) if progress.alignment_ms else ()),
             f"log {bytes_text(progress.log_bytes)}",
             *((f"skipped {count_text(progress.skipped_rows)} that are gone",) if progress.skipped_rows else ()),
             *((f"restored {came_back}",) if came_back else ()),

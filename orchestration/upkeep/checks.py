@@ -174,10 +174,12 @@ def _savepoint(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
     last = max(complete, key=lambda record: record.finished_at_ms)
     age_s = max(0, catalog.clock.now_ms() - last.finished_at_ms) / 1000
     numbers = {"age_s": age_s, "limit_s": limit_s}
-    text = f"savepoint {last.name!r} is {duration_text(age_s)} old"
+    text = f"the newest savepoint, {last.name!r}, was complete at {time_text(last.finished_at_ms)}"
     if age_s <= limit_s:
         return Judged("savepoint_recent", True, text, numbers=numbers)
-    return Judged("savepoint_recent", False, f"{text}, more than {duration_text(limit_s)}", numbers=numbers)
+    return Judged(
+        "savepoint_recent", False, f"{text}, more than {duration_text(limit_s)} before this look", numbers=numbers
+    )
 
 
 def _backlog(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
@@ -189,18 +191,16 @@ def _backlog(catalog: Catalog, newest: Manifest, limit_s: float) -> Judged:
     told, wrong = [], []
     if time is not None and time.watermark_ms:
         numbers["behind_s"] = behind_s = max(0, now_ms - time.watermark_ms) / 1000
-        told.append(text := f"the watermark is {duration_text(behind_s)} behind the clock")
-        wrong += [f"{text}, more than {duration_text(limit_s)}"] if behind_s > limit_s else []
+        told.append(text := f"the watermark is at {time_text(time.watermark_ms)}")
+        wrong += [f"{text}, more than {duration_text(limit_s)} behind the clock"] if behind_s > limit_s else []
     if waiting:
-        numbers["inflight_age_s"] = age_s = max(0, now_ms - min(o.read_at_ms for o in waiting)) / 1000
+        oldest_ms = min(o.read_at_ms for o in waiting)
+        numbers["inflight_age_s"] = age_s = max(0, now_ms - oldest_ms) / 1000
         numbers["inflight_rows"] = rows = _in_flight(newest)
         text = f"about {rows:,} rows are in flight ({', '.join(o.uid for o in waiting)})"
-        told.append(f"{text}, the oldest for {duration_text(age_s)}")
-        wrong += (
-            [f"{text}, the oldest for {duration_text(age_s)}, more than {duration_text(limit_s)}"]
-            if age_s > limit_s
-            else []
-        )
+        oldest = f"{text}, the oldest since {time_text(oldest_ms)}"
+        told.append(oldest)
+        wrong += [f"{oldest}, longer than {duration_text(limit_s)}"] if age_s > limit_s else []
         before = _in_flight_before(catalog, newest)
         if len(before) == _GROWING and all(low < high for low, high in pairwise((*before, rows))):
             wrong.append(f"{text}, more at each of the last checkpoints: {', '.join(f'{n:,}' for n in before)} before")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "time_text"]
 
 
 class Clock(Protocol):
@@ -31,3 +32,8 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def time_text(at_ms: int) -> str:
+    """`2013-01-01 12:00:00Z`"""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

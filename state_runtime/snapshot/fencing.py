@@ -30,7 +30,7 @@ from dataclasses import replace
 import psutil
 
 from state_runtime.base.actor import Actor
-from state_runtime.base.clock import Clock
+from state_runtime.base.clock import Clock, time_text
 from state_runtime.base.errors import Fenced, JobAlreadyRunning, Unavailable
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
@@ -125,8 +125,8 @@ def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
     status = live_run(catalog, clock)
     if status is not None:
         raise JobAlreadyRunning(
-            f"job {catalog.job!r} is run by term {status.term} (process {status.pid} on {status.host}), last heard of "
-            f"{status.age_s(clock.now_ms()):.1f} s ago. Stop it with `stillstate stop {catalog.job}`, "
+            f"job {catalog.job!r} is run by term {status.term} (process {status.pid} on {status.host}), whose last "
+            f"heartbeat was at {time_text(status.at_ms)}. Stop it with `stillstate stop {catalog.job}`, "
             "or take over with --takeover"
         )
 

@@ -36,10 +36,10 @@ def is_red(rooms: Rooms, job: str) -> dict[str, Any] | None:
 def test_a_crash_loop_ends_as_a_red_check_with_its_reason_and_the_end_of_the_log(rooms: Rooms, screen: Screen) -> None:
     """Started by the fixture: it dies as soon as it runs, is brought back twice, and given up."""
     red = wait_for("the check of a job that was given up", lambda: is_red(rooms, CRASHING), LONG_S)
-    assert "gave up after 2 recoveries without a new checkpoint" in red["description"]
+    assert "gave up after 2 recovery attempts without a new checkpoint" in red["description"]
     screen.open(f"/assets/{CRASHING}/stream?view=checks")
     screen.see("log_last_line")
-    for said in ("no room for 4 shards", "gave up after 2 recoveries", "last_recovery_run"):
+    for said in ("no room for 4 shards", "gave up after 2 recovery attempts", "last_recovery_run"):
         assert said in screen.text()
     screen.publish("driver-alive-red", down_to="verdict")
     screen.press("[Show Markdown]")

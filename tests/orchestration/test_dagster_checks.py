@@ -112,7 +112,7 @@ def test_rows_in_flight_are_a_backlog_when_they_wait_long_or_grow(
     clock.advance_s(541)
     found = judged(flights, config)["backlog"]
     assert not found.passed
-    assert "the oldest for" in found.text
+    assert "the oldest since 2023-11-14 22:12:20Z" in found.text
 
 
 def test_a_job_that_drops_all_of_its_rows_as_late_turns_red(
@@ -228,7 +228,15 @@ def test_a_check_is_there_if_it_has_a_limit(write_config: Callable[..., Path]) -
         return {key.name for key in graph.asset_check_keys}
 
     safe = {"retention_plan_is_safe", "garbage_plan_is_safe"}
-    always = {"driver_alive", "matches_configuration", "materializations_succeed", "intact", "restorable", *safe}
+    always = {
+        "all_jobs_well",
+        "driver_alive",
+        "matches_configuration",
+        "materializations_succeed",
+        "intact",
+        "restorable",
+        *safe,
+    }
     usual = {*always, "replay_time_bounded", "rows_on_time"}
     assert names("") == usual
     assert names(ALL) == {*usual, "state_growth", "savepoint_recent", "backlog"}

@@ -11,13 +11,14 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster_world import FakeLauncher, World
-from job_roots import SECRET, FakeClock, JobRoot
+from job_roots import SECRET, FakeClock, JobRoot, checkpoint_of
 
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.control import request_stop
 from stillstate.orchestration.config.spec import load_spec
-from stillstate.orchestration.launchers import FirstCheckpoint, LastWords, LaunchFailed, LocalLauncher
+from stillstate.orchestration.launchers import FirstCheckpoint, LastWords, Launched, LaunchFailed, LocalLauncher
+from stillstate.orchestration.launchers.first_checkpoint import Waiting
 from stillstate.orchestration.recovery.alive import UNREACHABLE_S, judge_alive
 from stillstate.orchestration.recovery.health import Health
 from stillstate.orchestration.recovery.plan import RecoveryPlan
@@ -75,6 +76,19 @@ def test_the_check_is_shown_on_every_change_and_once_an_hour(world: Callable[...
     assert only(here).passed
     flights.beat("stopped")
     assert only(here).description == "the driver is stopped"
+
+
+def test_the_check_says_by_when_somebody_should_have_looked_again(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """Of a daemon that stands still it stays green: then that moment has passed."""
+    here = world()
+    flights.start()
+    by_s = only(here).metadata["next_look_by"].value
+    here.clock.advance_s(SHOWN_EVERY_S)
+    flights.beat()
+    assert only(here).passed
+    assert here.clock.at_ms / 1000 < by_s, "a daemon that is well has always looked again by then"
 
 
 def test_a_cursor_that_is_not_understood_shows_every_check_once_more() -> None:
@@ -211,6 +225,65 @@ def test_a_restart_by_the_supervisor_is_an_event_of_the_stream_with_its_cause(
     (seen,) = [event for event in events if isinstance(event, dg.AssetObservation)]
     assert seen.description == "term 2: restarted by its supervisor after signal 9 (SIGKILL)"
     assert here.tick("stillstate_recovery").asset_events == []
+
+
+def test_a_driver_that_was_brought_back_is_coming_until_its_first_checkpoint(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """It was green 44 s before it had shown that it can restore and commit."""
+    here = world()
+    flights.start()
+    flights.checkpoint()
+    assert only(here).passed, "a person who starts a job looks"
+    flights.start()
+    cause = "recovery of term 1, which was dead"
+    flights.beat(cause=cause)
+    seen = only(here)
+    assert (seen.passed, seen.severity) == (False, WARN)
+    assert "its first checkpoint has not come yet" in str(seen.description)
+    flights.checkpoint()
+    flights.beat(cause=cause)
+    assert only(here).passed
+
+
+def test_a_driver_that_was_brought_back_to_a_quiet_source_is_well_and_stays_so(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """There is nothing to commit. At the first row it works on that, as any driver that is well."""
+    here = world()
+    flights.start()
+    flights.start()
+    flights.beat(cause="recovery of term 1, which was dead", quiet=True)
+    assert only(here).passed
+    flights.beat(cause="recovery of term 1, which was dead")
+    assert checks(here) == []
+
+
+def test_shards_that_a_later_checkpoint_restored_are_counted_with_the_first(flights: JobRoot) -> None:
+    """A look a second later sees the third checkpoint as the newest: 7 of 8 shards were restored by those before it."""
+    flights.start()
+    flights.checkpoint()
+    term = flights.start()
+    assert flights.committer is not None
+    usual = checkpoint_of(flights.committer.last).progress
+    assert usual is not None
+    for local, primary, restored_bytes in ((5, 0, 0), (2, 0, 0), (0, 1, 700)):
+        numbers = {"local_restores": local, "primary_restores": primary, "restored_bytes": restored_bytes}
+        flights.clock.advance_s(1)
+        made = flights.checkpoint(progress=dataclasses.replace(usual, **numbers))
+    flights.beat()
+    launched = Launched(job="flights", term=term, state="running", pid=7, host="h", log="x")
+    waiting = Waiting(launched, flights.catalog, lambda _: "alive", str, silent_s=60, monotonic_s=lambda: 0.0)
+    first = waiting.look()
+    assert first is not None
+    assert first.progress is not None
+    assert (first.snapshot_id, first.how) == (
+        made.snapshot_id - 2,
+        f"checkpoint {made.snapshot_id - 2} is the first of term 2",
+    )
+    assert first.at_ms == made.created_at_ms - 2_000
+    assert (first.progress.local_restores, first.progress.primary_restores) == (7, 1)
+    assert first.progress.restored_bytes == 700
 
 
 # -- giving up ----------------------------------------------------------------------------------------------------

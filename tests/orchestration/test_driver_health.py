@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -69,6 +70,21 @@ def test_verdicts(state: RunState, age_s: float, process: Liveness, verdict: Ver
     health = decide(status(state, age_s), NOW_MS, POLICY, process)
     assert (health.verdict, health.needs_recovery) == (verdict, recover)
     assert "term 3" in health.reason
+
+
+@pytest.mark.parametrize("process", ["alive", "dead", "restarting", "unknown"])
+@pytest.mark.parametrize("age_s", [1, 60, 9_999])
+@pytest.mark.parametrize("state", ["starting", "running", "failed", "stopped", "finished", "fenced"])
+def test_a_verdict_says_when_and_not_how_long(state: RunState, age_s: float, process: Liveness) -> None:
+    """It stands on a page until it changes: "its last heartbeat is 60.0 s old" was read half an hour later."""
+    policy = replace(POLICY, stall_timeout_s=900)
+    for advanced_at_ms in (0, NOW_MS - 2_000_000):
+        seen = replace(status(state, age_s), advanced_at_ms=advanced_at_ms)
+        health = decide(seen, NOW_MS, policy, process)
+        text = re.sub(r"limit 30 s|within 120 s", "", health.reason)
+        assert re.search(r"\d (s|min|h|d)\b", text) is None, health.reason
+        assert health.since_ms in (seen.at_ms, seen.started_at_ms, seen.advanced_at_ms)
+        assert health.since_ms, "since when is always known of a job that ran"
 
 
 def test_a_job_that_never_ran_is_not_recovered() -> None:

@@ -312,7 +312,7 @@ def test_a_receiver_that_is_down_gets_it_later_and_costs_a_tick_one_time_out(
         calls = []
         for _ in range(2):
             calls.append(skip_text(house.tick(SENSOR)))
-        assert all("it is tried again; 2 troubles, 2 messages wait" in text for text in calls)
+        assert all("it is tried again; 2 troubles, 2 messages to be told" in text for text in calls)
         assert [text.count("the webhook at") for text in calls] == [1, 1], "the next would wait as long"
         assert not any(TOKEN in text for text in calls), "a webhook's path is its password"
         assert receiver.got == []
@@ -402,7 +402,7 @@ def test_a_commands_failure_is_told_in_the_ticks_log_and_it_is_tried_again(
     evaluate(house, False)
     said = skip_text(house.tick(SENSOR))
     assert "the command of notify ended with 1: no route to the pager" in said
-    assert "1 messages wait" in said
+    assert "1 message to be told" in said
     assert "no route to the pager" in capfd.readouterr().err
     assert "ended with 1" in skip_text(house.tick(SENSOR))
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import pytest
 from dagster_world import FakeLauncher, World
 from job_roots import SECRET, FakeClock, JobRoot, checkpoint_of
 
+from state_runtime.base.errors import StoreUnavailable
 from stillstate.assets.mount import Mount
+from stillstate.assets.overview import NEXT_LOOK_S, OVERVIEW_S
 from stillstate.orchestration.standby import RESTARTED
 
 SENSOR = "stillstate_progress"
@@ -58,7 +63,8 @@ def test_the_table_names_whom_to_look_at_first(
     ]
     assert trouble["job"] == "trains"
     assert trouble["why"].startswith("dead: ")
-    assert "last heartbeat is 60.0 s old" in trouble["why"]
+    assert "its last heartbeat was at 2023-11-14 22:13:20Z" in trouble["why"]
+    assert trouble["since"] == "2023-11-14 22:13:20Z"
     assert table[2] == {
         "job": "flights", "health": "healthy", "term": "1", "checkpoint": "2023-11-14 22:13:20Z",
     }  # fmt: skip
@@ -153,7 +159,7 @@ def test_restarts_of_all_jobs_are_in_one_table_with_cause_restore_point_and_time
     here.cursor = None
     ((row,),) = written(here, "restarts")
     assert (row["job"], row["outcome"]) == ("flights", "recovered")
-    assert "is gone; its last heartbeat is" in row["cause"]
+    assert "is gone; its last heartbeat was at 2023-11-14" in row["cause"]
     assert row["restored_from"].startswith("snapshot 2 of 2023-11-14")
     assert row["down"]
     clock.at_ms = time.time_ns() // 1_000_000 + 3_600_000  # as runs are dated, and later
@@ -162,3 +168,90 @@ def test_restarts_of_all_jobs_are_in_one_table_with_cause_restore_point_and_time
     here.cursor = None
     ((newest, _),) = written(here, "restarts")
     assert (newest["outcome"], newest["cause"]) == ("in place", f"{RESTARTED} after exit code 1")
+
+
+def check_of(here: World) -> dg.AssetCheckEvaluation:
+    """What the newest tick says of all jobs together."""
+    (seen,) = [e for e in here.tick(SENSOR).asset_events if isinstance(e, dg.AssetCheckEvaluation)]
+    assert seen.asset_key == Mount().overview()
+    return seen
+
+
+def test_an_overview_with_ill_jobs_is_told_from_one_that_is_well_at_a_glance(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """They were all green ticks. As red as `driver_alive` of the worst job: a recovery is no reason to get up."""
+    here = world("flights", extra="recovery: {max_attempts: 1}")
+    flights.start()
+    seen = check_of(here)
+    assert (seen.passed, seen.description) == (True, "the job is well")
+    flights.beat("failed", "InvalidData: row 7", error_kind="unavailable")
+    here.clock.advance_s(60)
+    seen = check_of(here)
+    assert (seen.passed, seen.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert seen.description == "1 of 1 job needs a look: flights"
+    flights.beat("failed", "InvalidData: row 7", error_kind="invalid")
+    for event in here.tick("stillstate_recovery").asset_events:
+        here.instance.report_runless_asset_event(event)
+    here.clock.advance_s(60)
+    assert check_of(here).severity is dg.AssetCheckSeverity.ERROR, "a job that is given up on is shown at once"
+
+
+def test_a_person_can_run_the_check_of_the_overview(world: Callable[..., World], flights: JobRoot) -> None:
+    here = world()
+    flights.start()
+    here.clock.advance_s(60)
+    key = dg.AssetCheckKey(Mount().overview(), "all_jobs_well")
+    (check,) = [c for c in here.defs.asset_checks or () if key in c.check_keys]  # type: ignore[union-attr]
+    done = dg.materialize(
+        [check],  # type: ignore[list-item]
+        instance=here.instance,
+        resources={"stillstate": here.resource},
+        selection=dg.AssetSelection.checks(key),
+    )
+    (seen,) = done.get_asset_check_evaluations()
+    assert (seen.passed, seen.severity) == (False, dg.AssetCheckSeverity.WARN)
+
+
+def test_an_overview_says_by_when_somebody_should_have_looked_again(
+    world: Callable[..., World], flights: JobRoot
+) -> None:
+    """A daemon that stands still leaves green pages: it cannot say so, but what it wrote last can."""
+    here = world()
+    flights.start()
+    (table,) = [
+        e for e in here.tick(SENSOR).asset_events if isinstance(e, dg.AssetMaterialization) and "jobs" in e.metadata
+    ]
+    now_s = here.clock.at_ms / 1000
+    assert (table.metadata["looked_at"].value, table.metadata["next_look_by"].value) == (now_s, now_s + NEXT_LOOK_S)
+    assert NEXT_LOOK_S > OVERVIEW_S, "a daemon that is well has always written the next one by then"
+
+
+def test_since_when_a_store_is_away_is_known_after_the_code_location_was_reloaded(
+    world: Callable[..., World], flights: JobRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look of a test has a process's memory of its own. It was counted anew: 11 minutes of a store away for 42."""
+    here = world()
+    flights.start()
+    assert tables(here)
+
+    def away(*_: Any) -> Any:
+        raise StoreUnavailable("it does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stillstate.orchestration.looking.watch.look_at", away)
+        for _ in range(5):
+            here.tick(SENSOR)
+            here.clock.advance_s(60)
+        here.clock.advance_s(OVERVIEW_S)
+        ((row,),) = written(here, "ill")
+        assert (row["job"], row["since"]) == ("flights", "2023-11-14 22:13:20Z")
+        assert re.search(r"\d (s|min|h|d)\b", row["why"]) is None, "a duration goes stale"
+    here.clock.advance_s(60)
+    flights.beat()
+    assert written(here, "ill") == []
+    with monkeypatch.context() as patched:
+        patched.setattr("stillstate.orchestration.looking.watch.look_at", away)
+        here.clock.advance_s(60)
+        ((row,),) = written(here, "ill")
+        assert row["since"] > "2023-11-14 22:13:20Z", "it had answered in between"

@@ -344,7 +344,8 @@ def test_damage_that_is_found_by_the_restart_after_a_kill_is_looked_into(
     assert launcher.begins == [None]
     told = verdicts[-1].description or ""
     assert verdicts[-1].severity is dg.AssetCheckSeverity.ERROR
-    (overview,) = [e for e in here.tick("stillstate_progress").asset_events if e.asset_key == Mount().overview()]
+    events = here.tick("stillstate_progress").asset_events
+    (overview,) = [e for e in events if isinstance(e, dg.AssetMaterialization) and e.asset_key == Mount().overview()]
     ill = overview.metadata["ill"]
     assert isinstance(ill, dg.TableMetadataValue)
     for text in (told, str(ill.records[0].data["why"])):

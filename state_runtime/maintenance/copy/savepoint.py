@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from state_runtime.base import faults
-from state_runtime.base.clock import Clock
+from state_runtime.base.clock import Clock, time_text
 from state_runtime.base.errors import (
     CorruptData,
     Fenced,
@@ -378,8 +378,8 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
         )
     if record.is_open and not force and not _is_left(work.root, record, now_ms):
         raise SnapshotInUse(
-            f"savepoint {name!r} is {record.state}, and {record.owner} was heard of "
-            f"{max(0, now_ms - record.heartbeat_at_ms) / 1000:.0f} s ago; wait, or end that process"
+            f"savepoint {name!r} is {record.state}, and the last sign of {record.owner} was at "
+            f"{time_text(record.heartbeat_at_ms)}; wait, or end that process"
         )
     if record.state == "REQUESTED":
         # No snapshot was made for it, and what was asked for must not happen later than it was meant.
