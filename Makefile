@@ -55,6 +55,11 @@ test-parity: setup ## Each operator and processor beside Spark's own, row by row
 test-spark-suite: setup ## Spark's own suites of transformWithState, unmodified, through our jobs (they ship inside the pyspark package)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m spark_suite tests/spark_suite
 
+CORE := tests/spark/test_job.py tests/spark/test_round_trip.py tests/spark/test_windows.py tests/spark/test_rescale.py tests/spark/test_event_time.py
+.PHONY: test-public
+test-public: setup ## The core suite by Spark's public API alone: what it keeps to itself is refused (docs/spark-internals.md)
+	STILLSTATE_TEST_SPARK=public $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not kill and not cluster' $(CORE) tests/spark/test_refused.py
+
 .PHONY: test-postgres
 test-postgres: setup ## The laws of sensors, checks and jobs with Dagster's storage in a real PostgreSQL
 	STILLSTATE_TEST_STORAGE=postgres $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not long' tests/orchestration

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests: two slots, and three tries per task so that re-execution can be tested."""
     from state_runtime import build_session
 
+    from .refusal import everything_refused
+
     folder = tmp_path_factory.mktemp("spark")
     session = build_session(
         "tests",
@@ -44,5 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.driver.memory": "1g",
         },
     )
-    yield session
+    # `make test-public`
+    with everything_refused() if os.environ.get("STILLSTATE_TEST_SPARK") == "public" else nullcontext():
+        yield session
     session.stop()

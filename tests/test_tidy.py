@@ -221,6 +221,86 @@ def test_only_the_spark_layer_imports_pyspark(file: Path) -> None:
     assert "pandas" not in at_load or name_of(file) in MAY_IMPORT_PANDAS
 
 
+PUBLIC_OF_PYSPARK = {
+    "pyspark",
+    "pyspark.accumulators",
+    "pyspark.errors",
+    "pyspark.sql",
+    "pyspark.sql.datasource",
+    "pyspark.sql.functions",
+    "pyspark.sql.streaming",
+    "pyspark.sql.streaming.query",
+    "pyspark.sql.streaming.stateful_processor",
+    "pyspark.sql.types",
+}
+OF_THE_SPARK_ROOM = {"state_runtime.spark.jvm", "state_runtime.spark.internals", "py4j"}
+"""What gives objects of Spark's JVM, or what pyspark keeps to itself."""
+
+
+def foreign_privates(tree: ast.AST) -> list[str]:
+    """Names with an underscore that are another object's, also as the text that `getattr` is given."""
+    found = []
+    for node in walked(tree):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            found += [] if own else [node.attr]
+        elif (
+            isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "setattr", "hasattr") and len(node.args) > 1
+        ):
+            found += [node.args[1].value] if isinstance(node.args[1], ast.Constant) else []
+    return [name for name in found if re.match(r"_(?!_)", str(name))]
+
+
+def hidden_of_spark(tree: ast.AST) -> list[str]:
+    """What a file uses of pyspark and Spark that is not public."""
+    modules = [module for module, _ in imports(tree)]
+    found = [m for m in modules if m.split(".")[0] == "pyspark" and m not in PUBLIC_OF_PYSPARK]
+    for node in walked(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pyspark":
+            found += [alias.name for alias in node.names if alias.name.startswith("_") and alias.name != "__version__"]
+    return found + [name for name in foreign_privates(tree) if JAVA_OF_PYSPARK.match(name)]
+
+
+JAVA_OF_PYSPARK = re.compile(
+    r"_(jvm|gateway|sc|active_spark_context|origin|java\w+|j[a-z]*[A-Z]\w*|j(df|sc|rdd|cols?|gd|map|seq|tc)|jreader|jwrite)$"
+)
+WITH_EXAMPLES = [*FILES, *sorted((ROOT / "examples").rglob("*.py"))]
+
+
+@every(WITH_EXAMPLES)
+def test_what_spark_keeps_to_itself_is_used_in_one_room_only(file: Path) -> None:
+    """Another version has it otherwise. There each use has a guard and a public way (docs/spark-internals.md)."""
+    tree = parsed(file.read_text())
+    hidden = hidden_of_spark(tree)
+    if room_of(name_of(file)) != "state_runtime/spark":
+        inner = [m for m, _ in imports(tree) if m in OF_THE_SPARK_ROOM or m.split(".")[0] in OF_THE_SPARK_ROOM]
+        assert not [*hidden, *inner]
+    # In that room too: by `private`, through which a test refuses all of it.
+    assert not hidden
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "frame._jdf.queryExecution()",
+        "spark.sparkContext._jsc.sc()",
+        "spark._jsparkSession.sessionState()",
+        "getattr(context, '_jvm')",
+        "self.context._gateway.proc",
+        "from pyspark.find_spark_home import _find_spark_home",
+        "from pyspark.sql import _private",
+        "def f():\n    from pyspark.java_gateway import launch_gateway",
+        "from state_runtime.spark.jvm import analyzed",
+        "from py4j.protocol import Py4JError",
+    ],
+)
+def test_each_way_to_what_spark_keeps_to_itself_is_found(code: str) -> None:
+    """A rule that cannot fail protects nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self: code)
+        assert broken(test_what_spark_keeps_to_itself_is_used_in_one_room_only.rule, ROOT / "examples" / "x.py")  # type: ignore[attr-defined]
+
+
 @every(RUNTIME)
 def test_the_runtime_knows_nothing_of_dagster(file: Path) -> None:
     """Every action works from the command line and from a test without it."""
@@ -542,6 +622,7 @@ BROKEN = {
     test_time_and_randomness_come_from_clock_and_ids_only: "import time\n\nNOW = time.time()\n",
     test_only_the_edges_take_the_systems_clock_and_ids: "from state_runtime.base.clock import SYSTEM_CLOCK\n",
     test_only_the_spark_layer_imports_pyspark: "def f():\n    import pyspark\n",
+    test_what_spark_keeps_to_itself_is_used_in_one_room_only: "plan = frame._jdf.queryExecution()\n",
     test_the_runtime_knows_nothing_of_dagster: "def f():\n    from dagster import asset\n",
     test_imports_go_down_the_list_of_rooms_only: "def f():\n    import stillstate.orchestration.cli\n",
     test_assets_are_built_from_the_configuration_and_numbers_alone: "from stillstate.orchestration.jobs import x\n",

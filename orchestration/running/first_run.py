@@ -22,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from state_runtime import JobContext, JobSettings, ParquetSink, StreamingJob, aggregates, windows
 from state_runtime.spark.class_archive import JAVA_OPTIONS
-from state_runtime.spark.jvm import end_java
+from state_runtime.spark.java_process import end_java
 from state_runtime.spark.session import build_session
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.seats import SeatedPlan
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.spark.frames import Aggregate, Frames, Seen, StageFunction
-from state_runtime.spark.jvm import jobs_so_far
+from state_runtime.spark.plans import job_watch
 from state_runtime.spark.sql import quoted
 from state_runtime.spark.watermarks import event_times_at
 from state_runtime.state.key_groups import first_hash_sql, shard_sql
@@ -92,16 +92,16 @@ def plan_epoch(
         seen = at_nodes if watched else again.seen if pipeline.watermarks else tuple
         return EpochPlan(again.run, pipeline.watermarks, seen)
     learns = shape is not None and made.learns(shape)
-    jobs = jobs_so_far(frame.sparkSession) if learns else 0
+    has_looked = job_watch(frame.sparkSession) if learns else None
     steps = _planned(made, frame, pipeline, functions, asked)
     # What a plan of its own observed is not told for the plan that it is in.
     seen = at_nodes if watched else partial(steps.seen, steps.frames[0])
     done = EpochPlan(partial(made.run, steps.frames[-1]), pipeline.watermarks, seen)
-    if not learns:
+    if has_looked is None:
         return done
     # A transform that looked at rows to make its plan does so in each epoch. It may have been another query's job: then
     # a later epoch's plan is kept.
-    looked = jobs_so_far(frame.sparkSession) != jobs
+    looked = has_looked()
 
     def run() -> None:
         done.run()

@@ -65,6 +65,7 @@ from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosit
 from state_runtime.snapshot.term_files import RunState
 from state_runtime.spark.errors import cause_of, is_of_ended_java, typed_error
 from state_runtime.spark.java_log import JavaWarnings, WarningBook
+from state_runtime.spark.probes import probe_internals
 from state_runtime.store import Store
 from state_runtime.task.shard_access import root_id
 
@@ -275,6 +276,7 @@ class JobRun:
             InvalidConfiguration, InvalidPipeline: it removes or forgets what a restart would have to read again.
         """
         plan = self._plan
+        probe_internals(self._spark)
         source = plan.opened_source(self._spark)
         if has_intervals(plan.settings) and cleans_up(source.frame):
             raise InvalidConfiguration(

@@ -34,7 +34,7 @@ from state_runtime.reading.building import SnapshotBuilder
 from state_runtime.reading.rows import RowLayout
 from state_runtime.reading.tables import WrittenTables, cell_bits
 from state_runtime.snapshot.manifest import FileEntry, Manifest, OriginEntry
-from state_runtime.spark.jvm import items, written
+from state_runtime.spark.plans import stream_sources
 from state_runtime.spark.sql import quoted
 from state_runtime.state.ddl import parse_ddl
 from state_runtime.store import open_store
@@ -152,9 +152,7 @@ def _refuse_active(spark: SparkSession, native: NativeCheckpoint, where: str) ->
 
 def _check_sources(spark: SparkSession, plan: JobPlan, native: NativeCheckpoint, where: str) -> None:
     """Spark matches sources by their place, and fails late if there are more or fewer."""
-    leaves = items(written(open_source(spark, plan.name, plan.source, None).frame).collectLeaves())
-    names = [leaf.getClass().getSimpleName() for leaf in leaves]
-    streams = sum(name.startswith("StreamingRelation") for name in names)
+    streams = len(stream_sources(open_source(spark, plan.name, plan.source, None).frame))
     if streams and streams != native.sources:
         raise InvalidConfiguration(
             f"the job reads {streams} streaming sources, and the query in {where} has {native.sources}; they must be "

@@ -1,17 +1,16 @@
 """Which columns a pipeline reads, so that no others are scanned, shuffled or handed to Python.
 
 An operator says what it reads (`columns_read`). Before the first one stand the user's transforms; what these read for
-it is asked of Spark's own optimizer (`columns_needed`), and the rest of the source's columns become typed nulls in the
-streaming frame (`without_unread`): every name stays, so that a transform finds its input as it was written, and Spark's
-scan leaves out what is not read. See docs/design/0028-columns-read.md.
+it is asked of Spark's own optimizer (`spark/needed_columns.py`), and the rest of the source's columns become typed
+nulls in the streaming frame (`without_unread`): every name stays, so that a transform finds its input as it was
+written, and Spark's scan leaves out what is not read. See docs/design/0028-columns-read.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.functions import col, lit
@@ -27,23 +26,18 @@ from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.spark.columns import CONDITION_COLUMN
-from state_runtime.spark.jvm import analyzed, columns_of, has_subqueries, items, kind_of, optimized, paths_to
+from state_runtime.spark.needed_columns import columns_needed
 from state_runtime.spark.sql import quoted
 
 __all__ = [
     "CORRUPT_COLUMN_CONF",
     "SourceReads",
-    "columns_needed",
     "columns_read",
     "deciding_columns",
     "without_unread",
 ]
 
 CORRUPT_COLUMN_CONF: Final = "spark.sql.columnNameOfCorruptRecord"
-
-# Through a filter every column of its input goes on; a projection or an aggregate hands on what it names.
-_HANDS_ON: Final = frozenset({"Filter"})
-_NAMES: Final = frozenset({"Project", "Aggregate"})
 
 
 class SourceReads:
@@ -115,32 +109,6 @@ def deciding_columns(operator: Operator) -> tuple[str, ...]:
     return _distinct(*filter(None, found))
 
 
-def columns_needed(given: DataFrame, made: DataFrame, wanted: Collection[str]) -> frozenset[str] | None:
-    """Which columns of a frame some columns of what was made of it depend on.
-
-    Asked of Spark's optimizer: it puts a projection of what is needed right above what it reads. Where the plan has
-    another shape (the frame is read twice, in a subquery, or by something that takes whole rows), the answer is None:
-    all of them.
-
-    Args:
-        given: a frame without rows that is made of nothing else (`createDataFrame`).
-        made: what the user's transforms made of it.
-        wanted: what is read of `made`, as SQL.
-    """
-    own = columns_of(given)
-    chosen = made.selectExpr(*wanted)
-    try:
-        plan = optimized(chosen)
-    except Py4JJavaError:
-        return None  # what is wrong with it is said by the first epoch, with the step
-    if has_subqueries(chosen):
-        return None
-    paths = paths_to(lambda node: _is_leaf_with(own, node), plan)
-    if len(paths) != 1 or _reads_again(chosen, given):
-        return None
-    return _along(paths[0], own)
-
-
 def without_unread(frame: DataFrame, read: Collection[str], corrupt_column: str) -> DataFrame:
     """A streaming frame with the same columns, of which those that nothing reads are null, and no scan looks for them.
 
@@ -149,7 +117,7 @@ def without_unread(frame: DataFrame, read: Collection[str], corrupt_column: str)
     read: what is malformed depends on what is parsed.
 
     Args:
-        read: by `columns_needed`.
+        read: by `spark/needed_columns.py`.
         corrupt_column: Spark's name of the column with malformed records.
     """
     if corrupt_column in read:
@@ -171,28 +139,3 @@ def _can_be_null(field: T.StructField) -> bool:
 
 def _distinct(*names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
-
-
-def _is_leaf_with(columns: dict[int, str], node: Any) -> bool:
-    if items(node.children()):
-        return False
-    return any(int(attribute.exprId().id()) in columns for attribute in items(node.output()))
-
-
-def _reads_again(made: DataFrame, given: DataFrame) -> bool:
-    """Whether more than one leaf is of the frame's kind: read twice, a frame gets other ids the second time."""
-    leaves = items(analyzed(made).collectLeaves())
-    return [kind_of(leaf) for leaf in leaves].count(kind_of(analyzed(given))) != 1
-
-
-def _along(path: tuple[Any, ...], own: dict[int, str]) -> frozenset[str] | None:
-    """What the nodes above the frame read of it, innermost first, up to the one that names all that it hands on."""
-    read: set[int] = set()
-    for node in reversed(path):
-        kind = kind_of(node)
-        if kind not in _HANDS_ON | _NAMES:
-            return None
-        read |= {int(attribute.exprId().id()) for attribute in items(node.references().toSeq())}
-        if kind in _NAMES:
-            return frozenset(own[number] for number in read & own.keys())
-    return None

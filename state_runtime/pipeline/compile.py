@@ -38,7 +38,7 @@ from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
-from state_runtime.spark.jvm import has_python, jobs_so_far
+from state_runtime.spark.plans import has_python, job_watch
 from state_runtime.spark.sql import quoted
 from state_runtime.state.key_groups import key_hash_sql
 
@@ -197,10 +197,10 @@ def compile_pipeline(
             if not isinstance(step, TransformStep):
                 _check_dots(schema)
             if isinstance(step, TransformStep):
-                jobs = jobs_so_far(spark)
+                has_looked = job_watch(spark)
                 made = _transformed(asked.frame_of(schema), step)
                 # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
-                asked.through(made, looked=jobs_so_far(spark) != jobs)
+                asked.through(made, looked=has_looked())
                 schema = made.schema
                 has_other_python = has_other_python or has_python(made)
                 parts.append(step)

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from state_runtime.base.durations import parse_duration_us
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError
@@ -35,6 +34,7 @@ from state_runtime.processors.operator import Operator
 from state_runtime.processors.user.handle import DeclaringHandle, check_state_name, layout_of
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.vectorized import VectorizedOperator, VectorizedProcessor, plan_states, time_mode_of
+from state_runtime.spark.arrow import arrow_schema_of, spark_schema_of
 from state_runtime.spark.sql import ddl
 from state_runtime.state.table import StateSchema, Time
 
@@ -178,7 +178,7 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
     Args:
         given: the operator's input.
     """
-    schema = from_arrow_schema(operator.output_schema)
+    schema = spark_schema_of(operator.output_schema)
     if isinstance(step, ProcessorStep):
         marked = step.event_time_column
         if marked and (
@@ -233,7 +233,7 @@ def _aggregate(
         key_ddl=ddl(keys),
         key_schema=arrow_schema(keys),
         plan=plan,
-        state_ddl=ddl(from_arrow_schema(slots)),
+        state_ddl=ddl(spark_schema_of(slots)),
         event_time=event_time,
     )
 
@@ -250,7 +250,7 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: 
         window=step.window,
         aggregates=step.aggregates,
         mode=step.output_mode,
-        ddl=lambda columns: ddl(from_arrow_schema(columns)),
+        ddl=lambda columns: ddl(spark_schema_of(columns)),
         allowed_lateness=step.allowed_lateness,
     )
     _check_in_time(step.uid, schema, time, operator.lateness_us)
@@ -318,7 +318,7 @@ def _interval_join(
         how=step.how,
         uid=step.uid,
     )
-    states = {name: ddl(from_arrow_schema(values)) for name, values in plan.state_values.items()}
+    states = {name: ddl(spark_schema_of(values)) for name, values in plan.state_values.items()}
     return IntervalJoinOperator(
         uid=step.uid,
         key_columns=step.keys,
@@ -531,9 +531,8 @@ def _declared_output(step: ProcessorStep | VectorizedStep) -> T.StructType:
 
 def arrow_schema(schema: T.StructType) -> pa.Schema:
     """A schema as state and output hold it."""
-    # Time zones are metadata of a column; one canonical zone keeps stored schemas independent of the session.
     nullable = T.StructType([T.StructField(f.name, f.dataType, True) for f in schema.fields])
-    return to_arrow_schema(nullable, timezone="UTC")
+    return arrow_schema_of(nullable)
 
 
 _KEY_TYPES = (

@@ -13,7 +13,7 @@ import re
 
 from pyspark.sql import DataFrame
 
-from state_runtime.spark.jvm import analyzed, items, kind_of, paths_to
+from state_runtime.spark.plans import expressions_in, kinds_above
 
 __all__ = ["cut_by_epochs", "unrepeatable_columns", "warn_if_cut_by_epochs", "warn_if_unrepeatable"]
 
@@ -71,23 +71,16 @@ def cut_by_epochs(given: DataFrame, made: DataFrame) -> list[str]:
         given: the step's input, without rows.
         made: what it made of it.
     """
-    before = analyzed(given)
-    above = [node for path in paths_to(before.equals, analyzed(made)) for node in path]
-    return sorted({_CUT[kind] for node in above if (kind := kind_of(node)) in _CUT})
+    return sorted({_CUT[kind] for kind in kinds_above(given, made) if kind in _CUT})
 
 
 def unrepeatable_columns(frame: DataFrame) -> list[str]:
     """The columns whose expressions Spark calls non-deterministic, or that read a clock; "a condition" stands for an
     expression without a name. Python functions count as repeatable unless they were declared otherwise
     (`asNondeterministic`)."""
-    found: list[str] = []
-    nodes = [analyzed(frame)]
-    while nodes:
-        node = nodes.pop()
-        for expression in items(node.expressions()):
-            text = str(expression.toString())
-            if not expression.deterministic() or _CLOCKS.search(text):
-                name = _NAME.search(text)
-                found.append(f"column {name[1]!r}" if name else "a condition")
-        nodes += items(node.children())
-    return sorted(set(found))
+    found: set[str] = set()
+    for text, is_deterministic in expressions_in(frame):
+        if not is_deterministic or _CLOCKS.search(text):
+            name = _NAME.search(text)
+            found.add(f"column {name[1]!r}" if name else "a condition")
+    return sorted(found)

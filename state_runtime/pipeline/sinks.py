@@ -407,13 +407,13 @@ def foreach_epoch(function: Callable[[DataFrame, int], None], *, empty_epochs: b
 
 def read_staged(spark: SparkSession, spec: SinkSpec, output: StagedOutput) -> DataFrame:
     """An epoch's staged files as a DataFrame. Tasks read them through our store, so Spark needs no connector for it."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from state_runtime.spark.arrow import spark_schema_of
 
     store = spec.store()
     first = output.files[0]
     schema = pq.read_schema(pa.BufferReader(store.read(first.staged, first.bytes)))
     paths = spark.createDataFrame([(f.staged, f.bytes) for f in output.files], "path string, bytes long")
-    return paths.repartition(len(output.files)).mapInArrow(_ReadStaged(replace(spec)), from_arrow_schema(schema))
+    return paths.repartition(len(output.files)).mapInArrow(_ReadStaged(replace(spec)), spark_schema_of(schema))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError
 from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -25,9 +23,14 @@ from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns,
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
 from state_runtime.spark.java_errors import chain_of, root_first
-from state_runtime.spark.jvm import analyzed, fits_pattern, items, kinds_in, without
+from state_runtime.spark.plans import fits_pattern, stream_sources
 from state_runtime.spark.sql import quoted, type_sql
-from state_runtime.spark.watermarks import WATERMARK_KIND, is_seen_at_the_top, watermark_nodes
+from state_runtime.spark.watermarks import (
+    is_seen_at_the_top,
+    redefined_watermarks,
+    watermark_nodes,
+    without_watermarks,
+)
 
 __all__ = [
     "JoinedStreams",
@@ -51,10 +54,6 @@ _KAFKA_CONNECTOR = (
 )
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
-# Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
-_STATELESS = frozenset(
-    {WATERMARK_KIND, "Project", "Filter", "SubqueryAlias", "Union", "StreamingRelation", "StreamingRelationV2"}
-)
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
 
@@ -128,58 +127,38 @@ def way_to_key(name: str, schema: T.StructType) -> str:
 
 
 def cleans_up(frame: DataFrame) -> bool:
-    """Whether a file source removes or moves files behind Spark's own position (option `cleanSource`).
-
-    Spark's Python API does not show the options of a source, so they are looked up in its plan. False also where that
-    has another shape than in Spark 4.3.
-    """
-    for leaf in items(analyzed(frame).collectLeaves()):
-        if leaf.getClass().getSimpleName() == "StreamingRelation":
-            options = leaf.dataSource().options().toString().lower()
-            if "cleansource -> " in options and "cleansource -> off" not in options:
-                return True
-    return False
+    """Whether a file source removes or moves files behind Spark's own position (option `cleanSource`)."""
+    return any(source.options.get("cleansource", "off").lower() != "off" for source in stream_sources(frame))
 
 
 def warn_of_patterns(frame: DataFrame, job: str) -> None:
     """Warn of each source path that Spark takes for a pattern and that nothing fits: Spark refuses a folder that is not
-    there, and of a pattern it reads nothing without a word.
-
-    Looked up in the plan, as in `cleans_up`.
-    """
-    for leaf in items(analyzed(frame).collectLeaves()):
-        if leaf.getClass().getSimpleName() != "StreamingRelation":
-            continue
-        path = leaf.dataSource().options().get("path")
-        if path.isEmpty() or not _PATTERN.search(path.get()):
+    there, and of a pattern it reads nothing without a word."""
+    for source in stream_sources(frame):
+        path = source.options.get("path", "")
+        if not _PATTERN.search(path):
             continue
         # Only a warning hangs on it. Whether the file system answers, the first batch finds out.
-        with suppress(Py4JError):
-            fits, is_there = fits_pattern(frame.sparkSession, path.get())
-            if not fits:
-                _LOG.warning(
-                    "job %r: Spark takes the source path %s for a pattern, because of [ ] { } * ? or \\ in it, and "
-                    "nothing fits that pattern now: the source reads nothing. %s",
-                    job,
-                    path.get(),
-                    "There is a file or folder of exactly this name: rename it, and correct the path"
-                    if is_there
-                    else "Correct the path, unless what fits it comes later",
-                )
+        found = fits_pattern(frame.sparkSession, path)
+        if found is None:
+            continue
+        fits, is_there = found
+        if not fits:
+            _LOG.warning(
+                "job %r: Spark takes the source path %s for a pattern, because of [ ] { } * ? or \\ in it, and "
+                "nothing fits that pattern now: the source reads nothing. %s",
+                job,
+                path,
+                "There is a file or folder of exactly this name: rename it, and correct the path"
+                if is_there
+                else "Correct the path, unless what fits it comes later",
+            )
 
 
 def unrepeatable_source(frame: DataFrame) -> str:
     """The name of a source that cannot give the same rows again, so that no run could go on from a snapshot; "" if
-    there is none.
-
-    Of Spark's own that is `socket`. Looked up in the plan, as in `cleans_up`.
-    """
-    for leaf in items(analyzed(frame).collectLeaves()):
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
-            name = str(leaf.sourceName())
-            if name.lower() in _UNREPEATABLE:
-                return name
-    return ""
+    there is none. Of Spark's own that is `socket`."""
+    return next((s.name for s in stream_sources(frame) if s.name.lower() in _UNREPEATABLE), "")
 
 
 def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFrame:
@@ -192,14 +171,7 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
     Args:
         watermarks: of the frame (`OpenedSource`).
     """
-    if any(column.node is not None for column in watermarks):
-        return frame
-    try:
-        kinds = kinds_in(analyzed(frame))
-        return without(frame, WATERMARK_KIND) if WATERMARK_KIND in kinds and kinds <= _STATELESS else frame
-    except (AttributeError, TypeError, Py4JError) as error:
-        _LOG.info("Spark's own watermark stays in the plan of the stream: %s", str(error).partition("\n")[0])
-        return frame
+    return frame if any(column.node is not None for column in watermarks) else without_watermarks(frame)
 
 
 def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
@@ -258,17 +230,16 @@ def _watermarks(
         columns: of the source, with event time.
 
     Raises:
-        InvalidPipeline: a stream has a watermark upon another one.
+        InvalidPipeline: a stream has a watermark upon another one, or this Spark does not say what its inputs see.
     """
-    nodes = watermark_nodes(frame)
-    redefined = [node.column for node in nodes if node.is_redefinition]
+    redefined = redefined_watermarks(frame)
     if redefined and str(spark.conf.get(_REDEFINITION_REFUSED_CONF, "true")).lower() == "true":
         raise InvalidPipeline(
             f"job {job!r}: withWatermark({redefined[0]!r}, …) is called on a stream that has a watermark already, "
             'which Spark refuses as well ("Redefining watermark is disallowed"). Call it once in each path: on each '
             "input of a union with a delay of its own, or once on the union"
         )
-    return columns if all(map(is_seen_at_the_top, inputs)) else watermarks_of_inputs(nodes)
+    return columns if all(map(is_seen_at_the_top, inputs)) else watermarks_of_inputs(watermark_nodes(frame))
 
 
 def _columns_of_sides(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> tuple[WatermarkColumn, ...]:

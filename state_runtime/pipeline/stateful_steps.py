@@ -7,12 +7,12 @@ go well, and no later one could begin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.spark.jvm import analyzed, items, kind_of
+from state_runtime.spark.plans import PlanNode, plan_of
 
 __all__ = ["refuse_stateful"]
 
@@ -46,10 +46,10 @@ def refuse_stateful(frame: DataFrame, job: str) -> None:
     Raises:
         InvalidPipeline: names the operation, and what to write instead.
     """
-    for node in _streaming(analyzed(frame)):
-        streams = [child for child in items(node.children()) if child.isStreaming()]
-        found = _STATEFUL.get(kind_of(node)) if streams else None
-        if kind_of(node) == "Join" and len(streams) > 1:
+    for node in _streaming(plan_of(frame)):
+        streams = [child for child in node.children if child.is_streaming]
+        found = _STATEFUL.get(node.kind) if streams else None
+        if node.kind == "Join" and len(streams) > 1:
             found = _JOIN
         if found is not None:
             what, instead = found
@@ -60,9 +60,9 @@ def refuse_stateful(frame: DataFrame, job: str) -> None:
             )
 
 
-def _streaming(plan: Any) -> Iterator[Any]:
+def _streaming(plan: PlanNode) -> Iterator[PlanNode]:
     """The nodes of a plan that stream, from the inside out: the innermost is what a user has to change first."""
-    if plan.isStreaming():
-        for child in items(plan.children()):
+    if plan.is_streaming:
+        for child in plan.children:
             yield from _streaming(child)
         yield plan

@@ -45,7 +45,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     IsNull,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from state_runtime.base.errors import InvalidConfiguration, InvalidData, StillstateError
 from state_runtime.base.limits import MIB
@@ -53,6 +52,7 @@ from state_runtime.reading.catalogs import RELATIONS, relation_rows
 from state_runtime.reading.inflight import ReadableInflight
 from state_runtime.reading.reader import ALL_HASHES, hash_ranges
 from state_runtime.reading.snapshot import ReadableSnapshot, ReadableState, open_snapshot_for_reading
+from state_runtime.spark.arrow import arrow_schema_of, spark_schema_of
 
 __all__ = ["StillstateDataSource", "register"]
 
@@ -111,7 +111,7 @@ class StillstateDataSource(DataSource):
         """
         what = self._what()
         if what == "rows":
-            return from_arrow_schema(self._rows(self._open()).schema, prefer_timestamp_ntz=True)
+            return spark_schema_of(self._rows(self._open()).schema)
         if what != "state":
             return RELATIONS[what]
         state = self._state(self._open())
@@ -123,7 +123,7 @@ class StillstateDataSource(DataSource):
                     f"{state.shown.by_name[field.name].type_text}, which "
                     "cannot be shown without the job; leave it out with the option `columns`"
                 )
-        return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        return spark_schema_of(schema)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """What reads it, in tasks."""
@@ -137,12 +137,12 @@ class StillstateDataSource(DataSource):
                         f"rows in flight of operator {rows.operator!r} have no column {name!r}; they have: "
                         f"{', '.join(rows.schema.names)}"
                     )
-            asked = to_arrow_schema(schema, timezone="UTC")
+            asked = arrow_schema_of(schema)
             size = sum(p.bytes for p in rows.passes)
             return _InflightReader(snapshot.place, self._storage_options, rows.operator, asked, self._ranges(size))
         if what != "state":
             place = self._place() if what == "snapshots" else self._open().place
-            return _RelationReader(what, place, self._storage_options, to_arrow_schema(schema, timezone="UTC"))
+            return _RelationReader(what, place, self._storage_options, arrow_schema_of(schema))
         snapshot = self._open()
         state = self._state(snapshot)
         self._columns(state)
@@ -153,7 +153,7 @@ class StillstateDataSource(DataSource):
             self._storage_options,
             state.operator,
             state.name,
-            to_arrow_schema(schema, timezone="UTC"),
+            arrow_schema_of(schema),
             self._ranges(state.snapshot.reader().stored_bytes(state.operator, state.name)),
             state.key_columns,
             all(column.binary_equality for column in state.shown.versions.keys),

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyspark
 import xxhash
-from pyspark.find_spark_home import _find_spark_home
 
 from state_runtime.state.local_files import check_private_folder
 
@@ -53,7 +53,7 @@ def archive_key(java: Path) -> str:
         OSError: there is no Spark to look at.
     """
     home = java.resolve().parent.parent
-    jars = Path(_find_spark_home()) / "jars"
+    jars = _spark_home() / "jars"
     of_jars = [(j.name, j.stat().st_size, j.stat().st_mtime_ns) for j in sorted(jars.iterdir())]
     release = home / "release"
     known = (
@@ -64,6 +64,14 @@ def archive_key(java: Path) -> str:
         [os.environ.get(name, "") for name in _OF_THE_CLASS_PATH],
     )
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
+
+
+def _spark_home() -> Path:
+    """Where pyspark finds Spark: as the user says, or beside itself, in a folder of its own for another Hadoop."""
+    if chosen := os.environ.get("SPARK_HOME"):
+        return Path(chosen)
+    beside = Path(pyspark.__file__).parent
+    return next((home for home in (beside / "spark-distribution", beside) if (home / "jars").is_dir()), beside)
 
 
 def archive_name(key: str, archive: Path) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from state_runtime.base.errors import (
     InvalidConfiguration,
@@ -29,13 +30,27 @@ from state_runtime.base.errors import (
     StillstateError,
     Unavailable,
 )
+from state_runtime.spark.internals import INTERNALS, Internal, private
 
-__all__ = ["Thrown", "chain_of", "error_of_chain", "is_of_session", "removed_scratch", "root_first", "shown"]
+__all__ = [
+    "Thrown",
+    "chain_in_text",
+    "chain_of",
+    "error_of_chain",
+    "is_of_session",
+    "removed_scratch",
+    "root_first",
+    "shown",
+]
 
 CHAIN_MAX: Final = 20
 MESSAGE_CHARS_MAX: Final = 16_000
 SHOWN_CHARS_MAX: Final = 400
 _OUTER_SHOWN: Final = 2
+_TRACE: Final = "\n\nJVM stacktrace:\n"
+_CAUSE = re.compile(
+    r"^Caused by: ([\w.$]+)(?:: (.*?))?(?=\n\tat |\n\t\.\.\. |\nCaused by: |\Z)", re.MULTILINE | re.DOTALL
+)
 _KEPT: Final = "Nothing of this epoch was committed, and nothing that was is lost"
 
 
@@ -58,7 +73,9 @@ Chain = Sequence[Thrown]
 
 def chain_of(error: BaseException) -> tuple[Thrown, ...]:
     """The chain behind an error that py4j or pyspark raised; () if no exception of Java's is behind it."""
-    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    java: Any = getattr(error, "java_exception", None) or _origin(error)
+    if java is None and INTERNALS.is_refused(Internal.JAVA_EXCEPTIONS) and isinstance(error, PySparkException):
+        return chain_in_text(type(error).__name__, str(error))
     found: list[Thrown] = []
     # If Java has ended meanwhile, what it has told is all that there will be.
     with suppress(Py4JError, OSError):
@@ -67,6 +84,21 @@ def chain_of(error: BaseException) -> tuple[Thrown, ...]:
             found.append(Thrown(str(java.getClass().getName()), message))
             java = java.getCause()
     return tuple(found)
+
+
+def _origin(error: BaseException) -> Any:
+    """The exception of Java's that one of pyspark's stands for; None of one that is Python's own."""
+    with suppress(AttributeError):
+        return private(error, "_origin")
+    return None
+
+
+def chain_in_text(kind: str, text: str) -> tuple[Thrown, ...]:
+    """What is known of a chain by the text of pyspark's exception: its message, and the causes in Java's trace, which
+    is there only with spark.sql.pyspark.jvmStacktrace.enabled."""
+    message, _, trace = text.partition(_TRACE)
+    causes = [Thrown(cause[1], (cause[2] or "").strip()[:MESSAGE_CHARS_MAX]) for cause in _CAUSE.finditer(trace)]
+    return (Thrown(kind, message.strip()[:MESSAGE_CHARS_MAX]), *causes[: CHAIN_MAX - 1])
 
 
 def error_of_chain(chain: Chain) -> StillstateError:

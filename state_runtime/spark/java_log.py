@@ -21,6 +21,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from state_runtime.spark.internals import Internal, given
 from state_runtime.spark.java_errors import shown
 from state_runtime.spark.jvm import classes
 
@@ -113,8 +114,8 @@ class JavaWarnings:
     def begin(spark: SparkSession) -> JavaWarnings:
         """Never fails."""
         try:
-            return _collecting(spark)
-        except (Py4JError, TypeError, AttributeError) as error:
+            return given(Internal.JAVA_LOG, lambda: _collecting(spark), JavaWarnings)
+        except Py4JError as error:
             _LOG.info("warnings of Spark's Java are not collected: %s", str(error).partition("\n")[0])
             return JavaWarnings()
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pyspark import SparkConf
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from state_runtime.base.errors import Unavailable
-from state_runtime.spark.jvm import java_of_process, use_java
+from state_runtime.spark.java_process import java_launcher, use_java
 from state_runtime.spark.session import session_conf, session_with
 
 __all__ = ["JavaStart"]
@@ -24,7 +23,8 @@ _START_S_MAX: Final = 300.0
 class JavaStart:
     """A session's Java on its way. Life cycle: made → `session`, or `undo`.
 
-    Nothing is started where this process has Java already, or where `spark-submit` has started it (no master).
+    Nothing is started where this process has Java already, where `spark-submit` has started it (no master), or where
+    pyspark starts it in another way: the session does then.
 
     Args:
         stderr: descriptor of what Java says; None: to ours. Java says in hundreds of lines what a driver says in one.
@@ -38,20 +38,21 @@ class JavaStart:
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
         self._settings = session_conf(app_name, master, conf)
-        if not master or java_of_process() is not None:
+        launch = java_launcher() if master else None
+        if launch is None:
             return
         settings = SparkConf(loadDefaults=False).setAll(list(self._settings.items()))
         # Not of the driver's process group: a signal to all of that asks the driver to stop, which needs Java until its
         # last checkpoint. Java ends by itself with the driver, whose pipe it reads.
         options = {"start_new_session": True, **({} if stderr is None else {"stderr": stderr})}
         self._thread = threading.Thread(
-            target=self._launch, args=(settings, options), name="stillstate-java", daemon=True
+            target=self._launch, args=(launch, settings, options), name="stillstate-java", daemon=True
         )
         self._thread.start()
 
-    def _launch(self, settings: SparkConf, options: dict[str, Any]) -> None:
+    def _launch(self, launch: Callable[..., Any], settings: SparkConf, options: dict[str, Any]) -> None:
         try:
-            self._gateway = launch_gateway(settings, options)  # type: ignore[no-untyped-call]
+            self._gateway = launch(settings, options)
         except Exception as error:
             self._failure = error
 

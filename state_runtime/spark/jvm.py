@@ -1,122 +1,71 @@
-"""What of Spark only its JVM has, behind attributes that pyspark calls its own: plans, jobs, the local file system."""
+"""The objects of Spark's JVM behind those of pyspark, and how its plans are walked. For this folder only: what leaves
+it are values of Python's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from state_runtime.spark.internals import private
+
 __all__ = [
     "analyzed",
-    "batch_execution",
     "classes",
     "columns_of",
-    "end_java",
-    "fits_pattern",
-    "has_python",
-    "has_subqueries",
+    "dataset_of",
+    "execution_of",
     "items",
-    "java_of_process",
-    "jobs_so_far",
+    "java_context",
+    "java_frame",
+    "java_session",
     "kind_of",
     "kinds_in",
-    "optimized",
+    "object_of",
     "paths_to",
-    "use_java",
-    "without",
-    "write_no_checksums",
-    "written",
 ]
-
-_QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def classes(spark: SparkSession) -> Any:
     """The classes of the driver's Java, by their names as attributes."""
-    return spark.sparkContext._jvm
+    return private(spark.sparkContext, "_jvm")
 
 
-def written(frame: DataFrame) -> Any:
-    """A frame's plan as it was written."""
-    return frame._jdf.queryExecution().logical()
+def java_context(context: SparkContext) -> Any:
+    """Java's `JavaSparkContext`."""
+    return private(context, "_jsc")
 
 
-def fits_pattern(spark: SparkSession, pattern: str) -> tuple[bool, bool]:
-    """Whether any file or folder fits a pattern of Hadoop's, and whether one is called exactly so.
+def java_session(spark: SparkSession) -> Any:
+    """Scala's `SparkSession`."""
+    return private(spark, "_jsparkSession")
 
-    Raises:
-        Py4JJavaError: the file system does not answer, or the pattern is malformed.
-    """
-    path = classes(spark).org.apache.hadoop.fs.Path(pattern)
-    files = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-    return bool(files.globStatus(path)), bool(files.exists(path))
+
+def java_frame(frame: DataFrame) -> Any:
+    """Scala's `Dataset`."""
+    return private(frame, "_jdf")
+
+
+def execution_of(frame: DataFrame) -> Any:
+    """What Spark makes of a frame: its plans, each when it is first asked for."""
+    return java_frame(frame).queryExecution()
 
 
 def analyzed(frame: DataFrame) -> Any:
     """A frame's plan with all names resolved."""
-    return frame._jdf.queryExecution().analyzed()
+    return execution_of(frame).analyzed()
 
 
-def optimized(frame: DataFrame) -> Any:
-    """A frame's plan as Spark's optimizer leaves it.
-
-    Raises:
-        Py4JJavaError: the optimizer computed a constant, and that failed.
-    """
-    return frame._jdf.queryExecution().optimizedPlan()
+def object_of(package: Any, name: str) -> Any:
+    """A Scala object of a package."""
+    return getattr(package, f"{name}$").__getattr__("MODULE$")
 
 
-def batch_execution(frame: DataFrame) -> Any:
-    """How Spark executes the batch that it has handed to `foreachBatch` in this thread: its plans.
-
-    Args:
-        frame: the batch.
-    """
-    query_id = classes(frame.sparkSession).java.util.UUID.fromString(
-        frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-    )
-    return frame._jdf.sparkSession().sharedState().activeStreamingQueries().get(query_id).lastExecution()
-
-
-def jobs_so_far(spark: SparkSession) -> int:
-    """How many jobs Spark has started."""
-    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
-
-
-def write_no_checksums(context: SparkContext) -> None:
-    """Local files of the driver's JVM get no `.crc` file beside them: two writes instead of one, for scratch.
-
-    Said to the file system that Hadoop hands to everybody. Another class of file system would do the same, and break
-    what wants this one: Spark's own stateful operators do.
-    """
-    jvm: Any = context._jvm
-    jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)
-
-
-def java_of_process() -> Any:
-    """PySpark's connection to the Java process that sessions of this process use; None before the first."""
-    return SparkContext._gateway
-
-
-def use_java(gateway: Any) -> bool:
-    """Let sessions of this process use a Java process, unless they have one; says whether it is this one."""
-    SparkContext._ensure_initialized(gateway=gateway)
-    return SparkContext._gateway is gateway
-
-
-def end_java(spark: SparkSession, wait_s: float = 300.0) -> None:
-    """Stop a session and Spark's Java process, and wait until that has ended: it may have something to write.
-
-    Raises:
-        subprocess.TimeoutExpired: it has not ended by then.
-    """
-    gateway: Any = spark.sparkContext._gateway
-    spark.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # what Java waits for
-    gateway.proc.wait(wait_s)
+def dataset_of(spark: SparkSession, plan: Any) -> Any:
+    """Scala's `Dataset` of a plan."""
+    return object_of(classes(spark).org.apache.spark.sql.classic, "Dataset").ofRows(java_session(spark), plan)
 
 
 def items(sequence: Any) -> list[Any]:
@@ -134,39 +83,9 @@ def kinds_in(plan: Any) -> frozenset[str]:
     return frozenset({kind_of(plan)}).union(*map(kinds_in, items(plan.children())))
 
 
-def without(frame: DataFrame, kind: str) -> DataFrame:
-    """A frame without the nodes of one class of its plan, each of which hands on its input."""
-    jvm = classes(frame.sparkSession)
-
-    def remade(node: Any) -> Any:
-        children = [remade(child) for child in items(node.children())]
-        if kind_of(node) == kind:
-            return children[0]
-        return node.withNewChildren(jvm.PythonUtils.toSeq(children)) if children else node
-
-    datasets = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
-    made = datasets.ofRows(frame.sparkSession._jsparkSession, remade(analyzed(frame)))
-    return DataFrame(made, frame.sparkSession)
-
-
 def columns_of(frame: DataFrame) -> dict[int, str]:
     """A frame's columns by the number that Spark's plans know them by."""
     return {int(a.exprId().id()): str(a.name()) for a in items(analyzed(frame).output())}
-
-
-def has_subqueries(frame: DataFrame) -> bool:
-    """Whether an expression of a frame's plan has a plan of its own."""
-    return _has(frame, "PLAN_EXPRESSION")
-
-
-def has_python(frame: DataFrame) -> bool:
-    """Whether a frame's plan hands rows to Python: a UDF, or a function of Arrow batches or pandas frames."""
-    return _has(frame, "PYTHON_UDF")
-
-
-def _has(frame: DataFrame, pattern: str) -> bool:
-    patterns = classes(frame.sparkSession).org.apache.spark.sql.catalyst.trees.TreePattern
-    return bool(analyzed(frame).containsPattern(getattr(patterns, pattern)()))
 
 
 def paths_to(is_it: Callable[[Any], bool], node: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

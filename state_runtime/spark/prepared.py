@@ -5,34 +5,30 @@ of one aggregate was a hundred calls, and a fifth of what an epoch of a thousand
 what stays of a Python function are made once for a run; then a step is one call, a function four
 (docs/design/0033-floor.md).
 
-These are inner ways of pyspark and of Spark. `frames_of` tries all of them before the first epoch, without a job; where
-a version has others, the public ways are taken (spark/frames.py), which come to the same.
+These are inner ways of pyspark and of Spark. `frames_of` tries all of them, without a job; where a version has others,
+the public ways are taken (spark/frames.py), which come to the same.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.functions import expr
-from pyspark.util import PythonEvalType
 
 from state_runtime.spark.frames import Frames, Planned, PublicFrames, Seen, StageFunction
-from state_runtime.spark.jvm import items
+from state_runtime.spark.internals import INTERNALS, Internal, private, private_of
+from state_runtime.spark.jvm import classes, execution_of, items, java_frame, java_session, object_of
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans, function_name
 from state_runtime.spark.sql import quoted
 
-__all__ = ["PreparedFrames", "frames_of"]
+__all__ = ["PreparedFrames", "frames_of", "try_again"]
 
-_LOG = logging.getLogger(__name__)
-_PICKLER: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 _OBSERVED = "__stillstate_observed"
 _FUNCTION_BYTES_MAX = 1 << 20
 """A larger function travels as a broadcast of its own, which pyspark sees to."""
@@ -51,15 +47,15 @@ class PreparedFrames:
         self._public = PublicFrames()
 
     def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
-        return _like(frame, frame._jdf.select(self._made(frame, sql)))
+        return _like(frame, java_frame(frame).select(self._made(frame, sql)))
 
     def numbered(self, frame: DataFrame, partitions: int, number: str) -> DataFrame:
         only = self._made(frame, (number,)).apply(0)
-        return _like(frame, frame._jdf.repartitionById(partitions, only))
+        return _like(frame, java_frame(frame).repartitionById(partitions, only))
 
     def observe(self, frame: DataFrame, sql: tuple[str, ...]) -> tuple[DataFrame, Seen]:
         first, rest = self._made(frame, sql[:1]).apply(0), self._made(frame, sql[1:])
-        watched = _like(frame, frame._jdf.observe(_OBSERVED, first, rest))
+        watched = _like(frame, java_frame(frame).observe(_OBSERVED, first, rest))
         return watched, _observed
 
     def map_in_arrow(
@@ -74,7 +70,8 @@ class PreparedFrames:
         made = self._python.made(function)
         if made is None:
             return self._public.map_in_arrow(frame, function, columns, stage)
-        return _like(frame, frame._jdf.mapInArrow(functions.column(function_name(stage), made), False, None))
+        column = functions.column(function_name(stage), made)
+        return _like(frame, java_frame(frame).mapInArrow(column, False, None))
 
     def aggregate(
         self, frame: DataFrame, beside: str, by: tuple[str, ...], made: tuple[str, ...], kept: tuple[str, ...]
@@ -91,7 +88,7 @@ class PreparedFrames:
         return frame
 
     def run(self, frame: DataFrame) -> None:
-        frame._jdf.queryExecution().toRdd().count()
+        execution_of(frame).toRdd().count()
 
     def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> Planned | None:
         if not self._rebound.knows(shape):
@@ -110,8 +107,7 @@ class PreparedFrames:
         """A sequence of the JVM's columns. They are names and expressions, of no frame yet."""
         columns = self._columns.get(sql)
         if columns is None:
-            classic: Any = frame
-            columns = self._columns[sql] = classic._jcols(*map(expr, sql))
+            columns = self._columns[sql] = private(frame, "_jcols")(*map(expr, sql))
         return columns
 
 
@@ -133,22 +129,23 @@ class _ArrowFunctions:
     columns: Any
     output_type: Any
     udf_class: Any
+    kind: Any
     nothing: Any
 
     @staticmethod
     def of(spark: SparkSession, columns: Any, output: T.StructType) -> _ArrowFunctions:
-        jvm: Any = spark.sparkContext._jvm
+        jvm = classes(spark)
         return _ArrowFunctions(
             columns=columns,
-            output_type=spark._jsparkSession.parseDataType(output.json()),
+            output_type=java_session(spark).parseDataType(output.json()),
             udf_class=jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction,
+            kind=private_of("pyspark.util", "PythonEvalType").SQL_MAP_ARROW_ITER_UDF,
             nothing=jvm.java.util.ArrayList(),
         )
 
     def column(self, name: str, function: Any) -> Any:
         """What the JVM's `mapInArrow` takes."""
-        kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-        udf = self.udf_class(name, function, self.output_type, kind, True, self.nothing, self.nothing)
+        udf = self.udf_class(name, function, self.output_type, self.kind, True, self.nothing, self.nothing)
         return udf.apply(self.columns)
 
 
@@ -156,8 +153,9 @@ class _PythonFunctions:
     """Functions as the JVM has them."""
 
     def __init__(self, spark: SparkSession) -> None:
-        jvm: Any = spark.sparkContext._jvm
+        jvm = classes(spark)
         self._context: Any = spark.sparkContext
+        self._pickler = private_of("pyspark.serializers", "CloudPickleSerializer")()
         self._class = jvm.SimplePythonFunction
         self._nothing = jvm.java.util.ArrayList()
         self._environment: tuple[Any, ...] = ()
@@ -166,9 +164,9 @@ class _PythonFunctions:
     def made(self, function: StageFunction) -> Any | None:
         """None for one that is too large for this way."""
         context = self._context
-        registry = context._pickled_broadcast_vars
-        pickled = _PICKLER.dumps(function)
-        broadcasts = [broadcast._jbroadcast for broadcast in registry]
+        registry = private(context, "_pickled_broadcast_vars")
+        pickled = self._pickler.dumps(function)
+        broadcasts = [private(broadcast, "_jbroadcast") for broadcast in registry]
         registry.clear()
         if len(pickled) > _FUNCTION_BYTES_MAX:
             return None
@@ -178,15 +176,15 @@ class _PythonFunctions:
             context.pythonExec,
             context.pythonVer,
             broadcasts or self._nothing,
-            context._javaAccumulator,
+            private(context, "_javaAccumulator"),
         )
 
     def _environments(self) -> tuple[Any, ...]:
         """Variables and files of Python workers, which a user may add to."""
         context = self._context
-        variables, files = dict(context.environment), list(context._python_includes)
+        variables, files = dict(context.environment), list(private(context, "_python_includes"))
         if self._environment_of != (variables, files):
-            java = context._jvm.java.util
+            java = private(context, "_jvm").java.util
             self._environment, self._environment_of = (java.HashMap(), java.ArrayList()), (variables, files)
             for name, value in variables.items():
                 self._environment[0].put(name, value)
@@ -203,13 +201,13 @@ class _OwnPlans:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        jvm: Any = spark.sparkContext._jvm
+        jvm = classes(spark)
         self._sequence = jvm.PythonUtils.toSeq
         self._array = jvm.java.util.ArrayList
         self._partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
         self._relation = jvm.org.apache.spark.sql.execution.LogicalRDD
-        self._frames = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
-        self._none = getattr(jvm.scala, "None$").__getattr__("MODULE$")
+        self._frames = object_of(jvm.org.apache.spark.sql.classic, "Dataset")
+        self._none = object_of(jvm.scala, "None")
         self._nothing = self._sequence(self._array())
 
     def of(self, frame: DataFrame, clustered_by: int) -> Any:
@@ -218,7 +216,7 @@ class _OwnPlans:
         Args:
             clustered_by: place of the column.
         """
-        session, execution = frame.sparkSession._jsparkSession, frame._jdf.queryExecution()
+        session, execution = java_session(frame.sparkSession), execution_of(frame)
         rows, output = execution.toRdd(), execution.analyzed().output()
         column = self._array()
         column.add(output.apply(clustered_by))
@@ -231,17 +229,15 @@ class _OwnPlans:
 
 def frames_of(spark: SparkSession) -> Frames:
     """How this session's frames are made: prepared, if its version of Spark has all that it takes."""
-    prepared = PreparedFrames(spark)
-    try:
-        _try(spark, prepared)
-    except (AttributeError, TypeError, ValueError, Py4JError, PySparkException) as error:
-        _LOG.warning(
-            "epochs are planned in more calls than need be: pyspark or Spark are made in another way inside (%s: %s)",
-            type(error).__name__,
-            str(error).partition("\n")[0],
-        )
-        return PublicFrames()
-    return prepared
+    if not INTERNALS.is_refused(Internal.PREPARED_FRAMES):
+        try:
+            prepared = PreparedFrames(spark)
+            if INTERNALS.begin_probe(Internal.PREPARED_FRAMES):
+                _try(spark, prepared)
+            return prepared
+        except (AttributeError, TypeError, ValueError, ImportError, Py4JError, PySparkException) as error:
+            INTERNALS.refuse(Internal.PREPARED_FRAMES, error)
+    return PublicFrames()
 
 
 def _try(spark: SparkSession, frames: PreparedFrames) -> None:
@@ -250,10 +246,25 @@ def _try(spark: SparkSession, frames: PreparedFrames) -> None:
     output = T.StructType([T.StructField("id", T.LongType())])
     grouped = frames.aggregate(frame, "n", ("id",), ("count(1) AS rows",), ("id", "CAST(0 AS INT) AS n"))
     made = frames.map_in_arrow(frames.numbered(grouped, 1, "n"), (_nothing, output), ("id", "n"), 0)
-    rows = made._jdf.queryExecution().toRdd()
+    rows = execution_of(made).toRdd()
     if int(rows.getNumPartitions()) != 1:
         raise ValueError("rows are not where their number says")
     seen(frame)
+
+
+def try_again(spark: SparkSession, frames: PreparedFrames) -> None:
+    """Plan an epoch from the plan of one before; no job runs. What is missing is refused by `spark/rebound.py`.
+
+    Raises:
+        ValueError: there is no such plan.
+    """
+    function = (_nothing, T.StructType([T.StructField("id", T.LongType())]))
+    batch, shape = spark.createDataFrame([], "id long"), "a probe"
+    made = frames.map_in_arrow(frames.numbered(batch, 1, "0"), function, ("id",), 0)
+    frames.learns(shape)
+    frames.learn(shape, batch, (made,))
+    if frames.again(shape, batch, (function,)) is None:
+        raise ValueError("the plan of an epoch does not do for another one of its shape")
 
 
 def _nothing(batches: Any) -> Any:
@@ -262,7 +273,7 @@ def _nothing(batches: Any) -> Any:
 
 def _observed(frame: DataFrame) -> Sequence[Any]:
     """What the plan of a frame observed, whether or not Spark told anybody."""
-    found = frame._jdf.queryExecution().observedMetrics().get(_OBSERVED)
+    found = execution_of(frame).observedMetrics().get(_OBSERVED)
     return items(found.get().toSeq()) if found.isDefined() else ()
 
 

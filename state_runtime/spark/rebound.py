@@ -6,12 +6,11 @@ the source is, and the functions of the stages. So the physical plan is kept, an
 again around new ones (docs/design/0038-rebound.md).
 
 A plan is kept only where nothing else in it can differ: see `_Template.of`. These are inner ways of Spark; where a
-version has others, a line says so once, and each epoch is planned anew.
+version has others, each epoch is planned anew.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +19,21 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from state_runtime.spark.jvm import analyzed, items, kind_of, kinds_in
+from state_runtime.spark.internals import INTERNALS, Internal
+from state_runtime.spark.jvm import (
+    analyzed,
+    classes,
+    execution_of,
+    items,
+    java_context,
+    java_session,
+    kind_of,
+    kinds_in,
+    object_of,
+)
 
 __all__ = ["ReboundPlan", "ReboundPlans", "function_name"]
 
-_LOG = logging.getLogger(__name__)
 _SHAPES_MAX = 16
 """Plans that are kept: one for each set of shards that wake, for instance."""
 _MISSES_MAX = 3
@@ -96,7 +105,7 @@ class ReboundPlans:
     def __init__(self) -> None:
         self._made: _Maker | None = None
         self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
-        self._is_able = True
+        self._is_able = not INTERNALS.is_refused(Internal.REBOUND_PLANS)
 
     def knows(self, shape: Hashable) -> bool:
         """Whether there is a plan of a shape."""
@@ -162,26 +171,22 @@ class ReboundPlans:
     def _give_up(self, error: Exception) -> None:
         self._is_able = False
         self._shapes.clear()
-        _LOG.warning(
-            "each epoch is planned anew: Spark is made in another way inside (%s: %s)",
-            type(error).__name__,
-            str(error).partition("\n")[0],
-        )
+        INTERNALS.refuse(Internal.REBOUND_PLANS, error)
 
 
 class _Maker:
     """What of the JVM plans are made with."""
 
     def __init__(self, spark: SparkSession) -> None:
-        jvm: Any = spark.sparkContext._jvm
+        jvm = classes(spark)
         self._rdd = jvm.org.apache.spark.sql.execution.SQLExecutionRDD
-        self._conf = spark._jsparkSession.sessionState().conf()
-        self.collect = getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$").__getattr__("MODULE$").collect
+        self._conf = java_session(spark).sessionState().conf()
+        self.collect = object_of(jvm.org.apache.spark.sql.execution, "CollectMetricsExec").collect
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         self.patterns = tuple(getattr(patterns, name)() for name in _PATTERNS)
-        self.no_rows = spark.sparkContext._jsc.emptyRDD().rdd()
+        self.no_rows = java_context(spark.sparkContext).emptyRDD().rdd()
         self._followed_by = getattr(jvm.scala.collection.immutable, "$colon$colon")
-        self._nothing = getattr(jvm.scala.collection.immutable, "Nil$").__getattr__("MODULE$")
+        self._nothing = object_of(jvm.scala.collection.immutable, "Nil")
 
     def sequence(self, of: Sequence[Any]) -> Any:
         """Scala's; a call of the JVM for each item, which most have one of."""
@@ -226,7 +231,7 @@ class _Template:
         plans: list[_Node] = []
         order: tuple[Any, Any] | None = None
         for frame in frames:
-            execution, asked = frame._jdf.queryExecution(), analyzed(frame)
+            execution, asked = execution_of(frame), analyzed(frame)
             kinds = kinds_in(asked)
             if not kinds <= _NODES or any(map(asked.containsPattern, maker.patterns)):
                 return None

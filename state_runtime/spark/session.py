@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Mapping
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from state_runtime.base.allocator import TASKS_KEEP_FREED_MEMORY
 from state_runtime.spark.class_archive import with_archive
 from state_runtime.spark.java import require_java
-from state_runtime.spark.jvm import write_no_checksums
+from state_runtime.spark.java_process import log_broken_accumulators, write_no_checksums
 
 __all__ = ["RECOMMENDED", "build_session", "session_conf", "session_with"]
-
-_LOG = logging.getLogger(__name__)
 
 RECOMMENDED: Mapping[str, str] = {
     # A TCP loopback socket between JVM and Python costs a delayed acknowledgement (~40 ms) per task.
@@ -85,16 +81,6 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    _log_broken_accumulators(session.sparkContext)
+    log_broken_accumulators(session.sparkContext)
     write_no_checksums(session.sparkContext)
     return session
-
-
-def _log_broken_accumulators(context: SparkContext) -> None:
-    """PySpark's thread that waits for accumulators prints twenty lines of traceback when Spark's Java process goes: it
-    says nothing that our own error does not, and belongs into the log."""
-    server = getattr(context, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = lambda request, address: _LOG.info(
-            "the connection for Spark's accumulators broke", exc_info=True
-        )

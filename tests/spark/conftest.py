@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ..refusal import nothing_known
 from ..s3_server import CountingServer
 from .homes import Home
+
+
+@pytest.fixture
+def untried() -> Iterator[None]:
+    """What pyspark and Spark keep to themselves is tried anew, and what is refused in a test only is."""
+    with nothing_known():
+        yield
 
 
 @pytest.fixture(params=["local", "s3"])

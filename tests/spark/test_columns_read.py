@@ -15,12 +15,13 @@ from pyspark.sql import types as T
 from pyspark.sql.window import Window
 
 from state_runtime import JobSettings, ParquetSink, StreamingJob, aggregates, windows
-from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, columns_needed, without_unread
+from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
 from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.pipeline.watermark import DELAY_METADATA, watermark_columns
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN
 from state_runtime.spark.jvm import items
+from state_runtime.spark.needed_columns import columns_needed
 from state_runtime.spark.prepared import PreparedFrames
 from state_runtime.spark.rebound import function_name
 from state_runtime.spark.sql import quoted

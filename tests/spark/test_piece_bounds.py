@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from state_runtime import ParquetSink, StreamingJob, aggregates
 from state_runtime.pipeline.sinks import ForeachEpoch
-from state_runtime.spark.jvm import has_python
+from state_runtime.spark.plans import has_python
 
 from .jobs import settings
 

@@ -231,9 +231,8 @@ def test_a_job_of_another_query_meanwhile_does_not_keep_plans_from_being_kept(
     """It looks as if a transform had started it."""
     write_input(tmp_path / "in", 0, FILES)
     monkeypatch.setattr("state_runtime.driver.engine.Narrow.choose", lambda *_, **__: False)
-    counts = iter([1, 2])
-    started = epoch_plan.jobs_so_far
-    monkeypatch.setattr(epoch_plan, "jobs_so_far", lambda session: next(counts, None) or started(session))
+    started, watches = epoch_plan.job_watch, iter([lambda: True])
+    monkeypatch.setattr(epoch_plan, "job_watch", lambda session: next(watches, None) or started(session))
     summing(tmp_path, STAY["filtered"]).run(spark, trigger=ONCE)
     assert plans == {"again": FILES - 3}
 
@@ -256,6 +255,7 @@ def test_a_transform_is_called_in_each_epoch_if_that_is_asked_for(
     assert every_epoch or calls["made"] < FILES
 
 
+@pytest.mark.usefixtures("untried")
 def test_where_spark_is_made_in_another_way_each_epoch_is_planned(
     spark: SparkSession,
     tmp_path: Path,

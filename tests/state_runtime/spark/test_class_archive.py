@@ -20,7 +20,7 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "java" / "release").write_text('JAVA_VERSION="17.0.1"\n')
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     (tmp_path / "spark" / "jars" / "spark-core.jar").write_text("1")
-    monkeypatch.setattr(class_archive, "_find_spark_home", lambda: str(tmp_path / "spark"))
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     return command
 
@@ -84,8 +84,10 @@ def test_an_archive_that_is_not_what_was_written_is_not_used(java: Path, body: b
 
 
 def test_no_home_and_no_spark_are_no_fault(java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> str:
+    def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(class_archive, "_find_spark_home", nowhere)
+    monkeypatch.setenv("SPARK_HOME", str(java))
+    assert with_archive({}, java) == {}
+    monkeypatch.setattr(class_archive, "archive_folder", nowhere)
     assert with_archive({}, java) == {}

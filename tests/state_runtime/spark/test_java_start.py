@@ -42,8 +42,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         known.java = known.java or gateway
         return known.java is gateway
 
-    monkeypatch.setattr(java_start, "launch_gateway", launch)
-    monkeypatch.setattr(java_start, "java_of_process", lambda: known.java)
+    monkeypatch.setattr(java_start, "java_launcher", lambda: launch if known.java is None else None)
     monkeypatch.setattr(java_start, "use_java", use)
     monkeypatch.setattr(java_start, "session_with", lambda settings: settings)
     return known

@@ -1,0 +1,135 @@
+"""What pyspark and Spark keep to themselves and we use all the same: one way in, and what is done without it.
+
+Each use is an `Internal` with a public way, or a loss that is said, where pyspark or Spark are made in another way
+inside. `spark/probes.py` tries all of them when a run begins; `docs/spark-internals.md` lists them. What is refused is
+refused for the rest of the process, which has one pyspark and one Spark.
+
+Nothing else in the project names what begins with an underscore there: tests/test_tidy.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from importlib import import_module
+from typing import Any, Final, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+
+__all__ = ["INTERNALS", "Internal", "Internals", "given", "private", "private_of"]
+
+_LOG = logging.getLogger(__name__)
+_CALLING: Final = "An error occurred while calling"
+
+Answer = TypeVar("Answer")
+
+
+class Internal(Enum):
+    """A use of what is not public; its value says what happens without it."""
+
+    PLANS = "the plan of a stream is read from what DataFrame.explain prints"
+    OPTIMIZED_PLANS = "all columns of the source are read"
+    REBUILT_PLANS = "Spark's own watermark stays in the plan of the stream"
+    WATERMARK_TRACKER = "a watermark that Spark alone can observe is refused"
+    JOB_COUNT = "each transform is taken for one that runs a Spark job"
+    PREPARED_FRAMES = "epochs are planned in more calls than need be"
+    REBOUND_PLANS = "each epoch is planned anew"
+    SOURCE_OPTIONS = "cleanSource and path patterns are not noticed: leave cleanSource off beside a checkpoint interval"
+    PATH_PATTERNS = "a source path that no file fits is not warned of"
+    JAVA_EXCEPTIONS = "causes of Spark's errors are read from their text"
+    JAVA_LOG = "warnings of Spark's Java are not collected"
+    JAVA_START = "Spark's Java starts when the session is built, not beside the driver's own start"
+    JAVA_END = "no archive of Java's classes can be made, so drivers start slower"
+    CHECKSUM_FILES = "Spark writes a checksum file beside each local file"
+    ACCUMULATOR_SERVER = "pyspark prints a traceback when Spark's Java process ends first"
+    ARROW_TYPES = "types of Arrow and Spark are matched by a table of the common ones"
+
+
+class Internals:
+    """Which uses were refused in this process. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refused: set[Internal] = set()
+        self._probed: set[Internal] = set()
+
+    def is_refused(self, internal: Internal) -> bool:
+        """Whether the public way is to be taken."""
+        return internal in self._refused
+
+    def refuse(self, internal: Internal, error: Exception) -> None:
+        """Take the public way from now on, and say so once. A Java that has ended says nothing of its version."""
+        if _is_of_ended_java(error):
+            return
+        with self._lock:
+            if internal in self._refused:
+                return
+            self._refused.add(internal)
+        _LOG.warning(
+            "%s: pyspark or Spark are made in another way inside (%s: %s). See docs/spark-internals.md",
+            internal.value,
+            type(error).__name__,
+            (str(error).splitlines() or [""])[0],
+        )
+
+    def begin_probe(self, internal: Internal) -> bool:
+        """Whether it is still to be tried; the caller tries it."""
+        with self._lock:
+            is_new = internal not in self._probed
+            self._probed.add(internal)
+            return is_new
+
+
+INTERNALS: Final = Internals()
+"""Those of this process."""
+
+
+def given(internal: Internal, inner: Callable[[], Answer], public: Callable[[], Answer]) -> Answer:
+    """What the inner way gives; the public one, where the inner one is refused now or was before.
+
+    An exception that Java throws, and a Java that has ended, are no refusal: they are raised.
+    """
+    if not INTERNALS.is_refused(internal):
+        try:
+            return inner()
+        except (AttributeError, TypeError, ImportError, Py4JError) as error:
+            if not _is_refusal(error):
+                raise
+            INTERNALS.refuse(internal, error)
+    return public()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error says that something is not there, rather than what happened in it."""
+    return not isinstance(error, Py4JJavaError) and not _is_of_ended_java(error)
+
+
+def _is_of_ended_java(error: Exception) -> bool:
+    if type(error) is Py4JError:
+        # Of a call that was under way; Java's own refusals come with its trace.
+        return str(error).startswith(_CALLING) and "Trace:" not in str(error)
+    return isinstance(error, Py4JNetworkError)
+
+
+_read: Final = getattr
+"""By another one a test refuses all of them."""
+
+
+def private(owner: object, name: str) -> Any:
+    """An attribute that pyspark calls its own.
+
+    Raises:
+        AttributeError: this version has none.
+    """
+    return _read(owner, name)
+
+
+def private_of(module: str, name: str) -> Any:
+    """What a module of pyspark's has that is not documented.
+
+    Raises:
+        ImportError, AttributeError: this version has none.
+    """
+    return private(import_module(module), name)
