@@ -49,7 +49,7 @@ __all__ = ["Checkpointer", "Committed"]
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Committed:
     """A manifest that was just created, and what is to follow.
 
@@ -281,7 +281,15 @@ class Checkpointer:
         self.is_committing = False
         self.materializer.settled(committed)
         phases["manifest"] = (manifest_s - segment_s) * 1000
-        return Committed(committed, last, interval, numbers, times, phases, manifest_s)
+        return Committed(
+            manifest=committed,
+            previous=last,
+            interval=interval,
+            numbers=numbers,
+            times=times,
+            phases=phases,
+            durable_s=manifest_s,
+        )
 
     def publish(self, done: Committed, spark: SparkSession) -> Progress:
         """Make the output of a manifest visible that this run just created; then what works beside the epochs is told.
