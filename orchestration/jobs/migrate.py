@@ -177,8 +177,8 @@ def _show_steps(context: dg.OpExecutionContext, mount: Mount, name: str, migrato
 
 MIGRATE: Final = DriverWork(
     action="migrate",
-    text="Change the parallelism, backend or code of {} as it runs: savepoint, stop, verify, start, watch; and back, by "
-    "itself, if the new run does not come up. Without configuration it does what the file says, or goes on with a "
+    text="Change the parallelism, backend or code of {} as it runs: savepoint, stop, verify, start, watch; and back, "
+    "by itself, if the new run does not come up. Without configuration it does what the file says, or goes on with a "
     "migration whose process died. With `fork_of` it begins beside another job, with that one's state.",
     act=migrate_stream,
     config=MigrateConfig,

@@ -75,8 +75,8 @@ def _output(value: dict[str, Any]) -> dg.Output[dict[str, Any]]:
 
 ROLLBACK: Final = DriverWork(
     action="rollback",
-    text="Make an older snapshot or a savepoint of {} its newest snapshot again: plan, check of the content, apply. It must "
-    "not run, and stays stopped; nothing is overwritten. `plan_only` shows what would be done.",
+    text="Make an older snapshot or a savepoint of {} its newest snapshot again: plan, check of the content, apply. It "
+    "must not run, and stays stopped; nothing is overwritten. `plan_only` shows what would be done.",
     act=rollback_stream,
     config=RollbackConfig,
 )

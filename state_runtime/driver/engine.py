@@ -33,7 +33,7 @@ __all__ = ["SparkEngine"]
 _LOG = logging.getLogger(__name__)
 
 Discard = Callable[[list[Acknowledgement], int | None], None]
-"""Removes what tasks of a failed action wrote; given an epoch, also what was staged of it by tasks that told nothing."""
+"""Removes what tasks of a failed action wrote; given an epoch, also what tasks staged of it that told nothing."""
 
 
 class SparkEngine:

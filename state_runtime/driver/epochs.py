@@ -3,8 +3,8 @@
 One call of `EpochDriver.run_batch` is one epoch, or as many as the batch takes; so is one of `run_without_batch`, when
 something is due and no row comes. What an epoch does is in driver/epoch_line.py.
 
-By default each epoch ends in a checkpoint; with a checkpoint interval, some do, and none is needed for one to be made. A
-savepoint that was asked for needs one: it comes after the epoch that is under way. Then Spark writes its commit log,
+By default each epoch ends in a checkpoint; with a checkpoint interval, some do, and none is needed for one to be made.
+A savepoint that was asked for needs one: it comes after the epoch that is under way. Then Spark writes its commit log,
 which is scratch.
 """
 

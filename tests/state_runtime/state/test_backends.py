@@ -358,7 +358,7 @@ def test_a_backend_takes_rows_below_others_if_it_says_so(tmp_path: Path, kind: s
     bottom, top = (batch_of_change("value", one_change(n)["value"], spread) for n in (1, 2))
     lay = partial(store.write_restored, "0" * 16, {"value": top}, 0, below={"value": [(0, iter([bottom]))]})
     if store.lays_below:
-        check_same(lay(), MemoryReader(SHAPES, {"value": [bottom, top]}, 0), "value", spread)
+        check_same(lay(), MemoryReader(SHAPES, {"value": [top, bottom]}, 0), "value", spread)
     else:
         with pytest.raises(StillstateError, match="no runs that could lie below"):
             lay()
