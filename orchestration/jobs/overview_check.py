@@ -1,4 +1,4 @@
-"""The check `all_jobs_well` of the overview. The progress sensor publishes it with each table; people may run it too."""
+"""The check `all_jobs_well` of the overview. The progress sensor publishes it with each table; people may run it."""
 
 from collections.abc import Collection, Sequence
 

@@ -60,7 +60,7 @@ class LocalLauncher(StoreLauncher):
     def is_alive(self, status: RunStatus) -> Liveness:
         if not self._is_here(status):
             return "unknown"
-        is_gone = living(status) is None
+        is_gone = living(status.pid, status.started_at_ms) is None
         # A driver that failed is as good as gone while Spark still ends in it.
         may_restart = (is_gone or status.state == "failed") and status.error_kind not in FINAL_KINDS
         if may_restart and _supervisor_of(status, self._job.name) is not None:

@@ -23,7 +23,7 @@ def process_of(status: RunStatus, job: str) -> psutil.Process | None:
 
     The stricter question, asked before a signal is sent: process ids are used again.
     """
-    process = living(status)
+    process = living(status.pid, status.started_at_ms)
     if process is None:
         return None
     try:
@@ -34,10 +34,11 @@ def process_of(status: RunStatus, job: str) -> psutil.Process | None:
     return process if at > 0 and job in arguments[at + 1 :] else None
 
 
-def living(status: RunStatus) -> psutil.Process | None:
-    """The process that a run on this host names, if it lives and is no younger than the run."""
+def living(pid: int, known_ms: int) -> psutil.Process | None:
+    """The process that had an id on this host at a known moment, as when its run began, if it still runs. One that was
+    created later was given the id after its end."""
     try:
-        process = psutil.Process(status.pid)
+        process = psutil.Process(pid)
         if is_over(process):
             return None
         created_s = process.create_time()
@@ -45,21 +46,12 @@ def living(status: RunStatus) -> psutil.Process | None:
         return None
     except psutil.AccessDenied:
         return process  # it exists, and that is all we may know; whoever sends a signal asks `process_of`
-    if created_s > status.started_at_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S:
-        return None  # born after the run began: the id was given to someone else
-    return process
+    return process if created_s <= known_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S else None
 
 
 def is_running(pid: int, known_ms: int) -> bool:
-    """Whether the process that had an id at a known moment still runs. One that was created later was given the id
-    after its end."""
-    try:
-        process = psutil.Process(pid)
-        return not is_over(process) and process.create_time() <= known_ms / 1000 + CREATED_AFTER_CLAIM_MAX_S
-    except psutil.NoSuchProcess:
-        return is_hidden(pid)
-    except psutil.AccessDenied:
-        return True
+    """Whether such a process may still run: also if there is one that we cannot look at."""
+    return living(pid, known_ms) is not None or is_hidden(pid)
 
 
 def is_owner_gone(record: Migration) -> bool:

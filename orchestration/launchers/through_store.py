@@ -166,7 +166,7 @@ class StoreLauncher(ABC):
     def is_alive(self, status: RunStatus) -> Liveness:
         if not self._is_here(status):
             return "unknown"
-        return "dead" if living(status) is None else "alive"
+        return "dead" if living(status.pid, status.started_at_ms) is None else "alive"
 
     def wait_for_checkpoint(self, launched: Launched, timeout_s: float) -> FirstCheckpoint:
         waiting = Waiting(

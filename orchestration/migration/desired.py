@@ -146,8 +146,8 @@ class _Compared:
 
 def needs_record(seen: Observation) -> bool:
     """Whether what the last migration has recorded is to be read: also of a job that runs as the file says, whose
-    migration may have lost its process when the new driver ran already."""
-    return seen.status is not None and seen.health.verdict not in _COMING
+    migration may have lost its process when the new driver ran already; of one that never ran, while it is forked."""
+    return seen.migration is not None or (seen.status is not None and seen.health.verdict not in _COMING)
 
 
 def is_left_by_its_run(record: Migration, past: Sequence[PastMigration]) -> bool:
@@ -186,27 +186,28 @@ def judge_desired(
         is_free: the file has changed since the migration that `record` is of was taken back.
     """
     status, verdict = seen.status, seen.health.verdict
-    if status is None or verdict in _COMING:
+    is_under_way = record is not None and record.is_open
+    if verdict in _COMING or (status is None and not is_under_way):
         return None
     runs, file = verdict in _RUNS, settings_of(job)
-    if runs:
+    if runs and status is not None:
         compared = _Compared(said_by(status), dict(status.settings))
     else:
         compared = _Compared(settings_of(with_settings(job, record.settings)) if record is not None else file)
     had = compared.settings
     target = RunSettings(file.parallelism or had.parallelism, file.backend or had.backend)
     unmatched = (*_by_migration(differences(had, file), record), *_by_restart(compared.others, job))
-    is_under_way = record is not None and record.is_open
+    term = 0 if status is None else status.term
     if record is not None and record.is_open:
         found = _of_open(job, record, past, now_s, launch, is_owner_gone)
     elif any(one.by != "restart" for one in unmatched):
         blocked = None if is_free or record is None or record.step != "rolled-back" else record
-        found = _of_difference(job, verdict, target, blocked, past, status.term, launch)
+        found = _of_difference(job, verdict, target, blocked, past, term, launch)
     else:
         found = _Next("nothing")
     return Desired(
         headline=_headline(unmatched, compared, runs=runs, record=record),
-        term=status.term,
+        term=term,
         target=target,
         unmatched=unmatched,
         is_under_way=is_under_way,
@@ -219,7 +220,7 @@ def judge_desired(
 
 def _headline(unmatched: Sequence[Unmatched], compared: _Compared, *, runs: bool, record: Migration | None) -> str:
     if record is not None and record.is_open:
-        return f"the job is being migrated to {record.target}"
+        return f"{record.what} is under way" if record.fork_of else f"the job is being migrated to {record.target}"
     if unmatched:
         more = len(unmatched) - NAMED_MAX
         names = ", ".join(one.setting for one in unmatched[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -47,9 +47,17 @@ _REASON_CHARS_SHOWN: Final = 200
 
 
 class RolledBack(StillstateError):
-    """The new run did not come up, and the job is as it was before; the message says why."""
+    """The new run did not come up, and the job is as it was before; the message says why.
+
+    Args:
+        stays_stopped: somebody has stopped the new run, and so has stopped the job.
+    """
 
     kind = "rolled-back"
+
+    def __init__(self, message: str, *, stays_stopped: bool = False) -> None:
+        super().__init__(message)
+        self.stays_stopped = stays_stopped
 
 
 def savepoint_names_of(wanted: str) -> tuple[str, str]:
@@ -245,7 +253,8 @@ class Effects:
                 return {"reason": found.why}
             if found.is_up is not None:
                 words = self._launcher.last_words(status) if status is not None else None
-                raise RolledBack(found.why + ("" if words is None else f". {LOG_FOLLOWS}:\n{words.text}"))
+                told = "" if words is None else f". {LOG_FOLLOWS}:\n{words.text}"
+                raise RolledBack(found.why + told, stays_stopped=found.is_stopped)
             self._poll(POLL_S)
 
     # --- and back ----------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from stillstate.orchestration.config.home import at_source, at_target, home_of, 
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.launchers import Launcher
 from stillstate.orchestration.launchers.port import LOG_FOLLOWS
-from stillstate.orchestration.launchers.processes import is_hidden, is_running
-from stillstate.orchestration.migration.effects import Effects
+from stillstate.orchestration.launchers.processes import living
+from stillstate.orchestration.migration.effects import Effects, RolledBack
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from stillstate.orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
 from stillstate.orchestration.migration.moving import Moves, refuse_other_target
@@ -270,6 +270,8 @@ class Migrator:
                 # A line for the store; what a driver wrote last may be anything, and stays with who looks on.
                 reason = self.failure.split("\n")[0].split(f". {LOG_FOLLOWS}")[0]
                 step, changes = back, {"reason": reason}
+                if isinstance(error, RolledBack) and error.stays_stopped:
+                    changes["was_running"] = False
             self._on_point(f"done {migration.step}")
             step = changes.pop("step", step)
             if migration.to_root:
@@ -482,4 +484,4 @@ def _lives_here(migration: Migration, actor: Actor) -> bool:
     host, _, pid = migration.owner.rpartition(":")
     if host != actor.host or not pid.isdigit() or int(pid) == actor.pid:
         return False
-    return is_running(int(pid), migration.at_ms) and not is_hidden(int(pid))
+    return living(int(pid), migration.at_ms) is not None

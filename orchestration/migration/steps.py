@@ -99,17 +99,23 @@ def step_back_from(migration: Migration) -> MigrationStep | None:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a look at the new run shows; `is_up` None: nothing is decided yet."""
+    """What a look at the new run shows; `is_up` None: nothing is decided yet.
+
+    Attributes:
+        is_stopped: it is not up because somebody has stopped it: the job stays stopped.
+    """
 
     is_up: bool | None
     why: str = ""
+    is_stopped: bool = False
 
 
 def judge_watched(
     status: RunStatus | None, migration: Migration, process: Liveness, *, made: int, is_late: bool
 ) -> Watched:
     """Whether the new run is up, or will not come up. What counts are its checkpoints: each follows an epoch in which
-    every shard was restored, also while no rows come (`StartedBy.on_trial`).
+    every shard was restored, also while no rows come (`StartedBy.on_trial`). That comes once: of a source that has
+    nothing new when the deadline is over, one checkpoint is enough.
 
     Args:
         status: of the newest run.
@@ -125,14 +131,17 @@ def judge_watched(
     if status is not None and status.term >= migration.run_term:
         who = f"term {status.term}"
         if status.state in ("finished", "stopped"):
-            return Watched(True, f"{who} {status.state} by itself, or because somebody asked")
+            why = f"{who} {status.state} after {counted_text(made, 'checkpoint')}"
+            return Watched(made > 0, why, is_stopped=not made and status.state == "stopped")
         if process != "restarting" and (status.state in ("failed", "fenced") or process == "dead"):
             return Watched(
                 False,
                 f"{who} ended after {counted_text(made, 'checkpoint')}: {status.message or 'its process is gone'}",
             )
+        if is_late and made and status.quiet:
+            return Watched(True, f"{counted_text(made, 'checkpoint')} of the new run, whose source has nothing new")
     if is_late:
-        return Watched(False, f"{made} of {counted_text(wanted, 'checkpoint')} within {migration.timeout_s:g} s")
+        return Watched(False, f"{made} of {wanted} checkpoints within {migration.timeout_s:g} s")
     return Watched(None)
 
 

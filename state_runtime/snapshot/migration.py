@@ -130,7 +130,7 @@ class Migration:
         at_ms: when the document was written. began_ms: when the first one was.
         owner: who does it, `host:pid`. owner_space: where that number is one process (base/process_space.py); or empty.
         before, target: settings before it and after it.
-        was_running: whether the job ran, or should have run, when it began.
+        was_running: whether the job ran, or should have run, when it began; not once somebody has stopped its new run.
         go_back_to: a place (snapshot/locate.py) that the job is taken back to before the new run starts; or empty.
         savepoint: the name of the savepoint that it makes, and goes back to.
         checkpoints: that many of the new run are waited for.

@@ -91,8 +91,8 @@ class Drivers:
 
     Attributes:
         behaviour: of the next driver that is started, by its parallelism: `works`, `dies` (before a checkpoint),
-            `dies-later` (after one), `hangs` (no checkpoint), `quiet` (no input, so one if it is on trial), or
-            `no-start`. Those that hang or are quiet say that their source is quiet.
+            `dies-later` (after one), `stops` (before one, as somebody asks), `hangs` (no checkpoint), `quiet` (no
+            input, so one if it is on trial), or `no-start`. Those that hang or are quiet say that their source is quiet.
     """
 
     job: Job
@@ -180,6 +180,9 @@ class Drivers:
     def _play(self, run: Run) -> None:
         self._obey(run)
         if run.state != "running":
+            return
+        if run.behaviour == "stops":
+            self._end(run, "stopped")
             return
         if run.behaviour == "dies":
             self._end(run, "failed", "it broke")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import dagster as dg
 import pytest
 from dagster_world import World
 from forked_job import NEW, OLD, SETTINGS, Forked, files_of
+from job_roots import NO_SUCH_PID
 from migrated_job import Died
 from typer.testing import CliRunner
 
-from state_runtime.snapshot.migration import read_migration
+from state_runtime.base.process_space import process_space
+from state_runtime.snapshot.migration import read_migration, take_migration_over
 from stillstate.orchestration.cli import app
 from stillstate.orchestration.commands import migrating
 from stillstate.orchestration.migration.fork_plan import ForkRequest
@@ -117,6 +120,31 @@ def test_a_run_again_goes_on_with_a_fork_that_was_cut(house: House, point: str, 
     assert done.output_for_node(f"migrate_{NEW}_driver")["outcome"] == "forked"
     assert not shown(house, "plan"), "it was shown when it began"
     assert len(house.made.new_drivers.runs) == 1, "the driver that had come up was kept"
+
+
+@pytest.mark.parametrize("point", ["recorded save", "done save", "done copy", "done verify", "done start"])
+def test_a_fork_whose_process_has_ended_is_gone_on_with_whoever_began_it(house: House, point: str) -> None:
+    """Of a job that never ran no driver says anything: the record alone does."""
+    house.cut(point)
+    left = read_migration(house.made.new_root)
+    assert left is not None
+    gone = f"{socket.gethostname()}:{NO_SUCH_PID}"
+    take_migration_over(house.made.new_root, left, gone, house.made.old.clock, process_space())
+    if point != "done start":
+        (alive,) = [e for e in house.here.tick("stillstate_recovery").asset_events if e.asset_key == STREAM]
+        assert isinstance(alive, dg.AssetCheckEvaluation)
+        assert alive.severity is dg.AssetCheckSeverity.ERROR
+        assert f"`stillstate migrate {NEW} --resume`" in str(alive.description)
+    tick = house.here.tick("stillstate_desired_state")
+    (request,) = tick.run_requests or []
+    (seen,) = [e for e in tick.asset_events if e.asset_key == STREAM]
+    assert f"the fork of job '{OLD}'" in str(seen.description)
+    assert ":resume:1" in str(request.run_key)
+    job = house.here.defs.resolve_job_def(str(request.job_name))
+    done = job.execute_in_process(run_config=request.run_config, tags=request.tags, instance=house.here.instance)
+    assert done.output_for_node(f"migrate_{NEW}_driver")["outcome"] == "forked"
+    assert [run.state for run in house.made.new_drivers.runs] == ["running"]
+    assert house.here.tick("stillstate_desired_state").run_requests in (None, [])
 
 
 def test_in_the_middle_of_a_fork_nobody_else_starts_the_job(house: House) -> None:

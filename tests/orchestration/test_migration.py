@@ -188,6 +188,30 @@ def test_a_new_run_is_kept_if_it_comes_up_and_taken_back_if_not(made: Migrated, 
         assert "0 of 1 checkpoints within 20 s" in str(error)
 
 
+def test_a_new_run_that_is_stopped_before_its_first_checkpoint_is_not_kept_and_the_job_stays_stopped(
+    made: Migrated,
+) -> None:
+    """It has restored nothing and committed nothing. The old run is not started either: somebody has stopped the job."""
+    made.drivers.behaviour[3] = "stops"
+    migrator = made.migrator()
+    last = migrator.migrate(migrator.plan(TO_3))
+    assert (last.step, last.was_running) == ("rolled-back", False)
+    assert last.settings == BEFORE
+    assert not made.drivers.live()
+    error = error_of(last, "job", migrator.failure)
+    assert "is stopped with parallelism 2" in str(error)
+    assert "stopped after 0 checkpoints" in str(error)
+
+
+def test_more_checkpoints_than_a_quiet_source_gives_are_not_missed_at_the_deadline(made: Migrated) -> None:
+    """It gives one, on trial: every shard was restored, and the run has committed."""
+    made.drivers.behaviour[3] = "quiet"
+    migrator = made.migrator()
+    last = migrator.migrate(migrator.plan(Request(settings=TO_3.settings, checkpoints=3, timeout_s=20)))
+    check(made, last, "kept")
+    assert last.reason == "1 checkpoint of the new run, whose source has nothing new"
+
+
 @pytest.mark.parametrize("process", ["alive", "restarting", "unknown"])
 def test_a_new_run_is_not_kept_without_a_checkpoint_however_quiet_its_source_is(process: Liveness) -> None:
     """A run that has restored nothing looks the same while no row comes, and fails at the first one."""
@@ -214,6 +238,12 @@ def test_a_new_run_is_not_kept_without_a_checkpoint_however_quiet_its_source_is(
     late = judge_watched(status, migration, process, made=0, is_late=True)
     assert (late.is_up, late.why) == (False, "0 of 1 checkpoints within 20 s")
     assert judge_watched(status, migration, process, made=1, is_late=False).is_up
+    for state in ("stopped", "finished"):
+        ended = replace(status, state=state)
+        assert judge_watched(ended, migration, process, made=0, is_late=False).is_up is False
+    several, busy = replace(migration, checkpoints=3), replace(status, quiet=False)
+    assert judge_watched(status, several, process, made=1, is_late=False).is_up is None
+    assert judge_watched(busy, several, process, made=1, is_late=True).is_up is False
 
 
 def test_a_run_that_a_migration_starts_is_on_trial_and_no_other(
