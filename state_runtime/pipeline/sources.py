@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark import __version__ as spark_version
@@ -24,8 +25,8 @@ from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
-from state_runtime.spark.java_errors import chain_of, root_first
-from state_runtime.spark.jvm import analyzed, fits_pattern, items, kinds_in, without
+from state_runtime.spark.java_errors import chain_of, root_first, shown
+from state_runtime.spark.jvm import analyzed, classes, fits_pattern, items, kinds_in, without
 from state_runtime.spark.sql import quoted, type_sql
 from state_runtime.spark.watermarks import WATERMARK_KIND, is_seen_at_the_top, watermark_nodes
 
@@ -37,6 +38,7 @@ __all__ = [
     "open_source",
     "unrepeatable_source",
     "unwatched",
+    "warn_of_files_passed_over",
     "warn_of_patterns",
     "way_to_key",
 ]
@@ -50,6 +52,8 @@ _KAFKA_CONNECTOR = (
     "(the version of Spark, or the newest one before it that is published)"
 )
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
+_FILE_AGE_MS: Final = 7 * 24 * 3_600_000
+"""Spark's `maxFileAge` where none is given."""
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
 # Around these nodes a watermark says something to the runtime only, which has read it of the columns by then.
 _STATELESS = frozenset(
@@ -133,12 +137,46 @@ def cleans_up(frame: DataFrame) -> bool:
     Spark's Python API does not show the options of a source, so they are looked up in its plan. False also where that
     has another shape than in Spark 4.3.
     """
-    for leaf in items(analyzed(frame).collectLeaves()):
-        if leaf.getClass().getSimpleName() == "StreamingRelation":
-            options = leaf.dataSource().options().toString().lower()
-            if "cleansource -> " in options and "cleansource -> off" not in options:
-                return True
-    return False
+    options = [source.options().toString().lower() for source in _first_api_sources(frame)]
+    return any("cleansource -> " in text and "cleansource -> off" not in text for text in options)
+
+
+def warn_of_files_passed_over(frame: DataFrame, job: str) -> None:
+    """Warn of each file source whose options let Spark pass over input files.
+
+    Spark counts neither what `maxFileAge` passes over nor says which files it is; to find out would take a listing of
+    our own. Looked up in the plan, as in `cleans_up`.
+    """
+    sql, conf = classes(frame.sparkSession).org.apache.spark.sql, frame.sparkSession.conf
+    any_case = getattr(sql.catalyst.util, "CaseInsensitiveMap$").__getattr__("MODULE$")
+    for source in _first_api_sources(frame):
+        # Only a warning hangs on it; options that Spark refuses, it refuses itself.
+        with suppress(Py4JError, TypeError):
+            options = any_case.apply(source.options())
+            path = shown(_option(options, "path", "without a path"))
+            of_stream = sql.execution.streaming.runtime.FileStreamOptions(options)
+            age_ms, latest_first = int(of_stream.maxFileAgeMs()), bool(of_stream.latestFirst())
+            is_bounded = of_stream.maxFilesPerTrigger().isDefined() or of_stream.maxBytesPerTrigger().isDefined()
+            # Spark goes by no age if it takes the latest files first and not all at once.
+            if (latest_first or age_ms != _FILE_AGE_MS) and not (latest_first and is_bounded):
+                _LOG.warning(
+                    "job %r: of the source %s Spark passes over each new file that was last modified more than %.0f s "
+                    "before the newest file that it has read (maxFileAge), and says and counts nothing. If files may "
+                    "come later than that, give a longer maxFileAge, or let them be written anew (touch)",
+                    job,
+                    path,
+                    age_ms / 1000,
+                )
+            for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
+                if _option(options, name, str(conf.get(f"spark.sql.files.{name}", "false"))).lower() == "true":
+                    _LOG.warning(
+                        "job %r: %s is on for the source %s: rows of files that are %s when they are read are passed "
+                        "over. Spark's warnings of it are in this log, and in those of executors on other hosts",
+                        job,
+                        name,
+                        path,
+                        "gone" if name == "ignoreMissingFiles" else "damaged",
+                    )
 
 
 def warn_of_patterns(frame: DataFrame, job: str) -> None:
@@ -147,10 +185,8 @@ def warn_of_patterns(frame: DataFrame, job: str) -> None:
 
     Looked up in the plan, as in `cleans_up`.
     """
-    for leaf in items(analyzed(frame).collectLeaves()):
-        if leaf.getClass().getSimpleName() != "StreamingRelation":
-            continue
-        path = leaf.dataSource().options().get("path")
+    for source in _first_api_sources(frame):
+        path = source.options().get("path")
         if path.isEmpty() or not _PATTERN.search(path.get()):
             continue
         # Only a warning hangs on it. Whether the file system answers, the first batch finds out.
@@ -200,6 +236,18 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
     except (AttributeError, TypeError, Py4JError) as error:
         _LOG.info("Spark's own watermark stays in the plan of the stream: %s", str(error).partition("\n")[0])
         return frame
+
+
+def _first_api_sources(frame: DataFrame) -> Iterator[Any]:
+    """The sources of Spark's first API, files among them: with the options that they were given."""
+    for leaf in items(analyzed(frame).collectLeaves()):
+        if leaf.getClass().getSimpleName() == "StreamingRelation":
+            yield leaf.dataSource()
+
+
+def _option(options: Any, name: str, default: str) -> str:
+    found = options.get(name)
+    return default if found.isEmpty() else str(found.get())
 
 
 def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
