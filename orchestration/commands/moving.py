@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from state_runtime.snapshot.handover import MoveMode
     from state_runtime.store import Store
 
-__all__ = ["register"]
+__all__ = ["Level", "register"]
 
 
 class Compare(StrEnum):

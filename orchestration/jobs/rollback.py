@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import dagster as dg
 
-from state_runtime.base.errors import CorruptData, InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.held import refuse_while_migrating
@@ -14,7 +14,7 @@ from stillstate.orchestration.jobs.driver import VALUE, one_op_job, stillstate_o
 from stillstate.orchestration.jobs.tags import JOB_TAG
 from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
 from stillstate.orchestration.resources import StillstateResource
-from stillstate.orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text, rollback_values
+from stillstate.orchestration.upkeep.rollbacks import own_place, refuse_damaged, rollback_text, rollback_values
 
 __all__ = ["ROLLBACK_TEXT", "RollbackConfig", "build_rollback_job", "rollback_stream"]
 
@@ -71,11 +71,7 @@ def rollback_stream(
         value = {**rollback_values(name, plan), "place": plan.place or "empty"}
         # Events of their own: the output of a run that fails is not there.
         _observe(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
-        dangers = dangers_of_rollback(
-            catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes")
-        )
-        if dangers:
-            raise CorruptData(f"{name}: {'; '.join(dangers)}. Nothing was changed; choose another snapshot")
+        refuse_damaged(catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes"))
         if config.plan_only:
             return _output({**value, "outcome": "planned", "check": "what it needs is there and right"})
         made = execute_rollback(catalog, plan, actor)
