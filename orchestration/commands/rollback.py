@@ -11,6 +11,7 @@ import typer
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.ids import SYSTEM_IDS
+from state_runtime.base.settings import VerifyLevel
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -42,7 +43,11 @@ def rollback(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the job from a driver that still runs; it is fenced and ends.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    verify: Annotated[
+        VerifyLevel,
+        typer.Option("--verify", help="How much of what is gone back to is read before; see `stillstate verify`."),
+    ] = "full",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done, and read nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -56,8 +61,8 @@ def rollback(
     from state_runtime.driver.rollback import execute_rollback, plan_rollback
     from state_runtime.maintenance.copy.objects import CopyProgress
     from stillstate.orchestration.show.deletions import confirm
-    from stillstate.orchestration.show.progress import count_bar
-    from stillstate.orchestration.upkeep.rollbacks import own_place, rollback_text, rollback_values
+    from stillstate.orchestration.show.progress import bytes_bar, count_bar
+    from stillstate.orchestration.upkeep.rollbacks import own_place, refuse_damaged, rollback_text, rollback_values
 
     if (place is None) != reset:
         raise InvalidConfiguration("give a PLACE to go back to, or --reset to begin empty: one of the two")
@@ -79,13 +84,15 @@ def rollback(
             print(f"would do this: {what}")
         return
     confirm(what if yes else f"{what} Go on?", yes=yes)
+    actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
+    with bytes_bar(f"{job}: check") as read:
+        refuse_damaged(catalog, plan, actor, verify, read)
     with count_bar(f"{job}: copy", "objects") as show:
 
         def progress(now: CopyProgress) -> None:
             if show is not None:
                 show(now.objects_done, now.objects)
 
-        actor = Actor(SYSTEM_CLOCK, SYSTEM_IDS, socket.gethostname(), os.getpid())
         made = execute_rollback(catalog, plan, actor, progress=progress)
     if as_json:
         print_json({**shown, "made": made.snapshot_id})

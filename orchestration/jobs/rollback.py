@@ -5,14 +5,14 @@ from typing import Any, Final
 
 import dagster as dg
 
-from state_runtime.base.errors import CorruptData, InvalidConfiguration
+from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.held import refuse_while_migrating
 from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
 from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
-from stillstate.orchestration.upkeep.rollbacks import dangers_of_rollback, own_place, rollback_text, rollback_values
+from stillstate.orchestration.upkeep.rollbacks import own_place, refuse_damaged, rollback_text, rollback_values
 
 __all__ = ["ROLLBACK", "RollbackConfig"]
 
@@ -51,11 +51,7 @@ def rollback_stream(
         value = {**rollback_values(name, plan), "place": plan.place or "empty"}
         # Events of their own: the output of a run that fails is not there.
         _observe(context, mount, name, "the plan of a rollback", {"plan": rollback_text(name, plan), **value})
-        dangers = dangers_of_rollback(
-            catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes")
-        )
-        if dangers:
-            raise CorruptData(f"{name}: {'; '.join(dangers)}. Nothing was changed; choose another snapshot")
+        refuse_damaged(catalog, plan, actor, config.verify, LogsSteps(context.log, f"{name}: check", "bytes"))
         if config.plan_only:
             return _output({**value, "outcome": "planned", "check": "what it needs is there and right"})
         made = execute_rollback(catalog, plan, actor)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from state_runtime.base.actor import Actor
+from state_runtime.base.errors import CorruptData
 from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import RollbackPlan
 from state_runtime.maintenance.verify.roots import verify_root
@@ -16,7 +17,7 @@ from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.savepoint import read_savepoint
 from stillstate.orchestration.text import bytes_text, count_text
 
-__all__ = ["dangers_of_rollback", "own_place", "rollback_text", "rollback_values"]
+__all__ = ["own_place", "refuse_damaged", "rollback_text", "rollback_values"]
 
 _NAMED_MAX = 10
 
@@ -63,20 +64,20 @@ def rollback_values(job: str, plan: RollbackPlan) -> dict[str, Any]:
     }
 
 
-def dangers_of_rollback(
+def refuse_damaged(
     catalog: Catalog,
     plan: RollbackPlan,
     actor: Actor,
     level: VerifyLevel,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[str]:
-    """Why a plan must not be executed: what is damaged or missing where the content lies; empty if it is sound.
+) -> None:
+    """Read what a plan goes back to, before anything is changed: of a snapshot of the job's own root nothing else does.
 
     Raises:
-        StoreUnavailable: it cannot be read now.
+        CorruptData: what is damaged or missing where the content lies. StoreUnavailable: it cannot be read now.
     """
     if not plan.place:
-        return []  # begins empty
+        return  # begins empty
     report = verify_root(
         catalog.root if plan.source is None else plan.source,
         snapshot_ids=[plan.target.snapshot_id],
@@ -86,4 +87,7 @@ def dangers_of_rollback(
         ids=actor.ids,
     )
     found = [f"{finding.path} ({finding.kind}: {finding.detail})" for finding in report.findings[:_NAMED_MAX]]
-    return found or ([] if report.complete else [f"{plan.place} could not be read to its end"])
+    if not found and not report.complete:
+        found = [f"{plan.place} could not be read to its end"]
+    if found:
+        raise CorruptData(f"{catalog.job}: {'; '.join(found)}. Nothing was changed; choose another snapshot")

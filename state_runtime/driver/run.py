@@ -47,7 +47,14 @@ from state_runtime.pipeline.inflight_fit import refuse_misfits
 from state_runtime.pipeline.odd_times import changed_zone
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL, COMPACT_INTERVAL_CONF, SparkCheckpoint
-from state_runtime.pipeline.sources import OpenedSource, cleans_up, unrepeatable_source, unwatched, warn_of_patterns
+from state_runtime.pipeline.sources import (
+    OpenedSource,
+    cleans_up,
+    unrepeatable_source,
+    unwatched,
+    warn_of_files_passed_over,
+    warn_of_patterns,
+)
 from state_runtime.pipeline.spark_settings import (
     SHUFFLE_PARTITIONS_CONF,
     TIME_ZONE_CONF,
@@ -290,6 +297,7 @@ class JobRun:
                 "a restart its rows could not be read again. Let the sender write files, or to a log such as Kafka"
             )
         warn_of_patterns(source.frame, plan.name)
+        warn_of_files_passed_over(source.frame, plan.name)
         return source
 
     def _empty(self, info: JobInfo) -> Manifest:

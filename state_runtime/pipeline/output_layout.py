@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import pyarrow as pa
@@ -22,6 +24,8 @@ from state_runtime.store import Store
 __all__ = ["OutputLayout", "check_columns", "difference", "refuse_layouts_beside", "refuse_other_files"]
 
 _LOG = logging.getLogger(__name__)
+_AT_A_TIME = 16
+"""Files that are looked at: each is a request or two."""
 _FOOTER_BYTES = 64 * KIB
 _FOOTER_BYTES_MAX = 16 * MIB
 """Of a file with thousands of columns; what needs more is not looked at."""
@@ -97,7 +101,7 @@ def refuse_layouts_beside(layouts: Mapping[str, OutputLayout]) -> None:
             )
 
 
-def refuse_other_files(store: Store, layout: OutputLayout, files: Iterable[StagedFile], where: str) -> None:
+def refuse_other_files(store: Store, layout: OutputLayout, files: Sequence[StagedFile], where: str) -> None:
     """Refuse to write beside files that could not be read together with the new ones.
 
     Args:
@@ -108,8 +112,9 @@ def refuse_other_files(store: Store, layout: OutputLayout, files: Iterable[Stage
     Raises:
         InvalidPipeline: which file, and what is different. StoreUnavailable: start again.
     """
-    for file in files:
-        there = _layout_of(store, file)
+    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="outputs") as pool:
+        layouts = list(pool.map(partial(_layout_of, store), files))
+    for file, there in zip(files, layouts, strict=True):
         what = difference(there, layout) if there is not None else ""
         if what:
             raise InvalidPipeline(

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.manifest import StagedFile, StagedOutput
 from state_runtime.snapshot.paths import OUTPUTS_DIR
-from state_runtime.store import Created, Store, open_store
+from state_runtime.store import Created, Store, shared_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,8 +39,9 @@ __all__ = ["ForeachEpoch", "ParquetSink", "Sink", "foreach_epoch", "read_staged"
 
 EPOCH_COLUMN = "epoch"
 
-# Files that get their final name at a time: on an object store each is three requests, one after the other.
-_MOVES = 16
+# Files that get their final name, or jobs that are looked at: on an object store each is a few requests, one after the
+# other.
+_AT_A_TIME = 16
 _LOG = logging.getLogger(__name__)
 _COMMITS_DIR = "_stillstate/commits"
 # So many jobs that publish in one folder are looked at when another one begins to.
@@ -169,7 +170,7 @@ class ParquetSink(Sink):
         return f"ParquetSink({self._store().url!r})"
 
     def _store(self) -> Store:
-        return open_store(self.path, self._storage_options)
+        return shared_store(self.path, self._storage_options)
 
     def spec(self, job_name: str, job_uid: str, name: str, root: tuple[str, Mapping[str, Any]]) -> SinkSpec:
         """See `Sink.spec`."""
@@ -195,9 +196,11 @@ class ParquetSink(Sink):
         return OutputLayout(self._store().url, columns, self.partition_by)
 
     def check_place(self, layout: OutputLayout, pending: Sequence[StagedFile], where: str) -> None:
-        """See `Sink.check_place`. Of each job that has published here one file is looked at, the end of it."""
-        store = self._store()
-        refuse_other_files(store, layout, chain(pending[:1], _newest_files(store)), where)
+        """See `Sink.check_place`. Of each job that has published here one file is looked at, the end of it; of this
+        one a pending file, if there is any: its commit log is long, and is listed once the run is the only one."""
+        store, mine = self._store(), pending[:1]
+        files = [*mine, *_newest_files(store, known={_stager_of(file) for file in mine})]
+        refuse_other_files(store, layout, files, where)
 
     def newest_published_epoch(self, spec: SinkSpec) -> int:
         """See `Sink.newest_published_epoch`. One listing of the commit log."""
@@ -246,7 +249,7 @@ def _move_all(store: Store, files: Sequence[StagedFile]) -> StagedFile | None:
         A file that exists under neither name; None if all have their final names.
     """
     missing: StagedFile | None = None
-    with ThreadPoolExecutor(min(_MOVES, len(files)), thread_name_prefix="publish") as pool:
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(files)), thread_name_prefix="publish") as pool:
         moves = [pool.submit(store.move, file.staged, file.final) for file in files]
         try:
             for file, move in zip(files, moves, strict=True):
@@ -266,26 +269,35 @@ def _newest_epoch(store: Store, stager: str) -> int:
     return max((int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()), default=0)
 
 
-def _newest_files(store: Store) -> Iterator[StagedFile]:
-    """Of each identity that has published in a folder a file of its newest epoch."""
-    for stager in store.list_names(_COMMITS_DIR)[:_STAGERS_MAX]:
-        epoch = _newest_epoch(store, stager)
-        if epoch:
-            path = f"{_COMMITS_DIR}/{stager}/{epoch:020d}.json"
-            try:
-                data = store.read(path, MANIFEST_BYTES_MAX)
-                entry = decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}")
-            except (CorruptData, UnsupportedFormat, FileNotFoundError) as error:
-                # Of another job, or another version: no reason for this one not to start.
-                _LOG.info("what %s has published in %s is not looked at: %s", stager, store.url, error)
-                continue
-            yield from entry.files[:1]
+def _newest_files(store: Store, known: Set[str]) -> list[StagedFile]:
+    """Of each identity that has published in a folder, but the known ones, a file of its newest epoch."""
+    stagers = [name for name in store.list_names(_COMMITS_DIR) if name not in known][:_STAGERS_MAX]
+    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="outputs") as pool:
+        found = list(pool.map(partial(_newest_file, store), stagers))
+    return [file for file in found if file is not None]
+
+
+def _newest_file(store: Store, stager: str) -> StagedFile | None:
+    epoch = _newest_epoch(store, stager)
+    path = f"{_COMMITS_DIR}/{stager}/{epoch:020d}.json"
+    try:
+        data = store.read(path, MANIFEST_BYTES_MAX) if epoch else b""
+        files = decode_document("sink-commit", _SinkCommit, data, f"{store.url}/{path}").files if data else ()
+    except (CorruptData, UnsupportedFormat, FileNotFoundError) as error:
+        # Of another job, or another version: no reason for this one not to start.
+        _LOG.info("what %s has published in %s is not looked at: %s", stager, store.url, error)
+        return None
+    return files[0] if files else None
 
 
 def _stager(output: StagedOutput) -> str:
     """Under which identity output was staged. Its entry in the commit log bears that name: after a claim or a rename
     another job publishes it, and the first one may have begun to."""
-    return output.files[0].staged.rsplit("/", 3)[-3]
+    return _stager_of(output.files[0])
+
+
+def _stager_of(file: StagedFile) -> str:
+    return file.staged.rsplit("/", 3)[-3]
 
 
 def _entry_path(output: StagedOutput) -> str:

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +23,7 @@ from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
 from state_runtime.spark.errors import typed_error
-from state_runtime.spark.java_errors import chain_of, root_first
+from state_runtime.spark.java_errors import chain_of, root_first, shown
 from state_runtime.spark.plans import fits_pattern, stream_sources
 from state_runtime.spark.sql import quoted, type_sql
 from state_runtime.spark.watermarks import (
@@ -40,6 +41,7 @@ __all__ = [
     "open_source",
     "unrepeatable_source",
     "unwatched",
+    "warn_of_files_passed_over",
     "warn_of_patterns",
     "way_to_key",
 ]
@@ -53,6 +55,8 @@ _KAFKA_CONNECTOR = (
     "(the version of Spark, or the newest one before it that is published)"
 )
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
+_FILE_AGE: Final = "7d"
+"""Spark's `maxFileAge` where none is given."""
 _UNREPEATABLE = frozenset({"socket", "textsocket"})
 
 Source = DataFrame | Callable[[SparkSession], DataFrame]
@@ -129,6 +133,43 @@ def way_to_key(name: str, schema: T.StructType) -> str:
 def cleans_up(frame: DataFrame) -> bool:
     """Whether a file source removes or moves files behind Spark's own position (option `cleanSource`)."""
     return any(source.options.get("cleansource", "off").lower() != "off" for source in stream_sources(frame))
+
+
+def warn_of_files_passed_over(frame: DataFrame, job: str) -> None:
+    """Warn of each file source whose options let Spark pass over input files.
+
+    Spark neither counts what `maxFileAge` passes over nor says which files it is; to find out would take a listing of
+    our own.
+    """
+    conf = frame.sparkSession.conf
+    for options in (source.options for source in stream_sources(frame)):
+        path = shown(options.get("path", "without a path"))
+        latest_first = _is_true(options.get("latestfirst", "false"))
+        is_bounded = bool({"maxfilespertrigger", "maxbytespertrigger"} & options.keys())
+        # Spark goes by no age if it takes the latest files first and not all at once.
+        if ("maxfileage" in options or latest_first) and not (latest_first and is_bounded):
+            _LOG.warning(
+                "job %r: of the source %s Spark passes over each new file that was last modified more than maxFileAge "
+                "(%s) before the newest file that it has read, and neither logs nor counts it. If files may arrive "
+                "later than that, set a longer maxFileAge, or touch them after they are written",
+                job,
+                path,
+                options.get("maxfileage", _FILE_AGE),
+            )
+        for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
+            if _is_true(options.get(name.lower(), str(conf.get(f"spark.sql.files.{name}", "false")))):
+                _LOG.warning(
+                    "job %r: %s is on for the source %s: rows of files that are %s when they are read are passed over. "
+                    "Spark's warnings of it are in this log, and in those of executors on other hosts",
+                    job,
+                    name,
+                    path,
+                    "gone" if name == "ignoreMissingFiles" else "damaged",
+                )
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() == "true"
 
 
 def warn_of_patterns(frame: DataFrame, job: str) -> None:

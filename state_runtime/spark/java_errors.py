@@ -180,13 +180,18 @@ _GOES_ON = (
 _NO_RESTART = "A restart gets the same answer"
 
 
+def _asked_of_kafka(which: str) -> str:
+    """What Kafka has is not in Spark's exception; it is a command away, and as true as when it is asked."""
+    return f"What Kafka has: kafka-get-offsets.sh --bootstrap-server SERVERS {which} --time earliest (then: latest)"
+
+
 def _offsets_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     first, end, topic, partition = match.groups()
     return MissingSource(
         f"the job would read offsets {first} to {int(end) - 1} of topic {topic!r}, partition {partition}, next, and "
         f"Kafka does not have offset {first} any more: retention or DeleteRecords removed it before it was read. "
-        f"{_NO_RESTART}. {_GOES_ON}. kafka-get-offsets.sh --time earliest says what Kafka has; a longer retention.ms "
-        "keeps it from happening again"
+        f"{_NO_RESTART}. {_asked_of_kafka(f'--topic {topic} --partitions {partition}')}. {_GOES_ON}. A longer "
+        "retention.ms keeps it from happening again"
     )
 
 
@@ -217,7 +222,7 @@ def _begins_late(match: re.Match[str], chain: Chain) -> StillstateError:
 def _kafka_data_gone(match: re.Match[str], chain: Chain) -> StillstateError:
     return MissingSource(
         f"Kafka does not have what the job would read next: {shown(' '.join(match[1].split()))}. {_NO_RESTART}. "
-        f"{_GOES_ON}"
+        f"{_asked_of_kafka('--topic TOPIC')}. {_GOES_ON}"
     )
 
 

@@ -44,6 +44,11 @@ _VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27,}|-?\d+")
 _NUMBER = r"(?:MDC\[key=\w+, value=)?(\d+)\]?"
 _SKIPPED = re.compile(rf"records in\s*\[{_NUMBER},\s*{_NUMBER}[\])]|starts from {_NUMBER} instead of 0")
 
+# A listed file that was removed before its batch was planned, or read; one that is damaged.
+_FILE_SKIPPED = re.compile(
+    r"^The directory .* was not found\. Was it deleted|^Skipped (?:missing file|the rest of the content in the corrupt)"
+)
+
 
 class WarningBook:
     """Which warnings there were, and how often. For any thread.
@@ -56,7 +61,7 @@ class WarningBook:
         self._take = take
         self._lock = threading.Lock()
         self._seen: Counter[tuple[str, str]] = Counter()
-        self._skipped = 0
+        self._skipped = self._skipped_files = 0
         self._untold = 0
 
     def look(self) -> None:
@@ -77,6 +82,8 @@ class WarningBook:
         rows = sum(_rows_of(*match.groups()) for match in _SKIPPED.finditer(message))
         self._skipped += rows
         self._untold += rows
+        is_file = _FILE_SKIPPED.search(message) is not None
+        self._skipped_files += is_file
         text = shown(_ROW_SHOWN.sub("", message))
         kind = (logger, _VARIES.sub("#", text))
         if kind not in self._seen and len(self._seen) >= KINDS_MAX:
@@ -87,6 +94,8 @@ class WarningBook:
             return
         again = "" if times == 1 else f" ({times:,} times by now)"
         skipped = f"; {self._skipped:,} rows that are gone were passed over by now" if rows else ""
+        if is_file:
+            skipped = f"; rows of this file were passed over, as of {self._skipped_files:,} files by now"
         _LOG.warning("%s warns%s: %s%s", logger, again, text, skipped)
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from click.testing import Result
 from dagster_world import World
 from maintenance_root import Job
+from typer.testing import CliRunner
 
 from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.store import open_store
+from stillstate.orchestration.cli import app
 
 
 @pytest.fixture
@@ -64,13 +67,18 @@ def test_a_rollback_by_dagster_is_planned_shown_checked_and_applied(
     assert shown(here) == [plan, plan, "snapshot 6 is the newest; the next start goes on from it"]
 
 
-def test_a_rollback_by_dagster_to_what_is_damaged_changes_nothing(world: Callable[..., World], job: Job) -> None:
-    """A snapshot of the job's own root is not read by `execute_rollback`: the next start would find the damage."""
-    path = job.catalog.manifest(3).segments[-1].path
+def damaged_segment_of(job: Job, snapshot_id: int) -> str:
+    path = job.catalog.manifest(snapshot_id).segments[-1].path
     body = bytearray(job.root.read(path, 1 << 20))
     body[len(body) // 3] ^= 1
     job.root.delete(path)
     job.root.put(path, bytes(body))
+    return path
+
+
+def test_a_rollback_by_dagster_to_what_is_damaged_changes_nothing(world: Callable[..., World], job: Job) -> None:
+    """A snapshot of the job's own root is not read by `execute_rollback`: the next start would find the damage."""
+    path = damaged_segment_of(job, 3)
     here = world("job")
     done = rolled_back(here, job, to="@3")
     assert not done.success
@@ -79,6 +87,23 @@ def test_a_rollback_by_dagster_to_what_is_damaged_changes_nothing(world: Callabl
     assert job.catalog.snapshot_ids() == [1, 2, 3, 4, 5]
     assert shown(here) == ["the plan of a rollback"]
     assert rolled_back(here, job, to="@2").success
+
+
+def test_a_rollback_by_command_to_what_is_damaged_changes_nothing(write_config: Callable[..., Path], job: Job) -> None:
+    """The command went back to a snapshot of the job's own unread: the next start found the damage, and the snapshots
+    above it were its past no more."""
+    path, config = damaged_segment_of(job, 3), str(write_config("job"))
+
+    def go(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["rollback", "job", *arguments, "--takeover", "--yes", "-c", config])
+
+    refused = go("@3")
+    assert refused.exit_code == 5
+    assert path in refused.stderr
+    assert "Nothing was changed" in refused.stderr
+    assert job.catalog.snapshot_ids() == [1, 2, 3, 4, 5]
+    assert go("@3", "--verify", "structure").exit_code == 0, "whoever insists: names and sizes only"
+    assert go("@2").exit_code == 0
 
 
 def test_a_rollback_by_dagster_takes_nothing_from_a_run_that_lives_unless_it_is_told_to(

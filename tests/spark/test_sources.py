@@ -15,11 +15,18 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import rand, session_window, window
 
 from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, windows
-from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSource
+from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSource, Unavailable
 from state_runtime.driver.epoch_plan import plan_epoch
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
-from state_runtime.pipeline.sources import OpenedSource, cleans_up, open_source, unwatched, warn_of_patterns
+from state_runtime.pipeline.sources import (
+    OpenedSource,
+    cleans_up,
+    open_source,
+    unwatched,
+    warn_of_files_passed_over,
+    warn_of_patterns,
+)
 from state_runtime.pipeline.watermark import advance, observed, watermark_columns
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import TimeEntry
@@ -335,3 +342,100 @@ def test_tables_that_a_stream_is_joined_with_may_be_made_in_any_way(spark: Spark
     table.createOrReplaceTempView("table_of_keys")
     for frame in (ticks.join(table, "k"), ticks.where("k IN (SELECT k FROM table_of_keys)")):
         assert open_source(spark, "job", frame, None).frame is frame
+
+
+AGED: Final = "maxFileAge"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, ""),
+        ({"maxFileAge": "2h"}, "maxFileAge (2h)"),
+        ({"maxfileage": "2h", "maxFilesPerTrigger": 1}, "maxFileAge (2h)"),
+        ({"latestFirst": True}, "maxFileAge (7d)"),
+        ({"latestFirst": True, "maxFileAge": "2h", "maxFilesPerTrigger": 1}, ""),
+        ({"latestFirst": True, "maxBytesPerTrigger": 1000}, ""),
+        ({"maxFilesPerTrigger": 1}, ""),
+    ],
+)
+def test_a_source_that_may_pass_over_old_files_is_told_at_the_start(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], told: str
+) -> None:
+    """Spark says nothing of files that `maxFileAge` passes over, and goes by no age if it takes the latest ones first
+    and some at a time. Of `latestFirst` alone its own warning says that it ignores the age, and it does not."""
+    put(tmp_path / "in", 0, [("a", 1, 1)])
+    warn_of_files_passed_over(spark.readStream.schema(SCHEMA).options(**options).parquet(str(tmp_path / "in")), "j")
+    assert [told in record.getMessage() and AGED in record.getMessage() for record in caplog.records] == [True] * bool(
+        told
+    )
+
+
+def test_spark_passes_over_old_files_as_the_warning_says(spark: SparkSession, tmp_path: Path) -> None:
+    """What Spark does, so that the warning stays true: the age is that beyond the newest file that was read."""
+
+    def job(**options: Any) -> StreamingJob:
+        made = StreamingJob("aged", store=str(tmp_path / "store"), settings=settings(tmp_path))
+        read = spark.readStream.schema(SCHEMA).options(**options)
+        made.read(lambda _: read.parquet(str(tmp_path / "in"))).write(ParquetSink(str(tmp_path / "out")), name="out")
+        return made
+
+    put(tmp_path / "in", 10_000, [("new", 1, 1)])
+    job(latestFirst=True, maxFileAge="1h").run(spark, trigger={"availableNow": True})
+    put(tmp_path / "in", 0, [("old", 1, 1)])  # 10,000 s older
+    job(latestFirst=True, maxFileAge="1h").run(spark, trigger={"availableNow": True})
+    assert [row.k for row in spark.read.parquet(str(tmp_path / "out")).collect()] == ["new"]
+    job(latestFirst=True, maxFileAge="1h", maxFilesPerTrigger=1).run(spark, trigger={"availableNow": True})
+    assert sorted(row.k for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["new", "old"]
+
+
+def test_a_listed_file_that_vanished_is_told_in_the_log_or_ends_the_run_typed(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark lists, then plans, then reads. With `ignoreMissingFiles` rows of a file that vanished are fewer without a
+    word; without it, a file that is gone when its batch is planned is passed over all the same."""
+
+    def run(name: str, *, ignore: bool, at_planning: bool) -> list[str]:
+        folder = tmp_path / name
+        for number in range(6):
+            put(folder / "in", number, [(f"k{number}", number, 1)])
+
+        def remove(number: int) -> None:
+            (folder / "in" / f"{number:04d}.parquet").unlink(missing_ok=True)
+
+        has_begun = threading.Event()
+
+        def before_reading(frame: DataFrame) -> DataFrame:
+            if has_begun.is_set() and not at_planning:
+                remove(1)
+            return frame
+
+        def between_epochs(progress: Progress) -> None:
+            has_begun.set()
+            if at_planning:
+                remove(3)
+
+        read = spark.readStream.schema(SCHEMA).options(maxFilesPerTrigger=1, ignoreMissingFiles=ignore)
+        job = StreamingJob(name, store=str(folder / "store"), settings=settings(folder))
+        rows = job.read(lambda _: read.parquet(str(folder / "in"))).transform(before_reading, every_epoch=True)
+        rows.write(ParquetSink(str(folder / "out")), name="out")
+        job.run(spark, trigger={"availableNow": True}, on_progress=between_epochs)
+        return sorted(row.k for row in spark.read.parquet(str(folder / "out")).collect())
+
+    assert run("ignored", ignore=True, at_planning=False) == ["k0", "k2", "k3", "k4", "k5"]
+    assert "ignoreMissingFiles is on for the source" in caplog.text
+    told = [r.getMessage() for r in caplog.records if "Skipped missing file" in r.getMessage()]
+    assert len(told) == 1, caplog.text
+    assert "in/0001.parquet" in told[0]
+    assert "rows of this file were passed over" in told[0]
+    caplog.clear()
+
+    assert run("planned", ignore=False, at_planning=True) == ["k0", "k1", "k2", "k4", "k5"]
+    told = [
+        r.getMessage() for r in caplog.records if "0003.parquet" in r.getMessage() and "passed over" in r.getMessage()
+    ]
+    assert len(told) == 1, caplog.text
+    assert "ignoreMissingFiles" not in caplog.text
+
+    with pytest.raises(Unavailable, match=r"in/0001\.parquet was removed after Spark had listed it"):
+        run("refused", ignore=False, at_planning=False)

@@ -65,11 +65,11 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-# The pin of a savepoint outlives its process, because anybody may resume the copy: the snapshot is kept for so long
-# after the last attempt began. (A pin that ends with the work is a `KeptPin`.)
 _THREADS = 8
 """Objects at a time: they are read and compared in the driver, beside its stream."""
 
+# The pin of a savepoint outlives its process, because anybody may resume the copy: the snapshot is kept for so long
+# after the last attempt began. (A pin that ends with the work is a `KeptPin`.)
 PIN_LASTS_MS = 7 * 24 * 3600 * 1000
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from state_runtime.base.clock import Clock
-from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot
+from state_runtime.base.errors import CorruptData, InvalidConfiguration, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import RetentionPolicy
 from state_runtime.maintenance.delete.roots import delete_savepoint
@@ -24,6 +24,7 @@ from state_runtime.maintenance.plans import Made, check_fresh
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Decision, Item, check_share, plan_retention
 from state_runtime.restore.uploaded_files import direct, read_listing
+from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
@@ -55,7 +56,8 @@ class Retained:
 
 
 def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
-    """Snapshots and savepoints of a job with who needs them, and the objects that each snapshot names.
+    """Snapshots and savepoints of a job with who needs them, and the objects that each snapshot names. Reads every
+    manifest.
 
     Raises:
         CorruptData, UnsupportedFormat: one cannot be read; nothing is planned.
@@ -69,10 +71,14 @@ def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
     for snapshot_id in existing.snapshot_ids:
         try:
             manifest = catalog.manifest(snapshot_id)
+            objects[str(snapshot_id)] = _objects(root, manifest)
         except MissingSnapshot:
             continue  # on its way, or given up by somebody else since
+        except CorruptData:
+            if read_boundary(root).keeps(snapshot_id):
+                raise
+            continue  # given up since its manifest was read: what it names goes before that
         held = needed.get(snapshot_id, ())
-        objects[str(snapshot_id)] = _objects(root, manifest)
         items.append(
             Item(
                 kind="checkpoint",

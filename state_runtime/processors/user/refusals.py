@@ -33,7 +33,7 @@ class InvalidStateUse(_AlsoSparks, InvalidPipeline):
 
 
 class InvalidStateValue(_AlsoSparks, InvalidData):
-    """What user code wants to store does not fit the state's schema."""
+    """What user code wants to store does not fit the state's schema, or what is stored cannot be given to Python."""
 
 
 def plain(error: StillstateError) -> StillstateError:

@@ -135,12 +135,30 @@ class ValueCodec:
         return InvalidStateValue(f"{self._where}: {method}() got a value that does not fit")
 
     def rows(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
-        """Stored columns as the rows that user code reads."""
-        return list(zip(*[read(column) for read, column in zip(self._reads, columns)]))
+        """Stored columns as the rows that user code reads.
+
+        Raises:
+            InvalidStateValue: Python has no value for one of them. States that were imported may hold such.
+        """
+        return list(zip(*map(self._read, self._reads, columns, self._fields)))
+
+    def _read(self, read: Callable[[pa.Array], list[Any]], column: pa.Array, field: pa.Field) -> list[Any]:
+        try:
+            return read(column)
+        except (ValueError, OverflowError):
+            raise InvalidStateValue(
+                f"{self._where}: a stored value of {field.name!r} ({field.type}) cannot be represented by Python: "
+                "years are 1 to 9999, in UTC and in the time zone of the process, and text is UTF-8. Nothing was "
+                "changed. Correct it where this state was imported from, or keep it as a number (`unix_micros`), and "
+                "begin a new job with it (docs/guide.md, 'Begin with state')"
+            ) from None  # the cause holds the value
 
     def row_at(self, columns: Sequence[pa.Array]) -> Callable[[int], tuple[Any, ...]]:
         """As `rows`, one row at a time: nothing is read of the others."""
-        cells = [_cell_of(read, column) for read, column in zip(self._reads, columns)]
+        cells = [
+            _cell_of(partial(self._read, read, field=field), column)
+            for read, column, field in zip(self._reads, columns, self._fields)
+        ]
         if len(cells) == 1:
             (only,) = cells
             return lambda at: (only(at),)

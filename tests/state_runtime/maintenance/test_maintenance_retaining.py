@@ -12,9 +12,10 @@ from maintenance_root import DAY_S, JOB, Death, FakeWorld, Job, dying
 from model import CountingIds
 from schedule import one_at_a_time
 
-from state_runtime.base.errors import CorruptManifest, InvalidConfiguration
+from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, MissingFile
 from state_runtime.base.settings import RetentionPolicy
 from state_runtime.maintenance.gc.plan import GcPlan
+from state_runtime.maintenance.retention import apply
 from state_runtime.maintenance.retention.apply import Retained, apply_retention, make_retention_plan
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.snapshot.paths import manifest_path, savepoint_path
@@ -95,6 +96,29 @@ def test_a_plan_says_what_it_would_free_and_not_how_large_what_it_deletes_is(job
     assert plan.freed_bytes == before - data_bytes() > 0
     assert plan.freed_bytes < sum(d.item.bytes for d in plan.deleted)
     assert all(d.freed_bytes == 0 for d in plan.kept)
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_listing_of_files_that_is_gone_is_damage_only_if_its_snapshot_is_still_there(
+    job: Job, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    """The driver gives checkpoints up while a plan is made. Between a manifest and the listing that it names, the plan
+    ended as if the store were damaged."""
+    driver = planned(job)
+
+    def gone(objects: Any, manifest: Any) -> None:
+        monkeypatch.undo()
+        if given_up:
+            applied(job, driver)
+        raise MissingFile(f"files/{manifest.snapshot_id}.json is not there")
+
+    monkeypatch.setattr(apply, "read_listing", gone)
+    if given_up:
+        assert kept(planned(job)) == ["5", "6"]
+        assert planned(job).deleted == []
+    else:
+        with pytest.raises(MissingFile):
+            planned(job)
 
 
 def test_a_share_that_is_too_large_is_refused_and_nothing_is_written(job: Job, world: FakeWorld) -> None:

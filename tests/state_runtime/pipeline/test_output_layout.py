@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from model import examples
 
 from state_runtime.base.errors import InvalidPipeline, StoreUnavailable
+from state_runtime.pipeline import sinks, staging
 from state_runtime.pipeline.output_layout import OutputLayout, difference, refuse_layouts_beside
 from state_runtime.pipeline.sinks import ParquetSink
 from state_runtime.pipeline.staged import staged_outputs
@@ -216,3 +218,51 @@ def test_two_sinks_of_a_job_have_a_folder_each_unless_they_write_one_table(
             with pytest.raises(InvalidPipeline, match=r"the sinks '\w+' and '\w+'.*a folder of its own"):
                 refuse_layouts_beside(layouts)
     assert not difference(one, one)
+
+
+class Watched(LocalStore):
+    """Notes the folders that are listed; of the commit logs of other jobs, all are listed before one is answered."""
+
+    def __init__(self, root: Path, together: threading.Barrier) -> None:
+        super().__init__(root)
+        self.listed: list[str] = []
+        self._together = together
+
+    def list_names(self, prefix: str) -> list[str]:
+        self.listed.append(prefix)
+        if "/commits/other" in prefix:
+            self._together.wait(30)
+        return super().list_names(prefix)
+
+
+def test_a_start_lists_its_own_commit_log_once_and_those_of_others_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit log has a name for each epoch, and a folder may have many jobs: one after the other it is minutes."""
+    sink = ParquetSink(str(tmp_path))
+    spec = sink.spec("job", "0" * 32, "out", ("", {}))
+    newest = published(sink, ROWS)
+    for number in range(4):
+        published(sink, ROWS, job=f"other{number}")
+    store = Watched(tmp_path, threading.Barrier(4))
+    monkeypatch.setattr(sinks, "shared_store", lambda *_: store)
+    monkeypatch.setattr(staging, "shared_store", lambda *_: store)
+    begin(sink, ROWS, newest)
+    assert sink.newest_published_epoch(spec) == 1
+    assert sorted(store.listed) == [
+        "_stillstate/commits",
+        "_stillstate/commits/job-00000000-out",
+        *(f"_stillstate/commits/other{number}-00000000-out" for number in range(4)),
+    ]
+    store.listed.clear()
+    with pytest.raises(InvalidPipeline, match="column n is int64 there and string"):
+        begin(sink, ROWS.set(1, pa.field("n", pa.string())))
+    assert "_stillstate/commits/job-00000000-out" in store.listed, (
+        "nothing is pending, so its own log says what is there"
+    )
+
+
+def test_a_sink_has_one_client_of_its_store_in_a_process(tmp_path: Path) -> None:
+    """A client of an object store takes a tenth of a second and megabytes."""
+    sink = ParquetSink(str(tmp_path))
+    assert sink._store() is sink.spec("job", "0" * 32, "out", ("", {})).store()

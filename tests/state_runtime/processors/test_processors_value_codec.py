@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -18,7 +19,7 @@ from model import examples
 from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.user.refusals import InvalidStateValue
+from state_runtime.processors.user.refusals import InvalidStateValue, plain
 from state_runtime.processors.user.value_codec import ValueCodec, local_timestamps
 
 ZONES = ["UTC", "America/New_York", "Asia/Kolkata"]
@@ -279,3 +280,31 @@ def test_the_quick_look_at_a_row_takes_what_the_known_types_have_and_nothing_els
         for row in rows[-5 * width + 1 :: 5]:  # those with a null
             codec.row_of(row, "update")
     assert codec.is_plain((*good[:-1], None))
+
+
+_BEYOND = pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us", "UTC"))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        _BEYOND,
+        pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32()),
+        pa.StructArray.from_arrays([_BEYOND], ["t"]),
+        pa.ListArray.from_arrays([0, 1, 2], _BEYOND),
+        pa.StringArray.from_buffers(2, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"a\xff")),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_stored_value_that_python_cannot_represent_is_no_fault_of_user_code(column: pa.Array) -> None:
+    """State that was imported holds what Spark takes. `state.get()` says which field it is, and where to correct it; a row
+    beside it can be read one at a time."""
+    codec = ValueCodec(pa.schema([("n", pa.int64()), ("opened", column.type)]), "operator 'o', state 's'")
+    columns = [pa.array([1, 2]), column]
+    expected = rf"operator 'o', state 's': a stored value of 'opened' \({re.escape(str(column.type))}\).*imported from"
+    for read in (lambda: codec.rows(columns), lambda: codec.row_at(columns)(1)):
+        with pytest.raises(InvalidStateValue, match=expected) as told:
+            read()
+        assert type(plain(told.value)) is InvalidData
+        assert "4611686018427387904" not in str(told.value)
+    assert codec.row_at(columns)(0)[0] == 1

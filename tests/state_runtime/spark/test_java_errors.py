@@ -33,7 +33,12 @@ FAIL: Final = '.option("failOnDataLoss", "false")'
 MEANINGS: Final[dict[str, tuple[type[StillstateError], tuple[str, ...]]]] = {
     "Kafka: offsets gone by DeleteRecords": (
         MissingSource,
-        ("offsets 10 to 29 of topic 'orders', partition 0", "does not have offset 10 any more", FAIL),
+        (
+            "offsets 10 to 29 of topic 'orders', partition 0",
+            "does not have offset 10 any more",
+            "kafka-get-offsets.sh --bootstrap-server SERVERS --topic orders --partitions 0 --time earliest",
+            FAIL,
+        ),
     ),
     "Kafka: a topic deleted and made anew": (
         MissingSource,

@@ -56,6 +56,20 @@ def test_every_way_in_which_sparks_kafka_source_says_so_is_known(message: str, r
     assert heard(record(message)).skipped_rows() == rows
 
 
+def test_files_that_were_passed_over_are_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """With `ignoreMissingFiles`, or gone when its batch is planned: rows are fewer, and Spark only warns."""
+    planned = "The directory file:/in/a.json was not found. Was it deleted very recently?"
+    read = "Skipped missing file: path: file:///in/b.json, range: 0-1, partition values: [empty row]"
+    damaged = "Skipped the rest of the content in the corrupted file: path: file:///in/c.json, range: 0-1"
+    heard(*map(record, (planned, read, damaged, "Skipped lunch")))
+    told = [r.getMessage() for r in caplog.records]
+    assert [text.rpartition("; ")[2] for text in told[:3]] == [
+        f"rows of this file were passed over, as of {n} files by now" for n in (1, 2, 3)
+    ]
+    assert "file:///in/b.json" in told[1]
+    assert "passed over" not in told[3]
+
+
 def test_warnings_of_sources_and_clients_are_told_and_none_floods_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that is away is warned of several times a second, each time with other numbers."""
     away = [
