@@ -104,6 +104,10 @@ test-sample: setup ## A sample of test-kill and test-cluster, which CI has the t
 test-quick: setup ## Tests that start no Spark
 	$(BIN)/python -m pytest -m 'not spark and not long and not kill and not cluster and not browser'
 
+.PHONY: test-of
+test-of: setup ## The tests nearest to FILE=path: named after it, or with it in their imports (twenty files of tests at most)
+	$(BIN)/python -m tests.nearest "$(FILE)"
+
 SOAK ?= 20
 SOAK_SEEDS ?= 20000
 .PHONY: soak

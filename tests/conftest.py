@@ -24,6 +24,9 @@ hypothesis.settings.load_profile("new" if os.environ.get("STILLSTATE_SOAK") else
 
 # Spark's workers import the processors of the tests by name.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+# Java of tests lives too short for its optimizing compiler, which took a quarter of all time. Spark's launcher reads this,
+# and so do the jobs that tests start as processes.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
@@ -44,6 +47,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
             "spark.sql.shuffle.partitions": "2",
+            # Jobs look alike, and so does the code that Spark compiles for them: 100 entries are gone before the next test.
+            "spark.sql.codegen.cache.maxEntries": "2000",
             "spark.driver.memory": "1g",
         },
     )
