@@ -24,6 +24,7 @@ from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.spark import prepared, rebound
 from state_runtime.spark.jvm import analyzed, items, kind_of
 from state_runtime.spark.prepared import PreparedFrames
+from state_runtime.spark.probes import probe_internals
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans
 from tests.job_settings import job_settings
 
@@ -38,8 +39,9 @@ Shape = Callable[[DataFrame], DataFrame]
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def plans(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many epochs had the plan of another ("again"), and how many were planned although it was tried ("missed")."""
+    probe_internals(spark)  # the first run of a process tries it
     counted: Counter[str] = Counter()
     again = ReboundPlans.again
 
