@@ -218,7 +218,7 @@ def test_checkpoints_that_waited_for_rows_say_so_in_the_table_and_among_the_phas
     late = Progress(snapshot_id=12, phases_ms={"process": 4_000.0, "alignment": 2_100.0})
     waited = dataclasses.replace(one, progress=late)
     header, _, first, second = str(checkpoints_table([one, waited]).value).splitlines()
-    assert header.endswith("|restored|waited_s|")
+    assert header.endswith("|restored|alignment_s|")
     assert (first.split("|")[-2], second.split("|")[-2]) == ("2.1", "0.0")
     assert "waited" not in str(checkpoints_table([one]).value)
     assert "|alignment|2.1|" in str(phases_table(late).value)
