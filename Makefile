@@ -125,6 +125,11 @@ JOBS ?= 200
 soak-house: setup ## JOBS (200) jobs under a real Dagster daemon, twenty on a store that hangs and twenty on one that refuses; writes tests/soak/reports/house.json
 	$(BIN)/python -m tests.soak.house --jobs $(JOBS)
 
+EPOCHS ?= 100000
+.PHONY: soak-long
+soak-long: setup ## One driver over EPOCHS (100,000) small epochs: memory, files, maps, threads, heap, red if one keeps growing (hours); writes tests/soak/reports/long.json
+	$(BIN)/python -m tests.soak.long --epochs $(EPOCHS)
+
 MINUTES ?= 30
 SEED ?=
 .PHONY: soak-dagster
