@@ -265,6 +265,34 @@ GUARDS: tuple[Guard, ...] = (
         "            not passed.left\n",
         "tests/state_runtime/changelog/test_inflight_passes.py::test_a_pass_that_no_reader_can_count_on_is_damage",
     ),
+    Guard(
+        "inflight-listing-fits-its-snapshot",
+        "state_runtime/changelog/reader.py",
+        "if unknown or {p.operator for p in located} != {o.uid for o in batch.operators}:",
+        "if False:",
+        "tests/state_runtime/changelog/test_inflight_passes.py::test_a_listing_of_other_rows_than_its_snapshot_names_is_damage",
+    ),
+    Guard(
+        "begin-newest-damaged",
+        "state_runtime/driver/beginning.py",
+        "self._catalog.latest_to_go_back_from() if goes_back else self._catalog.latest()",
+        "self._catalog.latest_to_go_back_from()",
+        "tests/state_runtime/driver/test_beginning.py::test_a_damaged_newest_snapshot_stops_a_run_unless_it_was_told_where_to_go_back_to",
+    ),
+    Guard(
+        "file-book-incomplete",
+        "state_runtime/driver/file_book.py",
+        ", complete=not stored)",
+        ")",
+        "tests/state_runtime/driver/test_file_book.py::test_the_first_run_with_the_changelog_off_visits_every_shard_that_has_state",
+    ),
+    Guard(
+        "restore-empty-batch",
+        "state_runtime/restore/stream.py",
+        "        if batch.num_rows == 0:\n            continue\n",
+        "        if batch.num_rows == 0:\n            break\n",
+        "tests/state_runtime/restore/test_stream.py::test_a_sorted_source_stays_whole_however_it_is_cut",
+    ),
     # --- deletions and copies --------------------------------------------------------------------------------------
     Guard(
         "gc-previous-boundary",

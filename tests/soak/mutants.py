@@ -202,16 +202,17 @@ def sample(tree: Path, rooms: list[str], size: int, seed: int) -> tuple[list[Mut
         if len(drawn) == size:
             break
         mutant = rng.choice(by_place[place])
-        if is_python(mutant.text((tree / mutant.file).read_text())):
+        if can_be_made(mutant, (tree / mutant.file).read_text()):
             drawn.append(mutant)
     return drawn, len(by_place), sum(map(len, by_place.values()))
 
 
-def is_python(text: str) -> bool:
-    """Whether a file can be read: the two stars before a mapping are taken for an operator, and can be none other."""
+def can_be_made(mutant: Mutant, text: str) -> bool:
+    """Whether it is Python: the library takes the two stars before a mapping for an operator, and stumbles over an
+    exception's name with a dot."""
     try:
-        ast.parse(text)
-    except SyntaxError:
+        ast.parse(mutant.text(text))
+    except (SyntaxError, AttributeError):
         return False
     return True
 
@@ -277,7 +278,7 @@ def look(asked: argparse.Namespace) -> None:
 
 def reached_by(rooms: list[str], kept: Path) -> Reached:
     """Of each room's tests; those that are in `kept` already are not run again, and those of other rooms count too."""
-    for room in rooms:
+    for room in sorted({room.partition("/")[0] for room in rooms}):
         out = kept / f"{room}.json"
         if not out.exists():
             command = [sys.executable, "-m", "tests.soak.mutants", "--reach", room, str(out)]

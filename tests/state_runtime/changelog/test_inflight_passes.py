@@ -7,12 +7,18 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from maintenance_root import FakeWorld, Job
+from model import CountingIds
 
 from state_runtime.base.errors import CorruptSegment
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart, check_passes, cut_by_shards
 from state_runtime.changelog.parts import PartEntry
-from state_runtime.snapshot.manifest import RowsLayout
+from state_runtime.changelog.reader import read_passes
+from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.writer import begin_segment
+from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, RowsLayout
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
+from state_runtime.store import Store
 
 
 def rows_part(low: int, high: int) -> RowsPart:
@@ -79,3 +85,28 @@ def test_a_rescale_cuts_ranges_and_shares_their_rows(parallelism: int) -> None:
     for piece in cut:
         assert piece.rows == pytest.approx(left.rows / parallelism, rel=0.01)
         assert piece.bytes == pytest.approx(left.bytes / parallelism, rel=0.01)
+
+
+def listed(passed: InflightPass, operator: str) -> tuple[Store, Manifest]:
+    """A snapshot whose listing has a pass, and says that it has rows of an operator."""
+    world = FakeWorld()
+    job = Job(world.connect(), world.clock).checkpoints(1)
+    last = job.committer.last
+    begun = begin_segment(
+        job.root, [], job_uid=job.committer.info.uid, term=job.committer.term.term, snapshot_id=last.snapshot_id + 1,
+        ids=CountingIds(8), uploader=Uploader(UploadPolicy(), world.clock), passes=(passed,),
+    )  # fmt: skip
+    assert begun is not None
+    listing = begun.result()
+    waiting = InflightNumbers(operator, 1, 1, 1, 5, layouts=(passed.layout,))
+    return job.root, replace(last, open_batch=OpenBatch(0, (), "", listing.path, (listing,), (waiting,)))
+
+
+def test_a_listing_of_other_rows_than_its_snapshot_names_is_damage() -> None:
+    """Of another operator, or in segments that the snapshot does not hold: collection may have taken those already."""
+    fits = replace(WHOLE, parts=(), left=(RowsLeft(0, 9, 1, 1),))
+    assert [p.operator for p in read_passes(*listed(fits, "op"))] == ["op"]
+    elsewhere = replace(WHOLE, parts=(rows_part(0, 50),), left=(RowsLeft(0, 9, 1, 1),))
+    for passed, operator in ((fits, "other"), (elsewhere, "op")):
+        with pytest.raises(CorruptSegment, match="lists other rows in flight than snapshot"):
+            read_passes(*listed(passed, operator))
