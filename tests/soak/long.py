@@ -99,9 +99,14 @@ BOUNDS: Final[dict[str, Bound]] = {
     "arrow_mib": Bound(1, 0.1),
     "objects": Bound(3000, 300),
     "files": Bound(8, 0.5),
-    "maps": Bound(60, 5),
+    "maps": Bound(250, 5),
     "threads": Bound(8, 0.5),
     "mib": Bound(2, 0.2),
+    # Records of folds, and the tables that they name, stay for two days, in case somebody adopts them.
+    "root_files": Bound(200, 10_000 / 32 * 6),
+    "root_mib": Bound(4, 10_000 / 32 * 0.1),
+    # Spark keeps its last hundred batches.
+    "scratch_files": Bound(250, 0.5),
 }
 """By the end of a measure's name: the longest that fits."""
 
@@ -275,6 +280,7 @@ class Watched:
     epochs: list[int] = field(default_factory=list)
     measured: list[Measures] = field(default_factory=list)
     ended: dict[str, Any] = field(default_factory=dict)
+    begun_s: float = field(default_factory=time.monotonic)
 
     def watch(self) -> int:
         """Its exit code."""
@@ -292,8 +298,8 @@ class Watched:
     def _follow(self, driver: subprocess.Popen[str]) -> None:
         assert driver.stdout is not None
         assert driver.stdin is not None
-        process, begun_s = psutil.Process(driver.pid), time.monotonic()
-        looked_s, looked_epoch = begun_s, 0
+        process = psutil.Process(driver.pid)
+        looked_s, looked_epoch = self.begun_s, 0
         with Bar() as bar:
             task = bar.add_task("epochs", total=self.asked.epochs)
             for text in driver.stdout:
@@ -309,7 +315,8 @@ class Watched:
                 if not bar.console.is_terminal:
                     brief = ", ".join(f"{name} {found[name]:.1f}" for name in found if name.endswith("private_mib"))
                     print(f"epoch {line['epoch']:,}: {ms:.0f} ms each, {brief}", file=sys.stderr, flush=True)
-                is_over = time.monotonic() - begun_s > self.asked.minutes * 60
+                self.note([])
+                is_over = time.monotonic() - self.begun_s > self.asked.minutes * 60
                 driver.stdin.write(json.dumps("stop" if is_over else "go") + "\n")
                 looked_s, looked_epoch = time.monotonic(), line["epoch"]
 
@@ -324,11 +331,33 @@ class Watched:
             **of_folder("scratch", self.folder / "scratch"),
         }
 
-    def after_warm_up(self) -> tuple[list[int], list[Measures]]:
-        """What is held against its bounds."""
+    @property
+    def count(self) -> int:
+        """Epochs that are known of."""
+        return int(self.ended.get("epochs", self.epochs[-1] if self.epochs else 0))
+
+    def held(self) -> list[Held]:
+        """All measures against their bounds, without the warm-up."""
+        if not self.measured:
+            return []
         warm = min(WARM_UP_EPOCHS, self.epochs[-1] // 10)
         kept = [at for at, epoch in enumerate(self.epochs) if epoch > warm]
-        return [self.epochs[at] for at in kept], [self.measured[at] for at in kept]
+        return held([self.epochs[at] for at in kept], [self.measured[at] for at in kept])
+
+    def note(self, problems: list[str]) -> None:
+        """Write what is known by now: a soak of hours may be cut."""
+        names = self.measured[0] if self.measured else {}
+        report = {
+            "epochs": self.count,
+            "every": self.asked.every,
+            "seconds": round(time.monotonic() - self.begun_s, 1),
+            "problems": problems,
+            "held": [asdict(row) for row in self.held()],
+            "at_epochs": self.epochs,
+            "measured": {name: [round(m[name], 2) for m in self.measured] for name in names},
+        }
+        self.asked.report.parent.mkdir(parents=True, exist_ok=True)
+        self.asked.report.write_text(json.dumps(report) + "\n")
 
 
 def problems_of(watched: Watched, code: int) -> Iterator[str]:
@@ -367,27 +396,14 @@ def main() -> int:
         drive(asked.drive, asked.epochs, asked.every)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="soak-long-"))
-    watched, begun_s = Watched(folder, asked), time.monotonic()
-    code = watched.watch()
-    seconds = time.monotonic() - begun_s
-    problems = list(problems_of(watched, code))
-    rows = held(*watched.after_warm_up()) if watched.measured else []
+    watched = Watched(folder, asked)
+    problems = list(problems_of(watched, watched.watch()))
+    rows = watched.held()
     problems += (
         f"{r.measure} grew by {r.last - r.first:,.2f}, and may grow by {r.most:,.2f}" for r in rows if r.is_red
     )
-    epochs = watched.ended.get("epochs", watched.epochs[-1] if watched.epochs else 0)
-    Console(width=120).print(shown(rows, epochs))
-    report = {
-        "epochs": epochs,
-        "every": asked.every,
-        "seconds": round(seconds, 1),
-        "problems": problems,
-        "held": [asdict(row) for row in rows],
-        "at_epochs": watched.epochs,
-        "measured": {name: [round(m[name], 2) for m in watched.measured] for name in (watched.measured or [{}])[0]},
-    }
-    asked.report.parent.mkdir(parents=True, exist_ok=True)
-    asked.report.write_text(json.dumps(report) + "\n")
+    Console(width=120).print(shown(rows, watched.count))
+    watched.note(problems)
     if problems:
         for problem in problems:
             print(f"does not hold: {problem}", file=sys.stderr)

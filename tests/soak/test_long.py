@@ -34,4 +34,4 @@ def test_a_step_within_the_noise_is_not_red_however_short_the_run() -> None:
 def test_each_measure_has_the_bound_that_names_it_best() -> None:
     assert bound_of("jvm_private_mib") is BOUNDS["jvm_private_mib"]
     assert bound_of("driver_private_mib") is BOUNDS["private_mib"]
-    assert bound_of("root_mib") is BOUNDS["mib"]
+    assert bound_of("local_mib") is BOUNDS["mib"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from maintenance_root import FakeWorld, Job
 from model import CountingIds
@@ -14,6 +15,7 @@ from state_runtime.base.errors import CorruptSegment
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart, check_passes, cut_by_shards
 from state_runtime.changelog.parts import PartEntry
 from state_runtime.changelog.reader import read_passes
+from state_runtime.changelog.rows import fit_rows
 from state_runtime.changelog.upload import Uploader, UploadPolicy
 from state_runtime.changelog.writer import begin_segment
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, RowsLayout
@@ -110,3 +112,14 @@ def test_a_listing_of_other_rows_than_its_snapshot_names_is_damage() -> None:
     for passed, operator in ((fits, "other"), (elsewhere, "op")):
         with pytest.raises(CorruptSegment, match="lists other rows in flight than snapshot"):
             read_passes(*listed(passed, operator))
+
+
+def test_waiting_rows_keep_their_values_in_the_columns_of_now() -> None:
+    """After a change of the code a column may be new, gone, elsewhere or wider: what was read is not lost with it."""
+    rows = pa.RecordBatch.from_pydict(
+        {"a": pa.array([1, None], pa.int32()), "b": pa.array(["x", "y"]), "gone": pa.array([1.0, 2.0])}
+    )
+    wanted = pa.schema([("b", pa.string()), ("new", pa.float64()), ("a", pa.int64())])
+    fitted = fit_rows(rows, wanted)
+    assert fitted.schema.equals(wanted)
+    assert fitted.to_pylist() == [{"b": "x", "new": None, "a": 1}, {"b": "y", "new": None, "a": None}]
