@@ -97,7 +97,7 @@ BOUNDS: Final[dict[str, Bound]] = {
     "jvm_rss_mib": Bound(100, 5),
     "jvm_heap_mib": Bound(4, 0.5),
     "arrow_mib": Bound(1, 0.1),
-    "objects": Bound(3000, 300),
+    "objects": Bound(6000, 300),
     "files": Bound(8, 0.5),
     "maps": Bound(250, 5),
     "threads": Bound(8, 0.5),
