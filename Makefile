@@ -134,6 +134,21 @@ JOBS ?= 200
 soak-house: setup ## JOBS (200) jobs under a real Dagster daemon, twenty on a store that hangs and twenty on one that refuses; writes tests/soak/reports/house.json
 	$(BIN)/python -m tests.soak.house --jobs $(JOBS)
 
+EPOCHS ?= 100000
+.PHONY: soak-long
+soak-long: setup ## One driver over EPOCHS (100,000) small epochs: memory, files, maps, threads, heap, red if one keeps growing (hours); writes tests/soak/reports/long.json
+	$(BIN)/python -m tests.soak.long --epochs $(EPOCHS)
+
+MUTANTS_READY := $(VENV)/.stillstate-mutants
+$(MUTANTS_READY): $(SETUP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mutants]'
+	@touch $(MUTANTS_READY)
+
+MUTANTS ?= 200
+.PHONY: mutants
+mutants: $(MUTANTS_READY) ## MUTANTS (200) small changes of the runtime, drawn by SEED, each against the tests that reach it (hours); writes tests/soak/reports/mutants.json
+	$(BIN)/python -m tests.soak.mutants --sample $(MUTANTS) $(if $(SEED),--seed $(SEED))
+
 MINUTES ?= 30
 SEED ?=
 .PHONY: soak-dagster

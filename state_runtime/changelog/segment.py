@@ -134,10 +134,9 @@ def decode_index(tail: bytes, where: str) -> SegmentIndex:
     except (pa.ArrowException, OSError) as error:
         raise CorruptSegment(f"{where} has a damaged index: {error}. {RESTORE_OR_GO_BACK}") from error
     rows_parts = [p.part for passed in index.passes for p in passed.parts]
-    if len(index.parts) + len(rows_parts) > SEGMENT_PARTS_MAX:
-        raise CorruptSegment(
-            f"{where} lists {len(index.parts):,} parts, more than {SEGMENT_PARTS_MAX:,}. {RESTORE_OR_GO_BACK}"
-        )
+    count = len(index.parts) + len(rows_parts)
+    if count > SEGMENT_PARTS_MAX:
+        raise CorruptSegment(f"{where} lists {count:,} parts, more than {SEGMENT_PARTS_MAX:,}. {RESTORE_OR_GO_BACK}")
     for part in (*index.parts, *rows_parts):
         _check_part(part, where)
     for passed in index.passes:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 __all__ = ["DurableFolders", "fsync_path"]
 
+_KNOWN_MAX = 1024
+
 
 class DurableFolders:
     """Makes folders, and remembers which names are on the disk: each sync waits for the disk.
 
     A store and its children share one. What is remembered is a folder's inode; so a folder that somebody else has
-    removed and made again is synced again.
+    removed and made again is synced again. A driver makes new folders as long as it lives, and so does a folding
+    process, so what is remembered is bounded: what was forgotten is synced once more.
 
     Args:
         top: the store's root.
@@ -48,6 +51,8 @@ class DurableFolders:
                 at.mkdir(exist_ok=True)
             _sync_name(at)
             status = at.stat()
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
             self._known[at] = (status.st_dev, status.st_ino)
 
     def _is_known(self, folder: Path) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["GUARDS", "ROOT", "Guard", "without"]
+__all__ = ["GUARDS", "ROOT", "Guard", "copy_of_the_tree", "environment_of", "refuse_another_tree", "without"]
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("state_runtime", "orchestration", "assets", "stillstate", "examples", "benchmarks", "tests", "docs")
@@ -62,6 +62,7 @@ _FIT = "tests/state_runtime/pipeline/test_inflight_fit.py::"
 _STAGE = "tests/state_runtime/task/test_stage_task.py::"
 _SLEEPERS = "tests/state_runtime/snapshot/test_sleepers.py::"
 _COMMIT = "tests/state_runtime/snapshot/test_snapshot_commit.py::"
+_OWNERSHIP = "tests/state_runtime/snapshot/test_ownership.py::"
 _GC = "tests/state_runtime/maintenance/test_maintenance_gc.py::"
 
 GUARDS: tuple[Guard, ...] = (
@@ -243,6 +244,55 @@ GUARDS: tuple[Guard, ...] = (
         "",
         f"{_SLEEPERS}test_a_start_whose_term_went_with_a_backup_does_not_begin",
     ),
+    Guard(
+        "ownership-newer-run",
+        "state_runtime/snapshot/ownership.py",
+        "if self._newest_snapshot_term() > self.run.term:",
+        "if False:",
+        f"{_OWNERSHIP}test_a_run_that_only_starts_takes_nothing_from_the_one_before_and_its_first_snapshot_takes_everything",
+    ),
+    Guard(
+        "ownership-mere-start",
+        "state_runtime/snapshot/ownership.py",
+        "            if self._newest_snapshot_term() > self.run.term:\n    ",
+        "",
+        f"{_OWNERSHIP}test_a_run_that_only_starts_takes_nothing_from_the_one_before_and_its_first_snapshot_takes_everything",
+    ),
+    Guard(
+        "inflight-ranges-in-order",
+        "state_runtime/changelog/inflight.py",
+        "            not in_order\n            or not passed.left\n",
+        "            not passed.left\n",
+        "tests/state_runtime/changelog/test_inflight_passes.py::test_a_pass_that_no_reader_can_count_on_is_damage",
+    ),
+    Guard(
+        "inflight-listing-fits-its-snapshot",
+        "state_runtime/changelog/reader.py",
+        "if unknown or {p.operator for p in located} != {o.uid for o in batch.operators}:",
+        "if False:",
+        "tests/state_runtime/changelog/test_inflight_passes.py::test_a_listing_of_other_rows_than_its_snapshot_names_is_damage",
+    ),
+    Guard(
+        "begin-newest-damaged",
+        "state_runtime/driver/beginning.py",
+        "self._catalog.latest_to_go_back_from() if goes_back else self._catalog.latest()",
+        "self._catalog.latest_to_go_back_from()",
+        "tests/state_runtime/driver/test_beginning.py::test_a_damaged_newest_snapshot_stops_a_run_unless_it_was_told_where_to_go_back_to",
+    ),
+    Guard(
+        "file-book-incomplete",
+        "state_runtime/driver/file_book.py",
+        ", complete=not stored)",
+        ")",
+        "tests/state_runtime/driver/test_file_book.py::test_the_first_run_with_the_changelog_off_visits_every_shard_that_has_state",
+    ),
+    Guard(
+        "restore-empty-batch",
+        "state_runtime/restore/stream.py",
+        "        if batch.num_rows == 0:\n            continue\n",
+        "        if batch.num_rows == 0:\n            break\n",
+        "tests/state_runtime/restore/test_stream.py::test_a_sorted_source_stays_whole_however_it_is_cut",
+    ),
     # --- deletions and copies --------------------------------------------------------------------------------------
     Guard(
         "gc-previous-boundary",
@@ -366,12 +416,19 @@ def copy_of_the_tree(folder: Path) -> Path:
     return folder
 
 
+def environment_of(tree: Path) -> dict[str, str]:
+    """Of a process that imports a copy of the tree, from its text as it is now."""
+    paths = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def run(tree: Path, laws: Iterable[str]) -> tuple[int, str]:
     """Laws in a copy of the tree: pytest's exit code, and the end of what it says."""
-    there = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *laws]
     try:
-        done = subprocess.run(command, cwd=tree, env=there, capture_output=True, text=True, timeout=LAW_S_MAX)
+        done = subprocess.run(
+            command, cwd=tree, env=environment_of(tree), capture_output=True, text=True, timeout=LAW_S_MAX
+        )
     except subprocess.TimeoutExpired:
         return -1, f"it took more than {LAW_S_MAX} s"
     return done.returncode, "\n".join(done.stdout.splitlines()[-12:])
@@ -381,7 +438,7 @@ def refuse_another_tree(tree: Path) -> None:
     """Laws that import the original would notice nothing, and nothing would say so."""
     found = subprocess.run(
         [sys.executable, "-c", "import state_runtime; print(state_runtime.__file__)"],
-        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True,
+        cwd=tree, env=environment_of(tree), capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     if not Path(found).resolve().is_relative_to(tree.resolve()):
         raise SystemExit(f"the copy in {tree} imports {found}: laws would look at code that has all guards")

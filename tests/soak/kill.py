@@ -18,23 +18,17 @@ Processes are forked off one that has imported everything and used none of it, s
 from __future__ import annotations
 
 import argparse
-import contextlib
-import faulthandler
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-DUMP_S = 3.0
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "state_runtime"), str(ROOT / "tests" / "state_runtime" / "driver")]
 
@@ -53,6 +47,7 @@ from state_runtime.store import open_store  # noqa: E402
 from state_runtime.task import slicing  # noqa: E402
 from tests.faults.engine import JOB, InProcess, Run, operator, without_spark  # noqa: E402
 from tests.job_settings import job_settings  # noqa: E402
+from tests.soak.forks import ended, forked, given_up, hear_children, killed  # noqa: E402
 
 KEYS = [f"key-{n}" for n in range(40)]
 CYCLES_OF_A_LIFE = 25
@@ -223,54 +218,6 @@ def output_of(life: Life) -> Counter[tuple[str, int]]:
     return found
 
 
-def forked(work: Any) -> int:
-    """Begin a process that does some work; its pid. It ends with 0, or with 1 after its error went to stderr."""
-    pid = os.fork()
-    if pid:
-        # A group of its own, with whatever it starts; whoever of the two is first makes it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)
-        return pid
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def ended(pid: int, limit_s: float) -> int | None:
-    """Wait for a process; its exit code (minus the signal), or None if it goes on after the limit."""
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            return None
-        # Blocked in main(): the end of a child waits here until it is asked for.
-        signal.sigtimedwait([signal.SIGCHLD], left_s)
-
-
-def given_up(pid: int) -> None:
-    """Kill a process that hangs, once it has said where each of its threads stands."""
-    os.kill(pid, signal.SIGUSR1)
-    if ended(pid, DUMP_S) is None:
-        killed(pid)
-
-
-def killed(pid: int) -> None:
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
 # --- lives ---------------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +268,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     names = [given.life] if given.life else [f"{seed}-{n}" for n in range(-(-given.cycles // CYCLES_OF_A_LIFE))]
     seen: Counter[str] = Counter()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    hear_children()
     begun_s = time.monotonic()
     with Bar() as bar:
         task = bar.add_task("lives", total=len(names))

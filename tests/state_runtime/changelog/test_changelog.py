@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from maintenance_root import FakeWorld, Job
 from model import (
     ALL_HASHES,
     ALL_KEYS,
@@ -363,3 +364,12 @@ def test_live_rows_are_those_without_tombstone() -> None:
     """The number of keys in a state."""
     assert count_live(batch_of({ALL_KEYS[0]: None, ALL_KEYS[1]: (1, "x"), ALL_KEYS[2]: (None, None)}, spread)) == 2
     assert count_live(SCHEMA.empty()) == 0
+
+
+def test_an_index_that_lists_more_parts_than_a_reader_holds_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(FakeWorld().connect()).checkpoints(1)
+    (segment,) = job.committer.last.segments
+    count = len(read_index(job.root, segment, job.committer.last.job_uids).parts)
+    monkeypatch.setattr("state_runtime.changelog.segment.SEGMENT_PARTS_MAX", count - 1)
+    with pytest.raises(CorruptSegment, match=f"lists {count} parts, more than {count - 1}"):
+        read_index(job.root, segment, job.committer.last.job_uids)

@@ -60,12 +60,16 @@ def shards(disk: Disk) -> list[str]:
     return sorted(p.name for p in disk.state.glob("*/*/*"))
 
 
-def test_local_copies_give_way_to_sparks_checkpoint_the_oldest_first(disk: Disk, tmp_path: Path) -> None:
-    """A copy costs a restore; without its checkpoint directory Spark cannot plan a batch, and the job ends."""
+def test_local_copies_give_way_to_sparks_checkpoint_the_oldest_first(
+    disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy costs a restore; without its checkpoint directory Spark cannot plan a batch, and the job ends. What went is
+    said: the next epoch takes longer."""
     scratch = Scratch(tmp_path / "spark", disk.state)
     scratch.retried(disk.write)
     assert disk.written == ["x"]
     assert shards(disk) == ["4-0", "4-1", "4-2"]
+    assert "was full: 1 local copies of shards" in caplog.text
 
 
 def test_room_is_made_before_the_disk_is_full(disk: Disk, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.retention import apply
 from state_runtime.maintenance.retention.apply import Retained, apply_retention, make_retention_plan
 from state_runtime.maintenance.retention.plan import RetentionPlan
+from state_runtime.maintenance.retention.safety import dangers_of_retention
 from state_runtime.snapshot.paths import manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, list_savepoints
@@ -200,3 +201,21 @@ def test_savepoints_are_counted_apart_and_those_of_users_stay(job: Job) -> None:
     assert applied(job, plan).savepoints == ("nightly-2", "nightly-1")
     assert {r.name for r in list_savepoints(job.root)} == {"nightly-0", "nightly-3", "busy", "mine"}
     assert job.check() == [5, 6]
+
+
+def test_the_look_before_an_unattended_deletion_stands_up_for_savepoints_whatever_the_plan_says(job: Job) -> None:
+    """Apart from what made the plan: the newest that is complete, those of users, and those that somebody is at work on."""
+    for number, state in enumerate(("COMPLETED", "COMPLETED", "FAILED")):
+        job.clock.advance_s(60)
+        savepoint(job, f"nightly-{number}", state=state)
+    savepoint(job, "mine", trigger="user", requested_at_ms=0)
+    savepoint(job, "busy", state="IN_PROGRESS", finished_at_ms=0)
+    plan = planned(job)
+    assert not dangers_of_retention(job.root, plan, clock=job.clock)
+    spoilt = tuple(replace(d, reasons=()) if d.item.kind == "savepoint" else d for d in plan.decisions)
+    assert sum(d.item.kind == "savepoint" for d in spoilt) == 5
+    assert sorted(dangers_of_retention(job.root, replace(plan, decisions=spoilt), clock=job.clock)) == [
+        "savepoint 'busy' is IN_PROGRESS: o is at work on it",
+        "savepoint 'mine' was asked for by a user, and only a user deletes it",
+        "savepoint 'nightly-1' is the newest that is complete",
+    ]

@@ -82,6 +82,10 @@ def test_a_failed_attempt_waits_longer_each_time_and_the_last_one_is_final(
         assert (after.state, after.next_attempt_at_ms, after.finished_at_ms) == ("FAILED", 0, now_ms)
 
 
+def test_the_wait_after_a_failed_attempt_doubles_from_a_second_to_a_minute() -> None:
+    assert [retry_wait_ms(n) for n in (0, 1, 2, 3, 6, 7, 1000)] == [1000, 1000, 2000, 4000, 32_000, 60_000, 60_000]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["rewrite", "take", "read", "sleeper"])), max_size=40))
 @examples(200)
 def test_whatever_owners_do_only_the_newest_ones_record_counts(steps: list[tuple[int, str]]) -> None:
