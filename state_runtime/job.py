@@ -6,7 +6,7 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,12 +23,14 @@ from state_runtime.driver.beginning import Beginning, StartFrom
 from state_runtime.driver.run import BY_HAND, Allowed, JobRun, RunResult, StartedBy
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
-from state_runtime.pipeline.compile import Step, TransformStep, WriteStep
+from state_runtime.pipeline.compile import TransformStep
+from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.operators import (
     AggregateStep,
     DeduplicateStep,
     IntervalJoinStep,
     LatestByStep,
+    OperatorStep,
     ProcessorStep,
     TimeMode,
     VectorizedStep,
@@ -36,7 +38,7 @@ from state_runtime.pipeline.operators import (
 )
 from state_runtime.pipeline.plan import JobPlan
 from state_runtime.pipeline.sinks import Sink
-from state_runtime.pipeline.sources import JoinedStreams, Source
+from state_runtime.pipeline.sources import Source
 from state_runtime.processors.builtin.window_state import OutputMode
 from state_runtime.processors.declared.aggregates import Aggregate
 from state_runtime.processors.declared.windows import SessionWindow, TimeWindow
@@ -112,7 +114,7 @@ class StreamingJob:
         self._store = open_store(store, self._storage_options)
         self._clock = clock
         self._ids = ids
-        self._chain = _Chain(self.name)
+        self._pipeline = _Pipeline()
 
     def __repr__(self) -> str:
         return f"StreamingJob({self.name!r}, store={self._store.url!r})"
@@ -130,17 +132,19 @@ class StreamingJob:
 
     def read(self, source: Source) -> Stream:
         """Begin the pipeline with any Spark stream: a streaming DataFrame, or a function that makes one."""
-        self._chain.begin(source)
-        return Stream(self._chain, ())
+        if self._pipeline.graph.nodes:
+            raise InvalidPipeline(f"job {self.name!r} already reads a source; union the streams inside one read()")
+        return Stream(self._pipeline, self._pipeline.add(SourceNode("", source)))
 
     def plan(self) -> JobPlan:
-        """The job as it is written so far, as a value: what a run, a bootstrap and an import are made of."""
+        """The job as it is written so far, as a value: what a run, a bootstrap and an import are made of.
+
+        Raises:
+            InvalidPipeline: no run can run this pipeline; the message names the line.
+        """
         return JobPlan(
             name=self.name,
-            source=self._chain.source,
-            source_at=self._chain.source_at,
-            steps=self._chain.steps,
-            steps_at=self._chain.steps_at,
+            graph=self._pipeline.graph,
             settings=self.settings,
             store_url=self._store_url,
             storage_options=self._storage_options,
@@ -220,31 +224,20 @@ class StreamingJob:
         return run.go(sparks_trigger(trigger), allowed, beginning, started_by)
 
 
-class _Chain:
-    """The source and the steps that a job's streams put one behind the other."""
+class _Pipeline:
+    """The graph that a job's streams make, node by node."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.source: Source | None = None
-        self.source_at = ""
-        self.steps: tuple[Step, ...] = ()
-        self.steps_at: tuple[str, ...] = ()
+    def __init__(self) -> None:
+        self.graph = Graph()
 
-    def begin(self, source: Source) -> None:
-        if self.source is not None:
-            raise InvalidPipeline(f"job {self.name!r} already reads a source; union the streams inside one read()")
-        self.source, self.source_at = source, called_at()
+    def add(self, node: Node) -> Edge:
+        """Put a node behind those that are there, with the line of the job's own code that it comes from.
 
-    def extend(self, before: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
-        """Put a step behind those of a stream; what the chain is then."""
-        if before is not self.steps and before != self.steps:
-            raise InvalidPipeline(
-                f"job {self.name!r}: the stream was already continued elsewhere. A pipeline is one chain; write() may "
-                "hang "
-                "any number of sinks on it, and two chains are two jobs"
-            )
-        self.steps, self.steps_at = (*before, step), (*self.steps_at, called_at())
-        return self.steps
+        Returns:
+            Its rows.
+        """
+        self.graph = Graph((*self.graph.nodes, replace(node, at=called_at())))
+        return Edge(len(self.graph.nodes) - 1)
 
 
 class _NoSuchStep(InvalidPipeline, AttributeError):
@@ -254,9 +247,9 @@ class _NoSuchStep(InvalidPipeline, AttributeError):
 class Stream:
     """A stream of rows inside a job's pipeline."""
 
-    def __init__(self, chain: _Chain, steps: tuple[Step, ...]) -> None:
-        self._chain = chain
-        self._steps = steps
+    def __init__(self, pipeline: _Pipeline, rows: Edge) -> None:
+        self._pipeline = pipeline
+        self._rows = rows
 
     if not TYPE_CHECKING:
 
@@ -278,7 +271,7 @@ class Stream:
             )
         if len(set(names)) != len(names):
             raise InvalidPipeline(f"key_by({', '.join(map(repr, names))}) names a column twice")
-        return KeyedStream(self._chain, self._steps, names)
+        return KeyedStream(self._pipeline, self._rows, names)
 
     def aggregate(self, *, uid: str, output_mode: str = "update", **aggregates: Aggregate) -> Stream:
         """Aggregates over all rows: SQL's aggregate without GROUP BY, `df.agg(…)`. See `KeyedStream.aggregate`.
@@ -289,7 +282,7 @@ class Stream:
         Example:
             job.read(orders).aggregate(uid="all", orders=aggregates.count(), revenue=aggregates.sum("price"))
         """
-        return KeyedStream(self._chain, self._steps, ()).aggregate(uid=uid, output_mode=output_mode, **aggregates)
+        return KeyedStream(self._pipeline, self._rows, ()).aggregate(uid=uid, output_mode=output_mode, **aggregates)
 
     def window(
         self,
@@ -302,7 +295,7 @@ class Stream:
     ) -> Stream:
         """Aggregates over all rows of a window: GROUP BY of the window alone. See `KeyedStream.window`; one shard does
         the work, as of `aggregate`."""
-        return KeyedStream(self._chain, self._steps, ()).window(
+        return KeyedStream(self._pipeline, self._rows, ()).window(
             window, uid=uid, output_mode=output_mode, allowed_lateness=allowed_lateness, **aggregates
         )
 
@@ -327,7 +320,8 @@ class Stream:
         """
         if not callable(function):
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
-        return Stream(self._chain, self._chain.extend(self._steps, TransformStep(function, every_epoch)))
+        node = SegmentNode((self._rows,), TransformStep(function, every_epoch))
+        return Stream(self._pipeline, self._pipeline.add(node))
 
     def write(self, sink: Sink, *, name: str = "") -> Stream:
         """Hang a sink on the stream; the stream goes on.
@@ -337,9 +331,10 @@ class Stream:
         """
         if not isinstance(sink, Sink):
             raise InvalidPipeline(f"write() needs a sink (ParquetSink, foreach_epoch), not a {type(sink).__name__}")
-        written = sum(isinstance(step, WriteStep) for step in self._steps)
+        written = sum(isinstance(node, SinkNode) for node in self._pipeline.graph.nodes)
         chosen = check_uid(name or ("out" if written == 0 else f"out-{written + 1}"), "sink name")
-        return Stream(self._chain, self._chain.extend(self._steps, WriteStep(chosen, sink)))
+        self._pipeline.add(SinkNode(chosen, sink, self._rows))
+        return self
 
 
 _REFERENCE = re.compile(r"Column<'(\w+)'>")
@@ -412,9 +407,9 @@ def _sparks_word(name: str) -> str:
 class KeyedStream:
     """A stream partitioned by key: a stateful operator must follow."""
 
-    def __init__(self, chain: _Chain, steps: tuple[Step, ...], keys: tuple[str, ...]) -> None:
-        self._chain = chain
-        self._steps = steps
+    def __init__(self, pipeline: _Pipeline, rows: Edge, keys: tuple[str, ...]) -> None:
+        self._pipeline = pipeline
+        self._rows = rows
         self._keys = keys
 
     if not TYPE_CHECKING:
@@ -490,8 +485,7 @@ class KeyedStream:
         check_uid(uid, "operator uid")
         mode = _output_mode(uid, output_mode)
         _check_aggregates(uid, aggregates)
-        step = AggregateStep(uid, self._keys, dict(aggregates), mode)
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        return self._then(AggregateStep(uid, dict(aggregates), mode))
 
     def process(self, processor: VectorizedProcessor, output_schema: T.StructType | str, *, uid: str) -> Stream:
         """Run a `VectorizedProcessor`: the rows and the state of all keys at once, in Arrow and numpy.
@@ -508,8 +502,7 @@ class KeyedStream:
                 f"{getattr(processor, '__name__', type(processor).__name__)}; a StatefulProcessor goes to "
                 "transform_with_state()"
             )
-        step = VectorizedStep(uid, self._keys, processor, output_schema)
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        return self._then(VectorizedStep(uid, processor, output_schema))
 
     def latest_by(
         self, order: str | Sequence[str], *columns: str, uid: str, ascending: bool | Sequence[bool] = False
@@ -540,8 +533,7 @@ class KeyedStream:
                 f"operator {uid!r}: latest_by() got {len(names)} order columns and {len(directions)} directions in "
                 "ascending; give one for each, or one for all"
             )
-        step = LatestByStep(uid, self._keys, names, columns, directions)
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        return self._then(LatestByStep(uid, names, columns, directions))
 
     def deduplicate(self, *, uid: str, within_watermark: bool = False) -> Stream:
         """Pass the first row of each key and drop all later ones (append mode); vectorised. Rows keep all their
@@ -556,8 +548,7 @@ class KeyedStream:
             .key_by("event_id").deduplicate(uid="once")
         """
         check_uid(uid, "operator uid")
-        step = DeduplicateStep(uid, self._keys, within_watermark)
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        return self._then(DeduplicateStep(uid, within_watermark))
 
     def window(
         self,
@@ -591,13 +582,12 @@ class KeyedStream:
         _check_aggregates(uid, aggregates)
         step = WindowStep(
             uid=uid,
-            keys=self._keys,
             window=window,
             aggregates=dict(aggregates),
             output_mode=mode,
             allowed_lateness=allowed_lateness,
         )
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        return self._then(step)
 
     def interval_join(
         self,
@@ -627,19 +617,14 @@ class KeyedStream:
             job.read(views).key_by("ad").interval_join(clicks, lower="0 seconds", upper="10 minutes", uid="clicked")
         """
         check_uid(uid, "operator uid")
-        if self._steps:
-            raise InvalidPipeline(
-                f"operator {uid!r}: interval_join() must be the first step after read(); put stateless code into the "
-                "two streams"
-            )
-        streams = JoinedStreams(right, self._keys, tuple(right_keys) or self._keys)
-        if len(streams.right_keys) != len(self._keys):
-            raise InvalidPipeline(
-                f"operator {uid!r}: {len(self._keys)} keys on the left, {len(streams.right_keys)} on the right"
-            )
         range_us = parse_duration_us(lower), parse_duration_us(upper)
-        step = IntervalJoinStep(uid, self._keys, streams, *range_us, _JOINS.get(how.lower(), how.lower()))
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        step = IntervalJoinStep(uid, *range_us, _JOINS.get(how.lower(), how.lower()))
+        rows = self._pipeline.add(SourceNode(f"{uid}.right", right))
+        return self._then(step, Port(rows, tuple(right_keys) or self._keys))
+
+    def _then(self, step: OperatorStep, *others: Port) -> Stream:
+        node = OperatorNode(step, (Port(self._rows, self._keys), *others))
+        return Stream(self._pipeline, self._pipeline.add(node))
 
     def _processor(
         self,
@@ -672,7 +657,6 @@ class KeyedStream:
             )
         step = ProcessorStep(
             uid=uid,
-            keys=self._keys,
             processor=processor,
             output_schema=output_schema,
             pandas=pandas,
@@ -681,7 +665,7 @@ class KeyedStream:
             event_time_column=event_time_column,
             initial_state=initial_state,
         )
-        return Stream(self._chain, self._chain.extend(self._steps, step))
+        return self._then(step)
 
 
 def _no_such_step(stream: Stream | KeyedStream, name: str) -> AttributeError:

@@ -349,6 +349,7 @@ PURE_FILES = {
     "state_runtime/materialize/grid.py",
     "state_runtime/materialize/plan.py",
     "state_runtime/pipeline/compatibility.py",
+    "state_runtime/pipeline/graph.py",
     "state_runtime/pipeline/staged.py",
     "state_runtime/placement/assignment.py",
     "state_runtime/reading/fingerprint.py",

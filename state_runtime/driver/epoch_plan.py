@@ -15,7 +15,8 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from state_runtime.pipeline.compile import CompiledPipeline, Stage, TransformStep, runtime_columns
+from state_runtime.pipeline.compile import CompiledPipeline, Stage, runtime_columns
+from state_runtime.pipeline.graph import SegmentNode, SinkNode
 from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
 from state_runtime.placement.seats import SeatedPlan
@@ -141,35 +142,48 @@ class _Planned:
 def _planned(
     made: Frames, frame: DataFrame, pipeline: CompiledPipeline, functions: Sequence[StageFunction], asked: _Asked
 ) -> _Planned:
-    """The batch through all stages."""
+    """The batch through all nodes of the graph."""
     seen: Seen = _nothing
     if observed := tuple(f"max({column.sql})" for column in pipeline.watermarks if column.node is None):
         frame, seen = made.observe(frame, observed)
+    stages = {stage.node: (number, stage) for number, stage in enumerate(pipeline.stages)}
     frames: list[DataFrame] = []
-    number = 0
-    for part in pipeline.parts:
-        if isinstance(part, TransformStep):
-            frame = part.function(frame)
-            continue
-        columns = part.columns
-        if part.operator is not None:
-            keys, uid = part.operator.key_columns, part.operator.uid
-            if part.partial is not None and uid in asked.aggregated and made.aggregate is not None:
-                frame = made.select(frame, (*part.selected, f"true AS {_TASK}"))
-                frames.append(frame)
-                frame = _aggregated(made.aggregate, frame, part.partial)
-                columns = part.partial.columns
-            else:
-                frame = made.select(frame, (*part.selected, *runtime_columns(keys)))
-            columns = (*columns, *_OF_RUNTIME)
-            if part.initial is not None and uid in asked.beginning:
-                frame, columns = _with_initial_state(frame, part.initial, keys), (*columns, INITIAL_COLUMN)
-            if asked.wake.get(uid):
-                frame = _with_wake_rows(made, frame, asked.wake[uid], asked.parallelism)
-            frame = _placed(made, frame, asked)
-        frame = made.map_in_arrow(frame, functions[number], columns, number)
-        number += 1
-    return _Planned((*frames, frame), seen)
+    rows: dict[int, DataFrame] = {}
+    last = frame
+    for index, node in enumerate(pipeline.graph.nodes):
+        if isinstance(node, SinkNode):
+            continue  # in the stage of the node that it hangs on
+        given = [rows[edge.node] for edge in node.inputs] or [frame]
+        last = node.code.function(*given) if isinstance(node, SegmentNode) else given[0]
+        if index in stages:
+            number, stage = stages[index]
+            *before, last = _staged(made, last, stage, functions[number], number, asked)
+            frames += before
+        rows[index] = last
+    return _Planned((*frames, last), seen)
+
+
+def _staged(
+    made: Frames, frame: DataFrame, stage: Stage, function: StageFunction, number: int, asked: _Asked
+) -> tuple[DataFrame, ...]:
+    """The frames of a stage: one, or two where Spark aggregates the rows of the first."""
+    columns = stage.columns
+    before: tuple[DataFrame, ...] = ()
+    if stage.operator is not None:
+        keys, uid = stage.operator.key_columns, stage.operator.uid
+        if stage.partial is not None and uid in asked.aggregated and made.aggregate is not None:
+            before = (made.select(frame, (*stage.selected, f"true AS {_TASK}")),)
+            frame = _aggregated(made.aggregate, before[0], stage.partial)
+            columns = stage.partial.columns
+        else:
+            frame = made.select(frame, (*stage.selected, *runtime_columns(keys)))
+        columns = (*columns, *_OF_RUNTIME)
+        if stage.initial is not None and uid in asked.beginning:
+            frame, columns = _with_initial_state(frame, stage.initial, keys), (*columns, INITIAL_COLUMN)
+        if asked.wake.get(uid):
+            frame = _with_wake_rows(made, frame, asked.wake[uid], asked.parallelism)
+        frame = _placed(made, frame, asked)
+    return (*before, made.map_in_arrow(frame, function, columns, number))
 
 
 def _placed(made: Frames, frame: DataFrame, asked: _Asked) -> DataFrame:

@@ -27,7 +27,7 @@ from state_runtime.importing.native_checkpoint import NativeCheckpoint, check_un
 from state_runtime.importing.native_operators import NativeOperator, match_operators, parse_operators
 from state_runtime.pipeline.compile import CompiledPipeline
 from state_runtime.pipeline.plan import JobPlan, Planned
-from state_runtime.pipeline.sources import open_source
+from state_runtime.pipeline.sources import OpenedSource
 from state_runtime.processors.user.stateful import StatefulProcessorOperator
 from state_runtime.processors.user.timer_state import TIMERS
 from state_runtime.reading.building import SnapshotBuilder
@@ -96,8 +96,9 @@ def import_checkpoint(
     native = read_checkpoint(root)
     _refuse_active(spark, native, root.url)
     plan = job.plan()
-    pipeline = plan.compiled(spark, plan.opened_source(spark))
-    _check_sources(spark, plan, native, root.url)
+    opened = plan.opened_source(spark)
+    pipeline = plan.compiled(spark, opened)
+    _check_sources(opened, native, root.url)
     found = parse_operators(_metadata(spark, checkpoint), root.url)
     pairs = match_operators(found, pipeline.operators, operators)
     builder = _builder(plan, target_url, target_options, native, pairs, pipeline, clock, ids)
@@ -150,9 +151,9 @@ def _refuse_active(spark: SparkSession, native: NativeCheckpoint, where: str) ->
         raise InvalidData(f"the query in {where} runs in this session; stop it, and import again")
 
 
-def _check_sources(spark: SparkSession, plan: JobPlan, native: NativeCheckpoint, where: str) -> None:
+def _check_sources(opened: OpenedSource, native: NativeCheckpoint, where: str) -> None:
     """Spark matches sources by their place, and fails late if there are more or fewer."""
-    streams = len(stream_sources(open_source(spark, plan.name, plan.source, None).frame))
+    streams = len(stream_sources(opened.frame))
     if streams and streams != native.sources:
         raise InvalidConfiguration(
             f"the job reads {streams} streaming sources, and the query in {where} has {native.sources}; they must be "

@@ -1,12 +1,11 @@
-"""From the steps that a user wrote to the stages of an epoch, checked on the source's schema before the stream
+"""From the graph that a user wrote to the stages of an epoch, checked on the source's schema before the stream
 starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -17,6 +16,7 @@ from state_runtime.base.usercode import raised_by_user, step_at
 from state_runtime.pipeline.collations import refuse_collations
 from state_runtime.pipeline.columns_read import SourceReads, columns_read, deciding_columns
 from state_runtime.pipeline.conditions import conditioned
+from state_runtime.pipeline.graph import Graph, OperatorNode, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.inflight_fit import OperatorReads, functions_of
 from state_runtime.pipeline.operators import (
     AggregateStep,
@@ -45,9 +45,7 @@ from state_runtime.state.key_groups import key_hash_sql
 __all__ = [
     "CompiledPipeline",
     "Stage",
-    "Step",
     "TransformStep",
-    "WriteStep",
     "compile_pipeline",
     "refuse_other_output",
     "runtime_columns",
@@ -61,7 +59,7 @@ _COUNTS_EACH_ROW: Final = frozenset(
 
 @dataclass(frozen=True)
 class TransformStep:
-    """Stateless Spark code.
+    """The code of a segment: stateless Spark code.
 
     Attributes:
         every_epoch: it may give another plan in each epoch.
@@ -72,27 +70,17 @@ class TransformStep:
 
 
 @dataclass(frozen=True)
-class WriteStep:
-    """A sink that hangs on the stream at this point."""
-
-    name: str
-    sink: Sink
-
-
-Step: TypeAlias = TransformStep | OperatorStep | WriteStep
-
-
-@dataclass(frozen=True)
 class Stage:
     """What one `mapInArrow` of an epoch runs: an operator and the sinks on its output, or sinks alone.
 
     Attributes:
         output: Spark schema of what it emits.
-        emit: whether a later step reads it.
+        emit: whether a later node reads it.
         initial: rows that the operator's state begins with, in its first epoch.
         input: the columns that it is given: those that its operator reads, or all of a stage of sinks.
         reads: SQL for them; all, if empty.
         partial: how Spark can aggregate its rows before the shuffle, if it can.
+        node: index in the graph of its operator, or of what its sinks hang on.
     """
 
     operator: Operator | None
@@ -103,6 +91,7 @@ class Stage:
     reads: tuple[str, ...] = ()
     partial: PartialRows | None = None
     input: T.StructType = field(default_factory=T.StructType)
+    node: int = 0
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -117,7 +106,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class CompiledPipeline:
-    """Stages and the user's transforms between them, in order.
+    """A graph and the stages that it is run in, in its order.
 
     Attributes:
         layouts: of the sinks whose output readers take for a table.
@@ -128,22 +117,19 @@ class CompiledPipeline:
             source, a transform, an initial state or a sink may have code of its own in Python.
     """
 
-    parts: tuple[Stage | TransformStep, ...]
+    stages: tuple[Stage, ...]
     sinks: Mapping[str, Sink] = field(default_factory=dict)
     layouts: Mapping[str, OutputLayout] = field(default_factory=dict)
     watermarks: tuple[WatermarkColumn, ...] = ()
     dropped: Mapping[str, frozenset[str]] = field(default_factory=dict)
     source_reads: frozenset[str] | None = None
     hands_only_its_own: bool = False
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return tuple(part for part in self.parts if isinstance(part, Stage))
+    graph: Graph = field(default_factory=Graph)
 
     @property
     def plans_stay(self) -> bool:
         """Whether the plan of one epoch does for another."""
-        return not any(isinstance(part, TransformStep) and part.every_epoch for part in self.parts)
+        return not any(isinstance(node, SegmentNode) and node.code.every_epoch for node in self.graph.nodes)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -162,104 +148,135 @@ class CompiledPipeline:
 
 
 def compile_pipeline(
-    spark: SparkSession,
-    source: OpenedSource,
-    steps: tuple[Step, ...],
-    settings: JobSettings,
-    steps_at: tuple[str, ...] = (),
+    spark: SparkSession, source: OpenedSource, graph: Graph, settings: JobSettings
 ) -> CompiledPipeline:
-    """Check the steps on the schemas that flow through them and build the stages.
+    """Check a graph on the schemas that flow through it and build the stages.
 
     No row is read. User transforms are called once, with an empty frame of the right schema.
 
     Args:
-        steps_at: the lines of the job's own code that the steps come from, as far as they are known.
+        graph: of a `JobPlan`, which has refused what is not run.
 
     Raises:
         InvalidPipeline: a step cannot run; the message names it and its line. UserCodeError: a transform raised.
     """
-    if not steps:
-        raise InvalidPipeline("the pipeline has no steps; add key_by(…) with an operator, or write(…)")
-    parts: list[Stage | TransformStep] = []
-    schema = source.frame.schema
-    sinks: dict[str, Sink] = {}
-    layouts: dict[str, OutputLayout] = {}
-    uids: set[str] = set()
-    dropped: dict[str, frozenset[str]] = {}
-    session = session_settings(spark.conf)
-    if source.left is None:
-        _check_names(schema, "the source")
-    asked = SourceReads(spark, schema)
-    updates = ""
-    has_other_python = has_python(source.frame)
-    for step, place in zip(steps, chain(steps_at, repeat(""))):
-        with step_at(place):
-            if not isinstance(step, TransformStep):
-                _check_dots(schema)
-            if isinstance(step, TransformStep):
-                has_looked = job_watch(spark)
-                made = _transformed(asked.frame_of(schema), step)
-                # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
-                asked.through(made, looked=has_looked())
-                schema = made.schema
-                has_other_python = has_other_python or has_python(made)
-                parts.append(step)
-            elif isinstance(step, WriteStep):
-                if step.name in sinks:
-                    raise InvalidPipeline(f"two sinks are named {step.name!r}; give each write() a name of its own")
-                written = arrow_schema(schema)
-                step.sink.check(written, f"sink {step.name!r}")
-                if (layout := step.sink.layout(written)) is not None:
-                    layouts[step.name] = layout
-                sinks[step.name] = step.sink
-                has_other_python = has_other_python or step.sink.may_have_python
-                last = parts[-1] if parts else None
-                if isinstance(last, Stage):
-                    parts[-1] = replace(last, sinks=(*last.sinks, step.name))
-                else:
-                    parts.append(Stage(None, (step.name,), schema, True, input=schema))
-                    asked.by()
+    compiling = _Compiling(spark, source, graph, settings)
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node, SinkNode):
+            continue  # with the node that it hangs on
+        with step_at(node.at):
+            if isinstance(node, SegmentNode):
+                compiling.segment(index, node)
+            elif isinstance(node, OperatorNode):
+                compiling.operator(index, node)
             else:
-                if step.uid in uids:
-                    raise InvalidPipeline(f"two operators have the uid {step.uid!r}; state belongs to one uid")
-                uids.add(step.uid)
-                updates = _check_updates(step, updates)
-                chosen = conditioned(spark, step, schema)
-                operator, given_up = build_operator(chosen.step, chosen.schema, source, settings, session)
-                if given_up:
-                    dropped[step.uid] = given_up
-                schema = output_schema(step, operator, schema)
-                initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
-                has_other_python = has_other_python or (initial is not None and has_python(initial))
-                names = columns_read(operator)
-                reads = chosen.select(names)
-                read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
-                refuse_collations(chosen.told(read), f"operator {step.uid!r}")
-                asked.by(reads)
-                partial = partial_rows(operator, chosen.schema)
-                parts.append(
-                    Stage(operator, (), schema, emit=True, initial=initial, reads=reads, partial=partial, input=read)
-                )
-            _check_names(schema, f"step {type(step).__name__}")
-    refuse_layouts_beside(layouts)
-    last = parts[-1]
-    if isinstance(last, Stage):
-        parts[-1] = replace(last, emit=False)
-    else:
-        # The user's last transform runs too; its rows go nowhere, and no Python needs to see them.
-        asked.by()
-        if not any(isinstance(part, Stage) for part in parts):
-            # Somebody must count the rows.
-            parts.append(Stage(None, (), schema, False, input=schema))
-    return CompiledPipeline(
-        tuple(parts),
-        sinks,
-        layouts=layouts,
-        watermarks=source.watermarks,
-        dropped=dropped,
-        source_reads=asked.columns,
-        hands_only_its_own=not has_other_python,
-    )
+                compiling.source(index)
+        compiling.sinks(index)
+    return compiling.compiled()
+
+
+class _Compiling:
+    """A graph whose nodes are compiled one after the other, each with the sinks that hang on it."""
+
+    def __init__(self, spark: SparkSession, source: OpenedSource, graph: Graph, settings: JobSettings) -> None:
+        self._spark = spark
+        self._source = source
+        self._graph = graph
+        self._settings = settings
+        self._session = session_settings(spark.conf)
+        self._reads = SourceReads(spark, source.frame.schema)
+        # Of a node's rows: their schema; uid of the operator that emits a key's row anew whenever it changes, or "".
+        self._schemas: dict[int, T.StructType] = {}
+        self._updates: dict[int, str] = {}
+        self._stages: list[Stage] = []
+        self._layouts: dict[str, OutputLayout] = {}
+        self._dropped: dict[str, frozenset[str]] = {}
+        self._has_other_python = has_python(source.frame)
+
+    def source(self, index: int) -> None:
+        if self._source.left is None:
+            _check_names(self._source.frame.schema, "the source")
+        self._schemas[index], self._updates[index] = self._source.frame.schema, ""
+
+    def segment(self, index: int, node: SegmentNode) -> None:
+        before = node.inputs[0].node
+        has_looked = job_watch(self._spark)
+        made = _transformed(self._reads.frame_of(self._schemas[before]), node.code)
+        # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
+        self._reads.through(made, looked=has_looked())
+        self._has_other_python |= has_python(made)
+        _check_names(made.schema, f"step {type(node.code).__name__}")
+        self._schemas[index], self._updates[index] = made.schema, self._updates[before]
+
+    def operator(self, index: int, node: OperatorNode) -> None:
+        before, step = node.ports[0].input.node, node.step
+        given = self._schemas[before]
+        _check_dots(given)
+        self._updates[index] = _check_updates(step, self._updates[before])
+        chosen = conditioned(self._spark, node, given)
+        operator, given_up = build_operator(chosen.node, chosen.schema, self._source, self._settings, self._session)
+        if given_up:
+            self._dropped[node.uid] = given_up
+        self._schemas[index] = output_schema(step, operator, given)
+        initial = _initial_state(step, operator) if isinstance(step, ProcessorStep) else None
+        self._has_other_python |= initial is not None and has_python(initial)
+        names = columns_read(operator)
+        reads = chosen.select(names)
+        read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
+        refuse_collations(chosen.told(read), f"operator {node.uid!r}")
+        partial = partial_rows(operator, chosen.schema)
+        self._stage(index, operator, read, reads, initial=initial, partial=partial)
+        _check_names(self._schemas[index], f"step {type(step).__name__}")
+
+    def sinks(self, index: int) -> None:
+        """Those on a node that has been compiled."""
+        schema, sinks = self._schemas[index], self._graph.sinks(index)
+        for node in sinks:
+            with step_at(node.at):
+                _check_dots(schema)
+                written = arrow_schema(schema)
+                node.sink.check(written, f"sink {node.name!r}")
+                if (layout := node.sink.layout(written)) is not None:
+                    self._layouts[node.name] = layout
+                self._has_other_python |= node.sink.may_have_python
+        if sinks and not isinstance(self._graph.nodes[index], OperatorNode):
+            self._stage(index, None, schema)
+
+    def compiled(self) -> CompiledPipeline:
+        if all(isinstance(node, SourceNode) for node in self._graph.nodes):
+            raise InvalidPipeline("the pipeline has no steps; add key_by(…) with an operator, or write(…)")
+        refuse_layouts_beside(self._layouts)
+        if not self._stages:
+            last = max(self._schemas)
+            self._stage(last, None, self._schemas[last])  # somebody must count the rows
+        return CompiledPipeline(
+            tuple(self._stages),
+            {node.name: node.sink for node in self._graph.nodes if isinstance(node, SinkNode)},
+            layouts=self._layouts,
+            watermarks=self._source.watermarks,
+            dropped=self._dropped,
+            source_reads=self._reads.columns,
+            hands_only_its_own=not self._has_other_python,
+            graph=self._graph,
+        )
+
+    def _stage(
+        self,
+        index: int,
+        operator: Operator | None,
+        read: T.StructType,
+        reads: tuple[str, ...] = (),
+        *,
+        initial: DataFrame | None = None,
+        partial: PartialRows | None = None,
+    ) -> None:
+        """Of a node: what its sinks, and the nodes that read it, get goes through it."""
+        self._reads.by(reads)
+        names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
+        stage = Stage(
+            operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
+        )
+        self._stages.append(stage)
 
 
 def refuse_other_output(pipeline: CompiledPipeline, content: Manifest | None) -> None:
@@ -361,7 +378,7 @@ def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:
         )
     _check_names(initial.schema, where)
     refuse_collations(initial.schema, where)
-    for name, field_ in zip(step.keys, operator.key_schema, strict=True):
+    for name, field_ in zip(operator.key_columns, operator.key_schema, strict=True):
         if name not in initial.columns:
             raise InvalidPipeline(f"{where} has no key column {name!r}; it has {', '.join(initial.columns)}")
         given = arrow_schema(T.StructType([initial.schema[name]])).field(0).type

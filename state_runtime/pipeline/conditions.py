@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline
-from state_runtime.pipeline.operators import AggregateStep, OperatorStep, WindowStep
+from state_runtime.pipeline.graph import OperatorNode
+from state_runtime.pipeline.operators import AggregateStep, WindowStep
 from state_runtime.pipeline.repeatable import warn_if_unrepeatable
 from state_runtime.processors.builtin.all_rows import ALL_ROWS
 from state_runtime.processors.declared.aggregates import Aggregate
@@ -29,19 +30,19 @@ __all__ = ["Conditioned", "conditioned"]
 
 @dataclass(frozen=True)
 class Conditioned:
-    """A step whose aggregates read columns that are null where their condition does not hold, and that has a key.
+    """An operator whose aggregates read columns that are null where their condition does not hold, and that has a key.
 
     Attributes:
-        schema: of the step's input with these columns.
+        schema: of its input with these columns.
         columns: SQL by the name of such a column.
     """
 
-    step: OperatorStep
+    node: OperatorNode
     schema: T.StructType
     columns: Mapping[str, str]
 
     def select(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """SQL for some columns of `schema` over the step's input."""
+        """SQL for some columns of `schema` over its input."""
         return tuple(f"{self.columns[n]} AS {quoted(n)}" if n in self.columns else quoted(n) for n in names)
 
     def told(self, read: T.StructType) -> T.StructType:
@@ -49,23 +50,24 @@ class Conditioned:
         return T.StructType([T.StructField(self.columns.get(f.name, f.name), f.dataType) for f in read.fields])
 
 
-def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -> Conditioned:
-    """Make conditions columns, and a key for a step that has none; any other step is left as it is.
+def conditioned(spark: SparkSession, node: OperatorNode, schema: T.StructType) -> Conditioned:
+    """Make conditions columns, and a key for an operator that has none; any other one is left as it is.
 
     Args:
-        schema: of the step's input.
+        schema: of its input.
 
     Raises:
         InvalidPipeline: a condition cannot be parsed, names what is not there, or is none.
     """
+    step = node.step
     if not isinstance(step, AggregateStep | WindowStep):
-        return Conditioned(step, schema, {})
-    if step.keys and not any(a.condition for a in step.aggregates.values()):
-        return Conditioned(step, schema, {})
+        return Conditioned(node, schema, {})
+    if node.keys and not any(a.condition for a in step.aggregates.values()):
+        return Conditioned(node, schema, {})
     given = spark.createDataFrame([], schema)
     columns: dict[str, str] = {}
     aggregates: dict[str, Aggregate] = {}
-    if not step.keys:
+    if not node.keys:
         columns[ALL_ROWS] = "true"
         given = given.selectExpr("*", f"{columns[ALL_ROWS]} AS {quoted(ALL_ROWS)}")
     for name, aggregate in step.aggregates.items():
@@ -80,7 +82,8 @@ def conditioned(spark: SparkSession, step: OperatorStep, schema: T.StructType) -
             aggregates[name] = replace(chosen, column=made) if aggregate.by is None else replace(chosen, by=made)
             given = _with(given, made, columns[made], f"operator {step.uid!r}, aggregate {name!r}", aggregate)
     warn_if_unrepeatable(given, f"operator {step.uid!r}")
-    return Conditioned(replace(step, keys=step.keys or (ALL_ROWS,), aggregates=aggregates), given.schema, columns)
+    keyed = replace(node.ports[0], keys=node.keys or (ALL_ROWS,))
+    return Conditioned(replace(node, step=replace(step, aggregates=aggregates), ports=(keyed,)), given.schema, columns)
 
 
 def _with(given: DataFrame, name: str, sql: str, where: str, aggregate: Aggregate) -> DataFrame:

@@ -18,8 +18,9 @@ from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCode
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import raised_by_user
 from state_runtime.pipeline.collations import refuse_collations
+from state_runtime.pipeline.graph import OperatorNode, Port
 from state_runtime.pipeline.odd_times import hour_that_comes_twice
-from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, way_to_key
+from state_runtime.pipeline.sources import OpenedSource, way_to_key
 from state_runtime.pipeline.spark_settings import SessionSettings
 from state_runtime.pipeline.watermark import DELAY_METADATA, LATENESS_METADATA, event_time_column
 from state_runtime.processors.builtin.aggregate import AggregateOperator, plan_aggregates
@@ -62,7 +63,6 @@ class ProcessorStep:
     """A `StatefulProcessor` behind a key."""
 
     uid: str
-    keys: tuple[str, ...]
     processor: Any
     output_schema: T.StructType | str
     pandas: bool
@@ -77,7 +77,6 @@ class AggregateStep:
     """Built-in aggregates behind a key."""
 
     uid: str
-    keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     output_mode: OutputMode = "update"
 
@@ -87,7 +86,6 @@ class WindowStep:
     """Built-in aggregates per key and window of event time."""
 
     uid: str
-    keys: tuple[str, ...]
     window: TimeWindow | SessionWindow
     aggregates: Mapping[str, Aggregate]
     output_mode: OutputMode
@@ -99,7 +97,6 @@ class VectorizedStep:
     """A `VectorizedProcessor` behind a key."""
 
     uid: str
-    keys: tuple[str, ...]
     processor: VectorizedProcessor
     output_schema: T.StructType | str
 
@@ -110,7 +107,6 @@ class LatestByStep:
     left to right; no `columns` means all."""
 
     uid: str
-    keys: tuple[str, ...]
     order: tuple[str, ...]
     columns: tuple[str, ...]
     ascending: tuple[bool, ...] = (False,)
@@ -121,7 +117,6 @@ class DeduplicateStep:
     """The first row of each key."""
 
     uid: str
-    keys: tuple[str, ...]
     within_watermark: bool = False
 
 
@@ -130,8 +125,6 @@ class IntervalJoinStep:
     """Rows of two streams with equal keys and times within a range; the first step of its pipeline."""
 
     uid: str
-    keys: tuple[str, ...]
-    streams: JoinedStreams
     lower_us: int
     upper_us: int
     how: str
@@ -143,12 +136,12 @@ OperatorStep: TypeAlias = (
 
 
 def build_operator(
-    step: OperatorStep, schema: T.StructType, source: OpenedSource, settings: JobSettings, session: SessionSettings
+    node: OperatorNode, schema: T.StructType, source: OpenedSource, settings: JobSettings, session: SessionSettings
 ) -> tuple[Operator, frozenset[str]]:
-    """The operator of a step.
+    """The operator of a node.
 
     Args:
-        schema: of the step's input, with the mark on the column that carries event time.
+        schema: of the node's input, with the mark on the column that carries event time.
         session: what is taken over from Spark's session.
 
     Returns:
@@ -157,7 +150,8 @@ def build_operator(
     Raises:
         InvalidPipeline: it cannot run on this input. UserCodeError: a processor's `init` or `states` raised.
     """
-    keys = T.StructType([_key_field(schema, name, step.uid) for name in step.keys])
+    step: OperatorStep = node.step
+    keys = T.StructType([_key_field(schema, name, step.uid) for name in node.keys])
     if isinstance(step, ProcessorStep):
         return _processor(step, keys, schema, source, settings, session)
     none: frozenset[str] = frozenset()
@@ -166,7 +160,7 @@ def build_operator(
     if isinstance(step, WindowStep):
         return _window(step, keys, schema, source), none
     if isinstance(step, IntervalJoinStep):
-        return _interval_join(step, keys, source, settings), none
+        return _interval_join(step, node.ports, keys, source, settings), none
     return _vectorized(step, keys, schema, source, settings), none
 
 
@@ -211,7 +205,7 @@ def _aggregate(
     step: AggregateStep, keys: T.StructType, schema: T.StructType, source: OpenedSource
 ) -> AggregateOperator:
     plan = plan_aggregates(step.aggregates, arrow_schema(schema), step.uid)
-    taken = set(step.keys) & set(step.aggregates)
+    taken = set(keys.names) & set(step.aggregates)
     if taken:
         raise InvalidPipeline(
             f"operator {step.uid!r}: {sorted(taken)} are key columns; name the aggregates differently"
@@ -220,7 +214,7 @@ def _aggregate(
     if step.output_mode == "append":
         event_time = _needed_event_time(step.uid, schema, 'output_mode "append" needs', source)
         _check_in_time(step.uid, schema, event_time)
-        if event_time not in step.keys:
+        if event_time not in keys.names:
             raise InvalidPipeline(
                 f'operator {step.uid!r}: output_mode "append" emits a key once the watermark has passed its event '
                 f"time, and {event_time!r} is not among its keys. Key by it, too; or aggregate over a time, with "
@@ -229,7 +223,7 @@ def _aggregate(
     slots = pa.schema([pa.field(s.name, s.type) for s in plan.slots])
     return AggregateOperator(
         uid=step.uid,
-        key_columns=step.keys,
+        key_columns=tuple(keys.names),
         key_ddl=ddl(keys),
         key_schema=arrow_schema(keys),
         plan=plan,
@@ -242,7 +236,7 @@ def _window(step: WindowStep, keys: T.StructType, schema: T.StructType, source: 
     time = _needed_event_time(step.uid, schema, "windows need", source)
     operator = plan_windows(
         uid=step.uid,
-        key_columns=step.keys,
+        key_columns=tuple(keys.names),
         key_ddl=ddl(keys),
         key_schema=arrow_schema(keys),
         schema=arrow_schema(schema),
@@ -292,13 +286,10 @@ def _needed_event_time(uid: str, schema: T.StructType, who_needs: str, source: O
 
 
 def _interval_join(
-    step: IntervalJoinStep, keys: T.StructType, source: OpenedSource, settings: JobSettings
+    step: IntervalJoinStep, ports: tuple[Port, ...], keys: T.StructType, source: OpenedSource, settings: JobSettings
 ) -> IntervalJoinOperator:
-    if source.left is None or source.right is None:
-        raise InvalidPipeline(
-            f"operator {step.uid!r}: interval_join() must be the first step after read(); put stateless code into the "
-            "two streams"
-        )
+    assert source.left is not None
+    assert source.right is not None
     times = [event_time_column(side) for side in (source.left, source.right)]
     for name, time in zip(("left", "right"), times):
         if not time:
@@ -309,8 +300,8 @@ def _interval_join(
     plan = plan_interval_join(
         arrow_schema(source.left),
         arrow_schema(source.right),
-        left_keys=step.streams.left_keys,
-        right_keys=step.streams.right_keys,
+        left_keys=ports[0].keys,
+        right_keys=ports[1].keys,
         left_time=times[0],
         right_time=times[1],
         lower_us=step.lower_us,
@@ -321,7 +312,7 @@ def _interval_join(
     states = {name: ddl(spark_schema_of(values)) for name, values in plan.state_values.items()}
     return IntervalJoinOperator(
         uid=step.uid,
-        key_columns=step.keys,
+        key_columns=tuple(keys.names),
         key_ddl=ddl(keys),
         plan=plan,
         state_ddl=states,
@@ -338,6 +329,7 @@ def _vectorized(
 ) -> VectorizedOperator:
     processor: Any
     kind: Literal["vectorized", "latest-by", "deduplicate"]
+    key_columns = tuple(keys.names)
     times: dict[str, Time] = {}
     ttl_ms: dict[str, int] = {}
     event_time = event_time_column(schema)
@@ -352,7 +344,7 @@ def _vectorized(
             event_time = _needed_event_time(step.uid, schema, 'time_mode "event" needs', source)
             _check_in_time(step.uid, schema, event_time)
     elif isinstance(step, LatestByStep):
-        processor = plan_latest(step.keys, step.order, step.columns, arrow_schema(schema), step.uid, step.ascending)
+        processor = plan_latest(key_columns, step.order, step.columns, arrow_schema(schema), step.uid, step.ascending)
         kind, modes = "latest-by", processor.modes
         states = {LATEST: T.StructType([schema[name] for name in processor.kept])}
         output = T.StructType([*keys.fields, *states[LATEST].fields])
@@ -360,7 +352,7 @@ def _vectorized(
     else:
         delay_ms = int(schema[event_time].metadata[DELAY_METADATA]) if event_time else 0
         processor = plan_deduplicate(
-            step.keys, event_time, delay_ms, step.within_watermark, arrow_schema(schema), step.uid
+            key_columns, event_time, delay_ms, step.within_watermark, arrow_schema(schema), step.uid
         )
         if processor.event_time:
             _check_in_time(step.uid, schema, processor.event_time)
@@ -368,7 +360,7 @@ def _vectorized(
         times, modes = {SEEN: processor.state_time}, processor.modes
     return VectorizedOperator(
         uid=step.uid,
-        key_columns=step.keys,
+        key_columns=key_columns,
         key_ddl=ddl(keys),
         key_schema=arrow_schema(keys),
         output_schema=arrow_schema(output),
@@ -434,7 +426,7 @@ def _processor(
             refuse_collations(entries[name], what)
     operator = StatefulProcessorOperator(
         uid=step.uid,
-        key_columns=step.keys,
+        key_columns=tuple(keys.names),
         key_ddl=ddl(keys),
         key_schema=key_schema,
         output_schema=arrow_schema(_declared_output(step)),

@@ -10,15 +10,16 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 
 from state_runtime.base.clock import Clock
+from state_runtime.base.errors import InvalidPipeline
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import step_at
-from state_runtime.pipeline.compile import CompiledPipeline, Step, compile_pipeline
-from state_runtime.pipeline.operators import IntervalJoinStep
-from state_runtime.pipeline.sources import JoinedStreams, OpenedSource, Source, open_source
+from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
+from state_runtime.pipeline.graph import Graph, OperatorNode, SegmentNode, SourceNode, check_graph
+from state_runtime.pipeline.sources import OpenedSource, open_source
 from state_runtime.store import Store
 
-__all__ = ["JobPlan", "Planned"]
+__all__ = ["JobPlan", "Planned", "refuse_unsupported"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,47 +27,81 @@ class JobPlan:
     """A job's pipeline and settings, and where its snapshots are.
 
     Attributes:
-        source, steps: the pipeline, as it was written; not checked before `compiled`.
-        source_at, steps_at: the lines of the job's own code that they come from, where these are known.
+        graph: the pipeline, as it was written. That it is one which is run is checked here, that it fits the data by
+            `compiled`.
         store_url, storage_options: of the store that the job's root lies in; the options may hold secrets, so they are
             in no repr.
         store: the same, open.
     """
 
     name: str
-    source: Source | None
-    steps: tuple[Step, ...]
+    graph: Graph
     settings: JobSettings
     store_url: str
     store: Store
     clock: Clock
     ids: Ids
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    source_at: str = ""
-    steps_at: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_graph(self.graph)
+        refuse_unsupported(self.graph)
 
     @property
     def root_url(self) -> str:
         """The job's root, as tasks open it."""
         return f"{self.store_url.rstrip('/')}/{self.name}"
 
-    @property
-    def joined(self) -> JoinedStreams | None:
-        """The second stream, if the job begins with a join of two."""
-        first = self.steps[0] if self.steps else None
-        return first.streams if isinstance(first, IntervalJoinStep) else None
-
     def opened_source(self, spark: SparkSession) -> OpenedSource:
         """The streaming frame; raises what `open_source` raises."""
-        with step_at(self.source_at):
-            return open_source(spark, self.name, self.source, self.joined)
+        with step_at(next((node.at for node in self.graph.nodes), "")):
+            return open_source(spark, self.name, self.graph)
 
     def compiled(self, spark: SparkSession, source: OpenedSource) -> CompiledPipeline:
         """The pipeline on a source; raises what `compile_pipeline` raises."""
-        return compile_pipeline(spark, source, self.steps, self.settings, self.steps_at)
+        return compile_pipeline(spark, source, self.graph, self.settings)
 
 
 class Planned(Protocol):
     """Whatever has a plan: a `StreamingJob`."""
 
     def plan(self) -> JobPlan: ...
+
+
+def refuse_unsupported(graph: Graph) -> None:
+    """Refuse what a graph can say and a run cannot do yet: it runs one chain, whose first operator may join two
+    sources.
+
+    Raises:
+        InvalidPipeline: with the line of the node that would have to be written otherwise.
+    """
+    joins = [node for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
+    for node in joins:
+        if not _joins_two_sources(graph, node):
+            with step_at(node.at):
+                raise InvalidPipeline(
+                    f"operator {node.uid!r}: interval_join() must be the first step after read(); put stateless code "
+                    "into the two streams"
+                )
+    read_at_once = [edge.node for edge in joins[0].inputs] if joins else [0]
+    for index, each in enumerate(graph.nodes):
+        with step_at(each.at):
+            if isinstance(each, SourceNode) and index not in read_at_once:
+                raise InvalidPipeline("the job already reads a source; union the streams inside one read()")
+            if isinstance(each, SegmentNode) and len(each.inputs) > 1:
+                raise InvalidPipeline("a step without state has several inputs; union the streams inside one read()")
+            for edge in each.inputs:
+                if edge.output:
+                    raise InvalidPipeline(f"the output {edge.output!r} is read, and a step has its main output only")
+                readers = graph.readers(edge.node)
+                if len(readers) > 1 and readers[-1] == index:
+                    raise InvalidPipeline(
+                        "the stream was already continued elsewhere. A pipeline is one chain; write() may hang any "
+                        "number of sinks on it, and two chains are two jobs"
+                    )
+
+
+def _joins_two_sources(graph: Graph, node: OperatorNode) -> bool:
+    """Whether they are two, and no sink takes their rows before the join."""
+    read = [edge.node for edge in node.inputs]
+    return len(read) == 2 and all(isinstance(graph.nodes[n], SourceNode) and not graph.sinks(n) for n in read)

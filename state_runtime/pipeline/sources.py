@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 
 from state_runtime.base.errors import InvalidPipeline, StillstateError, UserCodeError, is_typed
 from state_runtime.pipeline.collations import refuse_collations
+from state_runtime.pipeline.graph import Graph, OperatorNode, SourceNode
 from state_runtime.pipeline.stateful_steps import refuse_stateful
 from state_runtime.pipeline.watermark import WatermarkColumn, watermark_columns, watermarks_of_inputs
 from state_runtime.processors.builtin.interval_join import LEFT_COLUMN, RIGHT_COLUMN, SIDE_COLUMN
@@ -34,7 +35,6 @@ from state_runtime.spark.watermarks import (
 )
 
 __all__ = [
-    "JoinedStreams",
     "OpenedSource",
     "Source",
     "cleans_up",
@@ -63,19 +63,6 @@ Source = DataFrame | Callable[[SparkSession], DataFrame]
 
 
 @dataclass(frozen=True)
-class JoinedStreams:
-    """The second stream of a join.
-
-    Attributes:
-        left_keys, right_keys: the columns that must be equal, pair by pair.
-    """
-
-    right: Source
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class OpenedSource:
     """The streaming frame, and what is known of it.
 
@@ -90,28 +77,34 @@ class OpenedSource:
     right: T.StructType | None = None
 
 
-def open_source(spark: SparkSession, job: str, source: Source | None, joined: JoinedStreams | None) -> OpenedSource:
-    """Make the streaming frame of a job.
+def open_source(spark: SparkSession, job: str, graph: Graph) -> OpenedSource:
+    """Make the streaming frame of a job: of its source, or of the two that its join reads.
 
     Raises:
         InvalidPipeline: it is not a streaming frame, or a key column is missing.
         UserCodeError: the user's function raised.
     """
-    frame = _frame(spark, job, source)
-    if joined is None:
+    frames = {
+        index: _frame(spark, job, node.read) for index, node in enumerate(graph.nodes) if isinstance(node, SourceNode)
+    }
+    if not frames:
+        raise InvalidPipeline(f"job {job!r} reads nothing; begin with job.read(…)")
+    ports = [node.ports for node in graph.nodes if isinstance(node, OperatorNode) and len(node.ports) > 1]
+    if not ports:
+        (frame,) = frames.values()
         return OpenedSource(frame, _watermarks(spark, job, frame, [frame], watermark_columns(frame.schema)))
-    right = _frame(spark, job, joined.right)
-    for side, keys in ((frame, joined.left_keys), (right, joined.right_keys)):
-        for key in keys:
-            if key not in side.columns:
+    left, right = (_Side(frames[port.input.node], port.keys) for port in ports[0])
+    for name, side in (("left", left), ("right", right)):
+        for key in side.keys:
+            if key not in side.frame.columns:
                 raise InvalidPipeline(
-                    f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join has no key column "
-                    f"{key!r}; it has {', '.join(side.columns)}{way_to_key(key, side.schema)}"
+                    f"job {job!r}: the {name} stream of the join has no key column {key!r}; it has "
+                    f"{', '.join(side.frame.columns)}{way_to_key(key, side.frame.schema)}"
                 )
-        refuse_collations(side.schema, f"job {job!r}: the {'left' if side is frame else 'right'} stream of the join")
-    united = _united(frame, right, joined)
-    watermarks = _watermarks(spark, job, united, [frame, right], _columns_of_sides(frame, right, joined))
-    return OpenedSource(united, watermarks, frame.schema, right.schema)
+        refuse_collations(side.frame.schema, f"job {job!r}: the {name} stream of the join")
+    united = _united(left, right)
+    watermarks = _watermarks(spark, job, united, [left.frame, right.frame], _columns_of_sides(left, right))
+    return OpenedSource(united, watermarks, left.frame.schema, right.frame.schema)
 
 
 def way_to_key(name: str, schema: T.StructType) -> str:
@@ -215,9 +208,23 @@ def unwatched(frame: DataFrame, watermarks: Sequence[WatermarkColumn]) -> DataFr
     return frame if any(column.node is not None for column in watermarks) else without_watermarks(frame)
 
 
-def _frame(spark: SparkSession, job: str, source: Source | None) -> DataFrame:
-    if source is None:
-        raise InvalidPipeline(f"job {job!r} reads nothing; begin with job.read(…)")
+@dataclass(frozen=True)
+class _Side:
+    """One of the two streams of a join.
+
+    Attributes:
+        keys: the columns that must equal those of the other side, one by one.
+    """
+
+    frame: DataFrame
+    keys: tuple[str, ...]
+
+    @property
+    def other_columns(self) -> T.StructType:
+        return T.StructType([f for f in self.frame.schema.fields if f.name not in self.keys])
+
+
+def _frame(spark: SparkSession, job: str, source: Source) -> DataFrame:
     if isinstance(source, DataFrame):
         frame = source
     else:
@@ -245,19 +252,16 @@ def _of_read(job: str, error: Exception) -> StillstateError:
     return UserCodeError(f"job {job!r}: read() raised {type(error).__name__}: {root_first(chain) if chain else error}")
 
 
-def _united(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> DataFrame:
-    others = [[name for name in left.columns if name not in joined.left_keys]]
-    others.append([name for name in right.columns if name not in joined.right_keys])
-    sides = []
-    for number, (frame, keys) in enumerate(((left, joined.left_keys), (right, joined.right_keys))):
-        named = [f"{quoted(key)} AS {quoted(name)}" for key, name in zip(keys, joined.left_keys, strict=True)]
-        whole = f"struct({', '.join(map(quoted, others[number]))})"
-        absent = [f for f in (right, left)[number].schema.fields if f.name in others[1 - number]]
-        nothing = f"CAST(NULL AS {type_sql(T.StructType(absent))})"
+def _united(left: _Side, right: _Side) -> DataFrame:
+    united = []
+    for number, (side, other) in enumerate(((left, right), (right, left))):
+        named = [f"{quoted(key)} AS {quoted(name)}" for key, name in zip(side.keys, left.keys, strict=True)]
+        whole = f"struct({', '.join(map(quoted, side.other_columns.names))})"
+        nothing = f"CAST(NULL AS {type_sql(other.other_columns)})"
         columns = (whole, nothing) if number == 0 else (nothing, whole)
         tagged = [f"{number} AS {SIDE_COLUMN}", f"{columns[0]} AS {LEFT_COLUMN}", f"{columns[1]} AS {RIGHT_COLUMN}"]
-        sides.append(frame.selectExpr(*named, *tagged))
-    return sides[0].union(sides[1])
+        united.append(side.frame.selectExpr(*named, *tagged))
+    return united[0].union(united[1])
 
 
 def _watermarks(
@@ -283,11 +287,7 @@ def _watermarks(
     return columns if all(map(is_seen_at_the_top, inputs)) else watermarks_of_inputs(watermark_nodes(frame))
 
 
-def _columns_of_sides(left: DataFrame, right: DataFrame, joined: JoinedStreams) -> tuple[WatermarkColumn, ...]:
+def _columns_of_sides(left: _Side, right: _Side) -> tuple[WatermarkColumn, ...]:
     """Event time of both sides, where the united frame has it."""
-    found: list[WatermarkColumn] = []
-    for frame, keys, place in ((left, joined.left_keys, LEFT_COLUMN), (right, joined.right_keys, RIGHT_COLUMN)):
-        inner = T.StructType([f for f in frame.schema.fields if f.name not in keys])
-        wrapped = T.StructType([T.StructField(place, inner)])
-        found.extend(watermark_columns(wrapped))
-    return tuple(found)
+    wrapped = [T.StructField(LEFT_COLUMN, left.other_columns), T.StructField(RIGHT_COLUMN, right.other_columns)]
+    return tuple(found for field in wrapped for found in watermark_columns(T.StructType([field])))

@@ -120,7 +120,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Stream], Any]
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     frame = spark.createDataFrame([], SCHEMA)
     return compile_pipeline(
-        spark, OpenedSource(frame, watermark_columns(frame.schema)), job.plan().steps, JobSettings()
+        spark, OpenedSource(frame, watermark_columns(frame.schema)), job.plan().graph, JobSettings()
     )
 
 

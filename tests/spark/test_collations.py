@@ -94,7 +94,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Any], Any]) -
     job = StreamingJob("collated", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     opened = OpenedSource(spark.createDataFrame([], schema), watermark_columns(schema))
-    return compile_pipeline(spark, opened, job.plan().steps, JobSettings())
+    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -57,7 +57,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Callable[[Any], Any]) -
     job = StreamingJob("columns", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     opened = OpenedSource(spark.createDataFrame([], SCHEMA), watermark_columns(SCHEMA))
-    return compile_pipeline(spark, opened, job.plan().steps, JobSettings())
+    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
 
 
 def added(frame: DataFrame) -> DataFrame:

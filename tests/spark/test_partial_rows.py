@@ -167,7 +167,7 @@ def compiled(spark: SparkSession, tmp_path: Path, build: Build) -> CompiledPipel
     job = StreamingJob("partial", store=str(tmp_path / "store"))
     build(job.read(lambda _: None))  # type: ignore[arg-type, return-value]
     source = OpenedSource(spark.createDataFrame([], SCHEMA), ())
-    return compile_pipeline(spark, source, job.plan().steps, JobSettings())
+    return compile_pipeline(spark, source, job.plan().graph, JobSettings())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from state_runtime import ParquetSink, Progress, StreamingJob, aggregates, windo
 from state_runtime.base.errors import InvalidData, InvalidPipeline, MissingSource, Unavailable
 from state_runtime.driver.epoch_plan import plan_epoch
 from state_runtime.pipeline.compile import CompiledPipeline
+from state_runtime.pipeline.graph import Graph, SourceNode
 from state_runtime.pipeline.source_position import COMPACT_INTERVAL_CONF
 from state_runtime.pipeline.sources import (
     OpenedSource,
@@ -204,7 +205,7 @@ def test_the_watermark_of_a_source_is_sparks_whatever_the_source_is_made_of(
         "filtered by its time": short.where("at < timestamp'2024-01-01 02:00:20Z'"),
         "filtered by what is drawn": short.withColumn("r", rand(7)).where("r > 0.5"),
     }
-    opened = {name: open_source(spark, "job", frame, None) for name, frame in {**by_rows, **by_inputs}.items()}
+    opened = {name: open_source(spark, "job", of(frame)) for name, frame in {**by_rows, **by_inputs}.items()}
     asked = {name for name, source in opened.items() if any(column.node is not None for column in source.watermarks)}
     assert asked == set(by_inputs)
     assert {name for name, s in opened.items() if unwatched(s.frame, s.watermarks) is s.frame} == asked
@@ -218,6 +219,10 @@ def test_the_watermark_of_a_source_is_sparks_whatever_the_source_is_made_of(
     finally:
         spark.conf.unset(POLICY_CONF)
     assert both == ([0, S0 + 7_220_000],) * 2
+
+
+def of(frame: DataFrame) -> Graph:
+    return Graph((SourceNode("", frame),))
 
 
 def both_watermarks(opened: OpenedSource, policy: Literal["min", "max"]) -> tuple[list[int], list[int]]:
@@ -275,10 +280,10 @@ def test_a_watermark_upon_another_one_is_refused_as_spark_refuses_it(spark: Spar
         with pytest.raises(
             InvalidPipeline, match=r"withWatermark\('at', …\) is called on a stream that has a watermark"
         ):
-            open_source(spark, "job", frame, None)
+            open_source(spark, "job", of(frame))
     spark.conf.set(REDEFINITION_CONF, "false")
     try:
-        assert len(open_source(spark, "job", marked.withWatermark("at", "2 seconds"), None).watermarks) == 2
+        assert len(open_source(spark, "job", of(marked.withWatermark("at", "2 seconds"))).watermarks) == 2
     finally:
         spark.conf.unset(REDEFINITION_CONF)
 
@@ -331,7 +336,7 @@ def test_a_stream_that_spark_keeps_state_for_is_refused_with_the_operator_to_use
     """The state would lie in Spark's scratch: the first run went well, and no restart came up."""
     for what, frame, instead in stateful_streams(spark, tmp_path):
         with pytest.raises(InvalidPipeline, match=f"keeps state, {what}") as told:
-            open_source(spark, "job", frame, None)
+            open_source(spark, "job", of(frame))
         assert instead in str(told.value).partition("behind read()")[2], what
 
 
@@ -341,7 +346,7 @@ def test_tables_that_a_stream_is_joined_with_may_be_made_in_any_way(spark: Spark
     table = spark.createDataFrame([("a", 1)], "k string, w int").groupBy("k").agg({"w": "max"}).distinct().limit(3)
     table.createOrReplaceTempView("table_of_keys")
     for frame in (ticks.join(table, "k"), ticks.where("k IN (SELECT k FROM table_of_keys)")):
-        assert open_source(spark, "job", frame, None).frame is frame
+        assert open_source(spark, "job", of(frame)).frame is frame
 
 
 AGED: Final = "maxFileAge"

@@ -323,7 +323,7 @@ def compiled(spark: SparkSession, root: Path, then: Callable[[KeyedStream], Any]
     job, stream = source(root, "built")
     then(stream.key_by("name"))
     opened = OpenedSource(spark.createDataFrame([], SCHEMA), ())
-    return compile_pipeline(spark, opened, job.plan().steps, JobSettings())
+    return compile_pipeline(spark, opened, job.plan().graph, JobSettings())
 
 
 @pytest.mark.parametrize(

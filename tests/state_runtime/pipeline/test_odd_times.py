@@ -90,7 +90,7 @@ def test_the_hour_that_comes_twice_is_told_of_processors_whose_frames_hold_times
     """Rows of the other flavour hold times with their zone."""
     out = T.StructType([T.StructField("seen", T.TimestampType()), T.StructField("n", T.LongType())])
     schema = T.StructType([T.StructField("k", T.StringType()), T.StructField("at", T.TimestampType())])
-    step = ProcessorStep("o", ("k",), Times(), out, pandas=pandas)
+    step = ProcessorStep("o", Times(), out, pandas=pandas)
     keys, source = T.StructType(schema.fields[:1]), OpenedSource(None, ())  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         _processor(step, keys, schema, source, JobSettings(), SessionSettings("Europe/Berlin"))

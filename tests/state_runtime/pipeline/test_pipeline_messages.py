@@ -27,6 +27,7 @@ from state_runtime.base.usercode import step_at
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.job import KeyedStream, Stream
 from state_runtime.pipeline.compile import _check_dots
+from state_runtime.pipeline.graph import Graph, SourceNode
 from state_runtime.pipeline.operators import ProcessorStep, _declared_states, _key_field, parse_schema
 from state_runtime.pipeline.sources import open_source, way_to_key
 
@@ -45,7 +46,7 @@ def column(text: str) -> Any:
 
 
 def step_of(stream: Any) -> ProcessorStep:
-    step: ProcessorStep = stream._steps[-1]
+    step: ProcessorStep = stream._pipeline.graph.nodes[-1].step
     return step
 
 
@@ -111,7 +112,7 @@ def test_sparks_names_of_arguments_and_their_order_are_understood(stream: Any, n
         ((processor,), {"output_schema": OUT, "output_mode": "append", "timeMode": "eventTime", "event_time_column": "at"}),
     ]  # fmt: skip
     for number, (given, named) in enumerate(calls):
-        method = getattr(KeyedStream(stream._chain, stream._chain.steps, ("key",)), name)
+        method = getattr(KeyedStream(stream._pipeline, stream._rows, ("key",)), name)
         step = step_of(method(*given, uid=f"u{number}", **named))
         found = (step.processor, step.output_schema, step.output_mode, step.time_mode, step.event_time_column, step.initial_state)  # fmt: skip
         assert found == expected
@@ -153,7 +154,7 @@ class Broken(Calls):
 @pytest.mark.parametrize("given", ["complete", "", aggregates.count()], ids=str)
 def test_aggregates_have_two_output_modes(stream: Any, given: Any) -> None:
     """In any spelling, as in Spark; an aggregate cannot have the argument's name."""
-    (step,) = stream.key_by("key").aggregate(uid="u", output_mode="Append", n=aggregates.count())._steps
+    step: Any = step_of(stream.key_by("key").aggregate(uid="u", output_mode="Append", n=aggregates.count()))
     assert step.output_mode == "append"
     for keyed in (stream, stream.key_by("key")):
         with pytest.raises(InvalidPipeline, match=r"operator 'a': output_mode .* must be update or append"):
@@ -161,7 +162,7 @@ def test_aggregates_have_two_output_modes(stream: Any, given: Any) -> None:
 
 
 def declared(processor: Any) -> Any:
-    return _declared_states(ProcessorStep(uid="u", keys=("key",), processor=processor, output_schema=OUT, pandas=False))
+    return _declared_states(ProcessorStep(uid="u", processor=processor, output_schema=OUT, pandas=False))
 
 
 @pytest.mark.parametrize("method", ["init", "close"])
@@ -217,7 +218,7 @@ def test_a_pipeline_that_cannot_be_built_names_the_line_of_the_step(
     ).write(foreach_epoch(print))  # fmt: skip
     plan = job.plan()
     assert [re.fullmatch(at(line), f"({place})") is not None for line, place in zip(
-        (steps + 1, steps + 1, steps + 2, steps + 4), (plan.source_at, *plan.steps_at), strict=True
+        (steps + 1, steps + 1, steps + 2, steps + 4), (node.at for node in plan.graph.nodes), strict=True
     )] == [True] * 4  # fmt: skip
     monkeypatch.setattr("state_runtime.pipeline.plan.open_source", raises)
     with pytest.raises(InvalidPipeline, match=f"it does not fit {at(steps + 1)}"):
@@ -257,7 +258,7 @@ def test_a_method_that_a_stream_does_not_have_says_which_one_is_meant(stream: An
     with pytest.raises(InvalidPipeline, match=said):
         call(stream)
     assert not hasattr(stream, "transform_with_state")
-    assert copy.copy(stream)._steps == stream._steps
+    assert copy.copy(stream)._rows == stream._rows
 
 
 SPARKS_TIME_MODES = {"ProcessingTime", "EventTime"}  # of Scala's TimeMode, in whose words Spark says it too
@@ -292,7 +293,7 @@ def test_a_connector_that_is_missing_is_one_sentence_with_the_line_to_add(tmp_pa
         raise ValueError("Failed to find data source: kafka. Please deploy the application as per …")
 
     with pytest.raises(InvalidPipeline) as told:
-        open_source(None, "orders", read, None)  # type: ignore[arg-type]
+        open_source(None, "orders", Graph((SourceNode("", read),)))  # type: ignore[arg-type]
     assert re.fullmatch(
         r"job 'orders': Spark has no connector for Kafka; .* spark: \{conf: \{spark\.jars\.packages: "
         r"org\.apache\.spark:spark-sql-kafka-0-10_2\.13:\d+\.\d+\.\d+\}\} \(the version of Spark, .*\)",

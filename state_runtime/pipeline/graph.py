@@ -1,0 +1,184 @@
+"""A pipeline as a graph: what reads what, and whether that makes sense; pure, and the same whatever engine runs it.
+
+Nodes stand in topological order, and an edge has the index of an earlier node: a graph that `check_graph` has passed
+has no cycle. A chain is a graph without branches. What is read, computed and written is for the engine. `at` is the
+line of the job's own code that a node comes from, where it is known. See docs/design/0040-graph.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from state_runtime.base.errors import InvalidPipeline
+from state_runtime.base.usercode import step_at
+
+__all__ = ["Edge", "Graph", "Node", "OperatorNode", "Port", "SegmentNode", "SinkNode", "SourceNode", "check_graph"]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The rows that one node gives to another.
+
+    Attributes:
+        node: index in `Graph.nodes` of the node that gives them.
+        output: name of a side output; "" is the node's main output.
+    """
+
+    node: int
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input of an operator: each row goes to the shard of its key.
+
+    Attributes:
+        keys: its key columns; none for one group of all rows. They are compared with those of the operator's other
+            ports by their order.
+    """
+
+    input: Edge
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """Where rows, and the watermark of all that is below, come from.
+
+    Attributes:
+        name: unique in the graph; "" for the only source of a job.
+    """
+
+    name: str
+    read: Any
+    at: str = ""
+
+    @property
+    def inputs(self) -> tuple[Edge, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class SegmentNode:
+    """Stateless code between other nodes; of several inputs, a union for example."""
+
+    inputs: tuple[Edge, ...]
+    code: Any
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class OperatorNode:
+    """A keyed operator with state, which belongs to the `uid` of its step.
+
+    Attributes:
+        ports: one, or several as of a join. Its clock is the lowest of theirs.
+    """
+
+    step: Any
+    ports: tuple[Port, ...]
+    at: str = ""
+
+    @property
+    def uid(self) -> str:
+        return str(self.step.uid)
+
+    @property
+    def inputs(self) -> tuple[Edge, ...]:
+        return tuple(port.input for port in self.ports)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns, under the names that state and output have."""
+        return self.ports[0].keys
+
+
+@dataclass(frozen=True)
+class SinkNode:
+    """Where rows leave the job."""
+
+    name: str
+    sink: Any
+    input: Edge
+    at: str = ""
+
+    @property
+    def inputs(self) -> tuple[Edge, ...]:
+        return (self.input,)
+
+
+Node: TypeAlias = SourceNode | SegmentNode | OperatorNode | SinkNode
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order."""
+
+    nodes: tuple[Node, ...] = ()
+
+    def readers(self, index: int) -> tuple[int, ...]:
+        """Indices of the nodes that make something of a node's rows, once for each edge; sinks are not among them."""
+        return tuple(
+            reader
+            for reader, node in enumerate(self.nodes)
+            if not isinstance(node, SinkNode)
+            for edge in node.inputs
+            if edge.node == index
+        )
+
+    def sinks(self, index: int) -> tuple[SinkNode, ...]:
+        """The sinks that hang on a node."""
+        return tuple(node for node in self.nodes if isinstance(node, SinkNode) and node.input.node == index)
+
+
+def check_graph(graph: Graph) -> None:
+    """Check that every node is fed by nodes before it, and that no two have one name.
+
+    Raises:
+        InvalidPipeline: with the line of the node that is wrong.
+    """
+    names: set[str] = set()
+    for index, node in enumerate(graph.nodes):
+        name = _name(node)
+        with step_at(node.at):
+            if not node.inputs and not isinstance(node, SourceNode):
+                raise InvalidPipeline(f"{name} reads nothing; give it the output of a source or of another step")
+            for edge in node.inputs:
+                _check_edge(graph, index, edge)
+            if isinstance(node, OperatorNode) and len({len(port.keys) for port in node.ports}) > 1:
+                raise InvalidPipeline(
+                    f"{name} has inputs with {', '.join(str(len(port.keys)) for port in node.ports)} key columns; rows "
+                    "of all inputs meet by equal keys, so name as many columns for each"
+                )
+            if not isinstance(node, SegmentNode) and name in names:
+                raise InvalidPipeline(_taken(node))
+            names.add(name)
+
+
+def _check_edge(graph: Graph, index: int, edge: Edge) -> None:
+    """Refuse an edge that does not come from an earlier node with an output."""
+    name = _name(graph.nodes[index])
+    if not 0 <= edge.node < index:
+        raise InvalidPipeline(
+            f"{name} is node {index} and reads node {edge.node}, which does not come before it; a step reads what was "
+            "written before it in the same job, and a pipeline has no cycles"
+        )
+    if isinstance(before := graph.nodes[edge.node], SinkNode):
+        raise InvalidPipeline(f"{name} reads {_name(before)}, and a sink gives no rows; read what the sink is fed from")
+
+
+def _taken(node: SourceNode | OperatorNode | SinkNode) -> str:
+    if isinstance(node, OperatorNode):
+        return f"two operators have the uid {node.uid!r}; state belongs to one uid"
+    if isinstance(node, SinkNode):
+        return f"two sinks are named {node.name!r}; give each write() a name of its own"
+    return f"two sources are named {node.name!r}; name each one, so that its position in a snapshot can be told apart"
+
+
+def _name(node: Node) -> str:
+    if isinstance(node, SegmentNode):
+        return "a stateless step"
+    if isinstance(node, OperatorNode):
+        return f"operator {node.uid!r}"
+    return f"{'source' if isinstance(node, SourceNode) else 'sink'} {node.name!r}"
