@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Final
 
 from state_runtime.base.errors import EXIT_OF_KIND, MissingSnapshot, Unavailable
-from state_runtime.driver.numbers import together
+from state_runtime.base.progress import together
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus

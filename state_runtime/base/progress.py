@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-__all__ = ["ALIGNMENT", "InflightProgress", "Progress"]
+__all__ = ["ALIGNMENT", "InflightProgress", "Progress", "together", "with_times"]
 
 ALIGNMENT: Final = "alignment"
 """A phase, and no field: what earlier versions know as phases may have any names, so they read such manifests."""
+
+# Numbers of epochs that are added up for the checkpoint in which they end. Of all others the newest epoch's count.
+_SUMMED = (
+    "input_rows",
+    "output_rows",
+    "changed_rows",
+    "duration_ms",
+    "segment_bytes",
+    "output_bytes",
+    "local_restores",
+    "primary_restores",
+    "stale_restores",
+    "restored_bytes",
+    "moved_shards",
+    "local_failures",
+    "late_rows",
+    "epochs",
+    "uploads",
+    "upload_attempts",
+    "upload_wait_ms",
+    "spilled_bytes",
+)
+_LONGEST = ("restore_ms", "checkpoint_ms")
 
 
 @dataclass(frozen=True)
@@ -140,3 +164,40 @@ class Progress:
     def to_json_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
+
+
+def together(earlier: Progress | None, later: Progress) -> Progress:
+    """The numbers of two stretches of epochs, one after the other, as those of one."""
+    if earlier is None:
+        return later
+    phases = {
+        name: earlier.phases_ms.get(name, 0.0) + later.phases_ms.get(name, 0.0)
+        for name in [*earlier.phases_ms, *(n for n in later.phases_ms if n not in earlier.phases_ms)]
+    }
+    summed = {name: getattr(earlier, name) + getattr(later, name) for name in _SUMMED}
+    longest = {name: max(getattr(earlier, name), getattr(later, name)) for name in _LONGEST}
+    both = replace(later, **summed, **longest, inflight=_both(earlier.inflight, later.inflight))
+    return with_times(both, both.duration_ms, phases)
+
+
+def _both(earlier: InflightProgress | None, later: InflightProgress | None) -> InflightProgress | None:
+    """What waits at the end of both, and the sums of what was done."""
+    if earlier is None or later is None:
+        return later or (replace(earlier, rows=0, bytes=0, oldest_ms=0, new_rows=0) if earlier is not None else None)
+    slower = max((earlier, later), key=lambda each: each.slowest_ms)
+    return replace(
+        later,
+        processed_rows=earlier.processed_rows + later.processed_rows,
+        slices=earlier.slices + later.slices,
+        alignment_ms=earlier.alignment_ms + later.alignment_ms,
+        read_bytes=earlier.read_bytes + later.read_bytes,
+        dropped_rows=earlier.dropped_rows + later.dropped_rows,
+        slowest=slower.slowest,
+        slowest_ms=slower.slowest_ms,
+    )
+
+
+def with_times(progress: Progress, duration_ms: float, phases_ms: Mapping[str, float]) -> Progress:
+    """The numbers with their times, and the rate that follows."""
+    rate = progress.input_rows / duration_ms * 1000 if duration_ms > 0 else 0.0
+    return replace(progress, duration_ms=duration_ms, phases_ms=dict(phases_ms), rows_per_s=rate)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from state_runtime.base import faults
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline, StillstateError
-from state_runtime.base.progress import ALIGNMENT, Progress
+from state_runtime.base.progress import ALIGNMENT, Progress, together, with_times
 from state_runtime.changelog.changes import only_parts
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.upload import Uploader
@@ -29,7 +29,7 @@ from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epoch import EpochTimes
 from state_runtime.driver.file_book import carried_source_logs
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
-from state_runtime.driver.numbers import checkpoint_ms, together, waited, with_times
+from state_runtime.driver.numbers import checkpoint_ms, waited
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from state_runtime.base import faults
 from state_runtime.base.heap import collection_paused
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import Progress, with_times
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.batch_book import BatchBook
@@ -47,7 +47,7 @@ from state_runtime.driver.epoch import (
     row_bytes_after,
 )
 from state_runtime.driver.governor import Governor
-from state_runtime.driver.numbers import of_epoch, of_rows_in_flight, with_times
+from state_runtime.driver.numbers import of_epoch, of_rows_in_flight
 from state_runtime.driver.retries import Retries
 from state_runtime.driver.task_book import TaskBook, epoch_of
 from state_runtime.pipeline.odd_times import OddTimes

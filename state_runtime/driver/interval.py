@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_OBJECTS_MAX, PENDING_PARTS_MAX, PENDING_SEGMENTS_MAX
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import Progress, together
 from state_runtime.base.settings import JobSettings
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.driver.numbers import together
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 
 __all__ = ["Interval", "first_head", "has_intervals", "is_checkpoint_due", "objects_of"]

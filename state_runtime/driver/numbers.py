@@ -5,7 +5,7 @@ Whoever measures something in a task puts it into its `Acknowledgement`; `of_epo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from state_runtime.base.progress import InflightProgress, Progress
@@ -14,30 +14,7 @@ from state_runtime.driver.batch_book import BatchBook
 from state_runtime.processors.operator import EpochClock
 from state_runtime.task.acknowledgement import Acknowledgement
 
-__all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "together", "waited", "with_times"]
-
-# Numbers of epochs that are added up for the checkpoint in which they end. Of all others the newest epoch's count.
-_SUMMED = (
-    "input_rows",
-    "output_rows",
-    "changed_rows",
-    "duration_ms",
-    "segment_bytes",
-    "output_bytes",
-    "local_restores",
-    "primary_restores",
-    "stale_restores",
-    "restored_bytes",
-    "moved_shards",
-    "local_failures",
-    "late_rows",
-    "epochs",
-    "uploads",
-    "upload_attempts",
-    "upload_wait_ms",
-    "spilled_bytes",
-)
-_LONGEST = ("restore_ms", "checkpoint_ms")
+__all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "waited"]
 
 
 def of_epoch(
@@ -111,43 +88,6 @@ def of_rows_in_flight(
         slowest=f"{uid}/{shard}" if uid else "",
         slowest_ms=float(slowest_ms),
     )
-
-
-def together(earlier: Progress | None, later: Progress) -> Progress:
-    """The numbers of two stretches of epochs, one after the other, as those of one."""
-    if earlier is None:
-        return later
-    phases = {
-        name: earlier.phases_ms.get(name, 0.0) + later.phases_ms.get(name, 0.0)
-        for name in [*earlier.phases_ms, *(n for n in later.phases_ms if n not in earlier.phases_ms)]
-    }
-    summed = {name: getattr(earlier, name) + getattr(later, name) for name in _SUMMED}
-    longest = {name: max(getattr(earlier, name), getattr(later, name)) for name in _LONGEST}
-    both = replace(later, **summed, **longest, inflight=_both(earlier.inflight, later.inflight))
-    return with_times(both, both.duration_ms, phases)
-
-
-def _both(earlier: InflightProgress | None, later: InflightProgress | None) -> InflightProgress | None:
-    """What waits at the end of both, and the sums of what was done."""
-    if earlier is None or later is None:
-        return later or (replace(earlier, rows=0, bytes=0, oldest_ms=0, new_rows=0) if earlier is not None else None)
-    slower = max((earlier, later), key=lambda each: each.slowest_ms)
-    return replace(
-        later,
-        processed_rows=earlier.processed_rows + later.processed_rows,
-        slices=earlier.slices + later.slices,
-        alignment_ms=earlier.alignment_ms + later.alignment_ms,
-        read_bytes=earlier.read_bytes + later.read_bytes,
-        dropped_rows=earlier.dropped_rows + later.dropped_rows,
-        slowest=slower.slowest,
-        slowest_ms=slower.slowest_ms,
-    )
-
-
-def with_times(progress: Progress, duration_ms: float, phases_ms: Mapping[str, float]) -> Progress:
-    """The numbers with their times, and the rate that follows."""
-    rate = progress.input_rows / duration_ms * 1000 if duration_ms > 0 else 0.0
-    return replace(progress, duration_ms=duration_ms, phases_ms=dict(phases_ms), rows_per_s=rate)
 
 
 def waited(progress: Progress, alignment_ms: float) -> Progress:

@@ -77,7 +77,7 @@ def test_verdicts(state: RunState, age_s: float, process: Liveness, verdict: Ver
 @pytest.mark.parametrize("state", ["starting", "running", "failed", "stopped", "finished", "fenced"])
 def test_a_verdict_says_when_and_not_how_long(state: RunState, age_s: float, process: Liveness) -> None:
     """It stands on a page until it changes: "its last heartbeat is 60.0 s old" was read half an hour later."""
-    policy = replace(POLICY, stall_timeout_s=900)
+    policy = POLICY.model_copy(update={"stall_timeout_s": 900.0})
     for advanced_at_ms in (0, NOW_MS - 2_000_000):
         seen = replace(status(state, age_s), advanced_at_ms=advanced_at_ms)
         health = decide(seen, NOW_MS, policy, process)

@@ -4,7 +4,7 @@
 
 A *mutant* is the runtime with one small change, as the library cosmic-ray makes them: another comparison or operator, a negated
 condition, another number, another exception, a loop that does nothing, a decorator that is gone. One that no test notices
-*survives*: what was changed does not matter, or a law is missing. docs/design/0040-mutants.md has the survivors of the last look.
+*survives*: what was changed does not matter, or a law is missing. docs/design/0041-mutants.md has the survivors of the last look.
 
 There are far more mutants than can be run, so places in the code are drawn, and one change for each. First the quick tests of
 each room run once under coverage, which says of each line which tests reach it; a mutant then runs against the tests of its line, the

@@ -15,11 +15,11 @@ from inflight_chains import STEPS, Input
 from inflight_world import Frame, World, start
 
 from state_runtime.base import faults
-from state_runtime.base.progress import InflightProgress, Progress
+from state_runtime.base.progress import InflightProgress, Progress, together
 from state_runtime.driver import engine
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.governor import EpochBudget, Governor
-from state_runtime.driver.numbers import together, waited
+from state_runtime.driver.numbers import waited
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.placement.seats import Placement
 from state_runtime.snapshot.catalog import Catalog

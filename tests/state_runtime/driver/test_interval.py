@@ -14,14 +14,14 @@ from model import CountingIds, examples
 
 from state_runtime.base.errors import CorruptSegment
 from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
-from state_runtime.base.progress import Progress
+from state_runtime.base.progress import Progress, together, with_times
 from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.folding import fold_changes
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
-from state_runtime.driver.numbers import checkpoint_ms, together, with_times
+from state_runtime.driver.numbers import checkpoint_ms
 from state_runtime.driver.shard_book import ShardBook, ShardStep
 from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, StagedFile, StagedOutput, StateEntry
