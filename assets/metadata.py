@@ -18,8 +18,8 @@ from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.assets.metadata_sets import IntervalNumbers, Number, RunNumbers, numbers_metadata
 from stillstate.assets.tables import checkpoints_table, operators_table, phases_table
-from stillstate.orchestration.folding.health import record_numbers
-from stillstate.orchestration.looking.points import Point
+from stillstate.orchestration.materialization.health import record_numbers
+from stillstate.orchestration.probes.points import Point
 from stillstate.orchestration.text import duration_text, time_text
 
 __all__ = [

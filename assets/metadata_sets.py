@@ -15,7 +15,7 @@ from typing import get_type_hints
 import dagster as dg
 
 from state_runtime.base.progress import Progress
-from stillstate.orchestration.looking.points import Point
+from stillstate.orchestration.probes.points import Point
 
 __all__ = ["IntervalNumbers", "Number", "RunNumbers", "numbers_metadata", "rounded"]
 

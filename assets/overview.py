@@ -14,9 +14,9 @@ import dagster as dg
 
 from stillstate.assets.mount import Mount
 from stillstate.assets.tables import table, unbroken
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NoLook
-from stillstate.orchestration.looking.vitals import vitals_of
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.pool import NoLook
+from stillstate.orchestration.probes.vitals import vitals_of
 from stillstate.orchestration.text import age_text, counted_text, time_text
 
 __all__ = [

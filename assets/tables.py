@@ -11,7 +11,7 @@ from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import Migration
 from stillstate.assets.metadata_sets import rounded
-from stillstate.orchestration.looking.points import Point
+from stillstate.orchestration.probes.points import Point
 from stillstate.orchestration.text import time_text
 
 __all__ = [

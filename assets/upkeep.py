@@ -18,7 +18,7 @@ from state_runtime.maintenance.links import Links, Shared
 from state_runtime.maintenance.plans import Kind
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR
-from state_runtime.snapshot.savepoint import SavepointRecord
+from state_runtime.snapshot.savepoint_record import SavepointRecord
 from stillstate.assets.mount import Mount
 from stillstate.assets.specs import shared_fields
 from stillstate.assets.tables import unbroken

@@ -16,8 +16,8 @@ from state_runtime.changelog.changes import TaskChanges
 from state_runtime.changelog.parts import PartEntry, encode_part, sha256
 from state_runtime.changelog.writer import begin_segment, source_log_changes
 from state_runtime.snapshot.document import FORMAT_VERSION
-from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SourcePosition, StateEntry, TimeEntry
+from state_runtime.snapshot.shard_versions import ShardVersions
 from state_runtime.store import open_store
 
 __all__ = ["manifest_size"]
@@ -54,7 +54,7 @@ def manifest_size(plan: ManifestSize, folder: Path, step: Callable[[int, int], N
         segments=tuple(segments),
         source=SourcePosition(plan.epochs - 1, '{"id":"0"}', OFFSETS, OFFSETS, 'v1\n{"nextBatchWatermarkMs":0}', (0,)),
         versions={
-            uid: LocalVersions.of(SYSTEM_IDS.short() for _ in range(plan.shards)).encode() for uid in _operators(plan)
+            uid: ShardVersions.of(SYSTEM_IDS.short() for _ in range(plan.shards)).encode() for uid in _operators(plan)
         },
         progress=Progress(plan.epochs),
         previous=Progress(plan.epochs - 1),

@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.profile_workloads import Flavour, Given, TaskWorkload, task_workload
+from benchmarks.profile_workloads import Given, HandlerInput, TaskWorkload, task_workload
 from benchmarks.report import median
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
@@ -48,7 +48,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    flavour: Flavour,
+    flavour: HandlerInput,
     rows: Annotated[int, typer.Option(help="Rows of a whole batch, 0 as measured; this shard has half of them.")] = 0,
     keys: Annotated[int, typer.Option(help="Keys of the whole state, 0 as measured; this shard has half of them.")] = 0,
     epochs: Annotated[int, typer.Option(help="Epochs that are measured, after some that are not.")] = 12,

@@ -32,7 +32,7 @@ from state_runtime.processors.operator import EpochClock, Operator
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.state.table import StateSchema, Time
 
-__all__ = ["Flavour", "Given", "TaskWorkload", "task_workload"]
+__all__ = ["Given", "HandlerInput", "TaskWorkload", "task_workload"]
 
 Numbers = np.ndarray[Any, Any]
 Random = np.random.Generator
@@ -43,7 +43,7 @@ _FIRST_S: Final = 1_700_000_000
 _URLS: Final = pa.array([f"https://www.nexmark.com/{n}/{n * 7 % 91}/item.htm?query=1" for n in range(9_999)])
 
 
-class Flavour(StrEnum):
+class HandlerInput(StrEnum):
     """Which operator."""
 
     ROW = "row"
@@ -96,7 +96,7 @@ class TaskWorkload:
     keys: int = 200_000
 
 
-def task_workload(flavour: Flavour) -> TaskWorkload:
+def task_workload(flavour: HandlerInput) -> TaskWorkload:
     """The workload of a name."""
     return _WORKLOADS[flavour]()
 
@@ -306,19 +306,19 @@ def _distinct() -> TaskWorkload:
     return TaskWorkload(operator, given, settled=10, rows=92_000, keys=10_000)
 
 
-_WORKLOADS: Final[Mapping[Flavour, Callable[[], TaskWorkload]]] = {
-    Flavour.ROW: lambda: TaskWorkload(profile_users.row_totals(), _amounts, filled=True),
-    Flavour.LIST: lambda: TaskWorkload(profile_users.appends(), _amounts, filled=True),
-    Flavour.MAP: lambda: TaskWorkload(profile_users.totals_by_kind(), _amounts, filled=True),
-    Flavour.TIMERS: _timers,
-    Flavour.LARGE_MAP: _large_map,
-    Flavour.PANDAS: lambda: TaskWorkload(profile_users.in_pandas(), _amounts, filled=True),
-    Flavour.VECTORIZED: _vectorized,
-    Flavour.AGGREGATE: _aggregate,
-    Flavour.LATEST: _latest,
-    Flavour.DEDUPLICATE: _deduplicate,
-    Flavour.WINDOWS: _sliding,
-    Flavour.SESSIONS: _sessions,
-    Flavour.JOIN: _join,
-    Flavour.DISTINCT: _distinct,
+_WORKLOADS: Final[Mapping[HandlerInput, Callable[[], TaskWorkload]]] = {
+    HandlerInput.ROW: lambda: TaskWorkload(profile_users.row_totals(), _amounts, filled=True),
+    HandlerInput.LIST: lambda: TaskWorkload(profile_users.appends(), _amounts, filled=True),
+    HandlerInput.MAP: lambda: TaskWorkload(profile_users.totals_by_kind(), _amounts, filled=True),
+    HandlerInput.TIMERS: _timers,
+    HandlerInput.LARGE_MAP: _large_map,
+    HandlerInput.PANDAS: lambda: TaskWorkload(profile_users.in_pandas(), _amounts, filled=True),
+    HandlerInput.VECTORIZED: _vectorized,
+    HandlerInput.AGGREGATE: _aggregate,
+    HandlerInput.LATEST: _latest,
+    HandlerInput.DEDUPLICATE: _deduplicate,
+    HandlerInput.WINDOWS: _sliding,
+    HandlerInput.SESSIONS: _sessions,
+    HandlerInput.JOIN: _join,
+    HandlerInput.DISTINCT: _distinct,
 }

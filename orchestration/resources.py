@@ -13,13 +13,13 @@ from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
-from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.job_location import location_of
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
-from stillstate.orchestration.folding.session import spark_of
 from stillstate.orchestration.launchers import Launcher, build_launcher
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import HOUSE, Lookout
-from stillstate.orchestration.looking.watch import Reading, Seen, watch, watch_looks
+from stillstate.orchestration.materialization.session import spark_of
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.pool import SHARED_POOL, ProbePool
+from stillstate.orchestration.probes.watch import Reading, Seen, watch, watch_looks
 from stillstate.orchestration.recovery.observe import Observation, observe
 from stillstate.orchestration.workers import working
 
@@ -58,9 +58,9 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
         """What waits between two looks of a run at a store; None: the clock on the wall."""
         return None
 
-    def lookout(self) -> Lookout:
+    def lookout(self) -> ProbePool:
         """What looks at stores for sensors."""
-        return HOUSE
+        return SHARED_POOL
 
     def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
         """What starts and stops the job's driver."""
@@ -68,7 +68,7 @@ class StillstateResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # 
 
     def catalog(self, job: JobSpec) -> Catalog:
         """The job's snapshots, for a run: a slow store is waited for."""
-        job = home_of(job)
+        job = location_of(job)
         return Catalog(open_store(job.store, job.storage_options), job.name, self.clock())
 
     def observe(self, spec: Spec, job: JobSpec) -> Observation:

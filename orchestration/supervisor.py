@@ -199,11 +199,11 @@ def _has_taken_the_job(config: str, job: str, pid: int, say: Callable[[str], obj
     from state_runtime.base.errors import StillstateError
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.store import open_store
-    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.job_location import location_of
     from stillstate.orchestration.config.spec import load_spec
 
     try:
-        spec = home_of(load_spec(config).job(job))
+        spec = location_of(load_spec(config).job(job))
         status = Catalog(open_store(spec.store, spec.storage_options), job).status()
     except StillstateError as error:
         say(f"the job's root cannot be read: {type(error).__name__}")
@@ -217,12 +217,12 @@ def _look(config: str, job: str, say: Callable[[str], object]) -> tuple[int | No
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.snapshot.control import asked_to_stop
     from state_runtime.store import open_store
-    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.job_location import location_of
     from stillstate.orchestration.config.spec import load_spec
     from stillstate.orchestration.recovery.observe import progress_marker
 
     try:
-        spec = home_of(load_spec(config).job(job))
+        spec = location_of(load_spec(config).job(job))
         catalog = Catalog(open_store(spec.store, spec.storage_options), job)
         status = catalog.status()
         return progress_marker(catalog), status is not None and asked_to_stop(catalog.root, status.term)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from state_runtime.base.progress import Progress
     from state_runtime.base.settings import JobSettings
-    from state_runtime.driver.beginning import StartFrom
     from state_runtime.driver.run import RunResult
+    from state_runtime.driver.start_position import StartFrom
     from state_runtime.job import JobContext, StreamingJob
     from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
     from state_runtime.processors.declared import aggregates, windows
@@ -47,7 +47,7 @@ _HOMES = {
     "ParquetSink": "state_runtime.pipeline.sinks",
     "Progress": "state_runtime.base.progress",
     "RunResult": "state_runtime.driver.run",
-    "StartFrom": "state_runtime.driver.beginning",
+    "StartFrom": "state_runtime.driver.start_position",
     "StreamingJob": "state_runtime.job",
     "TimedState": "state_runtime.processors.user.vectorized",
     "VectorizedProcessor": "state_runtime.processors.user.vectorized",

@@ -19,8 +19,8 @@ from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.progress import Progress
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import called_at
-from state_runtime.driver.beginning import Beginning, StartFrom
 from state_runtime.driver.run import BY_HAND, Allowed, JobRun, RunResult, StartedBy
+from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.pipeline.compile import TransformStep
@@ -205,7 +205,7 @@ class StreamingJob:
             StoreUnavailable, OutcomeUnknown: start again.
         """
         run = JobRun(self.plan(), spark, on_progress, stop or threading.Event())
-        beginning = Beginning(
+        beginning = StartPosition(
             Catalog(self._store, self.name, self._clock),
             start_from=start_from,
             from_snapshot=from_snapshot,

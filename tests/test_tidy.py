@@ -177,7 +177,7 @@ MAY_IMPORT_PYSPARK = {
     "state_runtime/processors/user",
     "state_runtime/spark",
 }
-MAY_IMPORT_PANDAS = {"state_runtime/processors/user/frames.py", "state_runtime/processors/user/flavours.py"}
+MAY_IMPORT_PANDAS = {"state_runtime/processors/user/frames.py", "state_runtime/processors/user/handler_input.py"}
 
 
 @cache
@@ -314,8 +314,8 @@ def test_assets_are_built_from_the_configuration_and_numbers_alone(file: Path) -
     pure = (
         "stillstate.orchestration.config",
         "stillstate.orchestration.text",
-        "stillstate.orchestration.folding",
-        "stillstate.orchestration.looking",
+        "stillstate.orchestration.materialization",
+        "stillstate.orchestration.probes",
     )
     judged = ("stillstate.orchestration.recovery.alive", "stillstate.orchestration.migration.desired")
     allowed = (*pure, *judged, "stillstate.assets")
@@ -342,8 +342,8 @@ PURE_FILES = {
     "state_runtime/driver/due.py",
     "state_runtime/driver/interval.py",
     "state_runtime/driver/numbers.py",
-    "state_runtime/driver/shard_book.py",
-    "state_runtime/driver/task_book.py",
+    "state_runtime/driver/shard_index.py",
+    "state_runtime/driver/task_history.py",
     "state_runtime/maintenance/layout.py",
     "state_runtime/maintenance/retention/policy.py",
     "state_runtime/materialize/grid.py",
@@ -353,16 +353,16 @@ PURE_FILES = {
     "state_runtime/pipeline/staged.py",
     "state_runtime/placement/assignment.py",
     "state_runtime/reading/fingerprint.py",
-    "state_runtime/reading/given.py",
+    "state_runtime/reading/key_parser.py",
     "state_runtime/reading/rows.py",
-    "state_runtime/reading/shown.py",
+    "state_runtime/reading/display_schema.py",
     "state_runtime/restore/plan.py",
     "state_runtime/restore/stream.py",
     "state_runtime/snapshot/document.py",
     "state_runtime/snapshot/epoch_tasks.py",
     "state_runtime/snapshot/job_info.py",
     "state_runtime/snapshot/lineage.py",
-    "state_runtime/snapshot/local_versions.py",
+    "state_runtime/snapshot/shard_versions.py",
     "state_runtime/snapshot/manifest.py",
     "state_runtime/snapshot/paths.py",
     "state_runtime/snapshot/shard_files.py",

@@ -126,9 +126,9 @@ def job_or_only(spec: Spec, name: str | None) -> JobSpec:
 def catalog_of(job: JobSpec) -> Catalog:
     from state_runtime.snapshot.catalog import Catalog
     from state_runtime.store import open_store
-    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.job_location import location_of
 
-    job = home_of(job)
+    job = location_of(job)
     return Catalog(open_store(job.store, job.storage_options), job.name)
 
 

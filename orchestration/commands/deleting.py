@@ -120,7 +120,7 @@ def _delete_snapshots(
 
 def _delete_savepoint(root: Store, job: str, name: str, *, dry_run: bool, yes: bool) -> Deleted | None:
     from state_runtime.maintenance.delete.roots import delete_savepoint
-    from state_runtime.snapshot.savepoint import read_savepoint
+    from state_runtime.snapshot.savepoint_record import read_savepoint
     from stillstate.orchestration.show.deletions import confirm
     from stillstate.orchestration.show.progress import count_bar
     from stillstate.orchestration.text import bytes_text

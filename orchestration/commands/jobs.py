@@ -21,7 +21,7 @@ from stillstate.orchestration.commands.base import (
 )
 from stillstate.orchestration.commands.begin_options import BeginOptions, with_begin_options
 from stillstate.orchestration.commands.logs import logged_run
-from stillstate.orchestration.config.held import held_settings, refuse_while_migrating
+from stillstate.orchestration.config.effective_settings import effective_settings, refuse_while_migrating
 from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]
@@ -108,7 +108,7 @@ def start(
     job_spec = spec.job(job)
     root = catalog_of(job_spec).root
     refuse_while_migrating(job, root)
-    _, told = held_settings(job_spec, root)
+    _, told = effective_settings(job_spec, root)
     if told:
         print(told, file=sys.stderr)
     launcher = build_launcher(spec, job_spec)
@@ -141,12 +141,12 @@ def jobs(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     that was not seen, and keeps no other from being shown. Ages are those of the moment of the look.
     """
     from stillstate.orchestration.launchers import build_launcher
-    from stillstate.orchestration.looking.lookout import Lookout
-    from stillstate.orchestration.looking.watch import watch_looks
+    from stillstate.orchestration.probes.pool import ProbePool
+    from stillstate.orchestration.probes.watch import watch_looks
     from stillstate.orchestration.show import views
 
     spec = load_spec(config)
-    looks = watch_looks(spec, list(spec.jobs), build_launcher, lookout=Lookout(), clock=SYSTEM_CLOCK).found
+    looks = watch_looks(spec, list(spec.jobs), build_launcher, lookout=ProbePool(), clock=SYSTEM_CLOCK).found
     rows = [views.JobRow.of(name, looks[name]) for name in spec.jobs]
     if as_json:
         print_json([row.to_json_dict() for row in rows])

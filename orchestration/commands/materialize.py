@@ -34,9 +34,9 @@ def materialize(
     starts to use them with the first checkpoint of its next run. It is no error if there is nothing to fold: the store
     is asked first, and Spark is not started for nothing. A crash at any point leaves unused files, never damage.
     """
-    from stillstate.orchestration.folding.health import fold_numbers
-    from stillstate.orchestration.folding.session import fold_in_new_session, fold_summary
-    from stillstate.orchestration.show.folds import fold_view
+    from stillstate.orchestration.materialization.health import fold_numbers
+    from stillstate.orchestration.materialization.session import fold_in_new_session, fold_summary
+    from stillstate.orchestration.show.materializations import fold_view
     from stillstate.orchestration.text import bytes_text, count_text, duration_text
 
     spec = load_spec(config).job(job)

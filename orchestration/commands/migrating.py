@@ -263,7 +263,7 @@ def _show(plan: MigrationPlan | ForkPlan, table: Any, notes_are: str) -> None:
 
 
 def _end(job: str, done: Migration, failure: str, *, as_json: bool) -> None:
-    from stillstate.orchestration.migration.said import error_of
+    from stillstate.orchestration.migration.messages import error_of
 
     error = error_of(done, job, failure)
     if error is not None:

@@ -35,12 +35,12 @@ def named_place(text: str, config: Path | None) -> NamedPlace:
     Raises:
         InvalidConfiguration: the file cannot be read.
     """
-    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.job_location import location_of
 
     spec = _spec(config)
     name, at, number = text.partition("@")
     if spec is not None and name in spec.jobs and "/" not in text:
-        job = home_of(spec.jobs[name])
+        job = location_of(spec.jobs[name])
         return NamedPlace(f"{job.store.rstrip('/')}/{name}{at}{number}", job.storage_options)
     job_there = next((job for job in spec.jobs.values() if _same_store(job, text)), None) if spec is not None else None
     return NamedPlace(text, job_there.storage_options if job_there is not None else {})

@@ -21,7 +21,7 @@ from stillstate.orchestration.commands.base import (
     print_json,
 )
 from stillstate.orchestration.commands.places import NamedPlace, named_place
-from stillstate.orchestration.config.held import refuse_while_migrating
+from stillstate.orchestration.config.effective_settings import refuse_while_migrating
 from stillstate.orchestration.config.spec import load_spec
 
 __all__ = ["register"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.snapshot.savepoint import SavepointFormat, SavepointTrigger
+from state_runtime.snapshot.savepoint_record import SavepointFormat, SavepointTrigger
 from stillstate.orchestration.commands.base import (
     ConfigOption,
     JobArgument,
@@ -25,7 +25,7 @@ from stillstate.orchestration.config.spec import load_spec
 
 if TYPE_CHECKING:
     from state_runtime.snapshot.control import ControlRequest
-    from state_runtime.snapshot.savepoint import SavepointRecord, SavepointThen
+    from state_runtime.snapshot.savepoint_record import SavepointRecord, SavepointThen
 
 __all__ = ["register"]
 
@@ -90,7 +90,7 @@ def savepoint(
     canonical it is written anew, by the driver if it is small (256 MB), else by this process once the snapshot is made.
     `rollback` and `--from-snapshot` go back to it by its name; another job starts from it with `run --from`.
     """
-    from stillstate.orchestration.running.savepoints import Savepointer
+    from stillstate.orchestration.running.make_savepoint import Savepointer
     from stillstate.orchestration.show.savepoints import savepoint_view
 
     if stop and drain:
@@ -123,7 +123,7 @@ def savepoint(
 def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> None:
     """What became of a savepoint that was asked for."""
     from state_runtime.snapshot.control import ControlRequest
-    from stillstate.orchestration.running.savepoints import failed
+    from stillstate.orchestration.running.make_savepoint import failed
     from stillstate.orchestration.text import bytes_text
 
     if isinstance(made, ControlRequest):
@@ -147,7 +147,7 @@ def _say(job: str, made: SavepointRecord | ControlRequest, *, as_json: bool) -> 
 @guarded
 def savepoints(job: OptionalJob = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List a job's savepoints and those that are asked for, newest first."""
-    from stillstate.orchestration.running.savepoints import savepoint_rows
+    from stillstate.orchestration.running.make_savepoint import savepoint_rows
     from stillstate.orchestration.show.savepoints import savepoints_table
 
     job_spec = job_or_only(load_spec(config), job)

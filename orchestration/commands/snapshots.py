@@ -68,7 +68,7 @@ def snapshots(
 def _complete_savepoints(catalog: Catalog) -> list[views.SnapshotRow]:
     from state_runtime.snapshot.locate import open_snapshot
     from state_runtime.snapshot.paths import savepoint_path
-    from state_runtime.snapshot.savepoint import complete_savepoints
+    from state_runtime.snapshot.savepoint_record import complete_savepoints
     from stillstate.orchestration.show import views
 
     rows = []
@@ -188,12 +188,12 @@ def query(
     """
     from state_runtime.reading.query import open_state
     from state_runtime.store import open_store
-    from stillstate.orchestration.config.home import home_of
+    from stillstate.orchestration.config.job_location import location_of
     from stillstate.orchestration.show import views
 
     if as_json and as_csv:
         raise InvalidConfiguration("--json and --csv are two forms of the same output; give one of them")
-    spec = home_of(load_spec(config).job(job))
+    spec = location_of(load_spec(config).job(job))
     store = open_store(spec.store, spec.storage_options)
     view = open_state(store, spec.name, state, operator=operator, snapshot=_snapshot_id(snapshot))
     rows = view.read(

@@ -9,7 +9,7 @@ from state_runtime.base.errors import InvalidConfiguration
 from stillstate.orchestration.config.spec import JobSpec
 
 if TYPE_CHECKING:
-    from state_runtime.driver.beginning import StartFrom
+    from state_runtime.driver.start_position import StartFrom
 
 __all__ = ["NEWEST", "BeginAt"]
 
@@ -45,7 +45,7 @@ class BeginAt:
     def start_from(self, job: JobSpec) -> StartFrom | None:
         """What the runtime is told. The place's storage options are those of `start_from`, where the file has them,
         else the job's."""
-        from state_runtime.driver.beginning import StartFrom
+        from state_runtime.driver.start_position import StartFrom
 
         section = job.start_from
         options = section.storage_options if section is not None else None

@@ -13,9 +13,9 @@ from stillstate.orchestration.config.spec import JobSpec, Spec
 from stillstate.orchestration.jobs.checks import result_of, stream_check
 from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.past_runs import past_migrations, past_runs
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NoLook
 from stillstate.orchestration.migration.desired import is_left_by_its_run
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.pool import NoLook
 from stillstate.orchestration.recovery.alive import Alive, judge_alive
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.recovery.plan import Loss, RecoveryPlan, plan_recovery

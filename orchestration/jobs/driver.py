@@ -14,7 +14,7 @@ import dagster as dg
 
 from state_runtime.base.errors import StillstateError
 from stillstate.assets.mount import Mount
-from stillstate.orchestration.config.held import refuse_while_migrating
+from stillstate.orchestration.config.effective_settings import refuse_while_migrating
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.jobs.recover import (

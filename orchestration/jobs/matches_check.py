@@ -15,9 +15,9 @@ from stillstate.orchestration.jobs.checks import result_of, stream_check
 from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.past_runs import past_migrations
 from stillstate.orchestration.launchers.processes import is_owner_gone
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NoLook
 from stillstate.orchestration.migration.desired import judge_desired, needs_record
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.pool import NoLook
 from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 
 __all__ = ["Records", "build_matches_check", "matches_of_stream", "matches_spec", "read_records"]

@@ -17,20 +17,20 @@ from stillstate.assets.metadata import fold_metadata
 from stillstate.assets.mount import Mount
 from stillstate.assets.specs import materialized_spec
 from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.folding.health import (
+from stillstate.orchestration.jobs.checks import result_of, stream_check
+from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
+from stillstate.orchestration.jobs.past_runs import past_folds
+from stillstate.orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
+from stillstate.orchestration.jobs.upkeep import LogsSteps, asset_of
+from stillstate.orchestration.materialization.health import (
     FAILURES_ALARMED,
     FoldHealth,
     fold_health,
     fold_numbers,
     log_bytes_left,
 )
-from stillstate.orchestration.folding.plan import failed_in_a_row
-from stillstate.orchestration.folding.session import fold, nothing_to_fold
-from stillstate.orchestration.jobs.checks import result_of, stream_check
-from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
-from stillstate.orchestration.jobs.past_runs import past_folds
-from stillstate.orchestration.jobs.tags import ACTION_TAG, MATERIALIZE_TAG
-from stillstate.orchestration.jobs.upkeep import LogsSteps, asset_of
+from stillstate.orchestration.materialization.plan import failed_in_a_row
+from stillstate.orchestration.materialization.session import fold, nothing_to_fold
 from stillstate.orchestration.text import counted_text
 
 __all__ = [

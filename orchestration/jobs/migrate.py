@@ -18,9 +18,9 @@ from stillstate.assets.tables import migration_table
 from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
 from stillstate.orchestration.jobs.upkeep import actor_of
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
+from stillstate.orchestration.migration.messages import error_of
 from stillstate.orchestration.migration.migrate import Migrator, fork_or_resume, migrate_or_resume, migrator_of
 from stillstate.orchestration.migration.plan import MigrationPlan, Request
-from stillstate.orchestration.migration.said import error_of
 
 __all__ = ["MIGRATE", "MigrateConfig"]
 

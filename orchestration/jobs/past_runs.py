@@ -6,7 +6,6 @@ from typing import Final
 
 import dagster as dg
 
-from stillstate.orchestration.folding.plan import FoldRun
 from stillstate.orchestration.jobs.tags import (
     ACTION_TAG,
     AFTER_TAG,
@@ -22,6 +21,7 @@ from stillstate.orchestration.jobs.tags import (
     TARGET_TAG,
     TERM_TAG,
 )
+from stillstate.orchestration.materialization.plan import FoldRun
 from stillstate.orchestration.migration.desired import PastMigration
 from stillstate.orchestration.recovery.plan import PastRun
 from stillstate.orchestration.run_phases import PHASES

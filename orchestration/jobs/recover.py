@@ -13,7 +13,7 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import read_savepoint
+from state_runtime.snapshot.savepoint_record import read_savepoint
 from stillstate.assets.metadata_sets import rounded
 from stillstate.assets.tables import restored_text
 from stillstate.orchestration.config.begin_at import NEWEST, BeginAt

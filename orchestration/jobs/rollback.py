@@ -9,7 +9,7 @@ from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.base.settings import VerifyLevel
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
 from stillstate.assets.mount import Mount
-from stillstate.orchestration.config.held import refuse_while_migrating
+from stillstate.orchestration.config.effective_settings import refuse_while_migrating
 from stillstate.orchestration.jobs.driver import DriverWork, stillstate_of, typed_failures
 from stillstate.orchestration.jobs.upkeep import LogsSteps, actor_of
 from stillstate.orchestration.upkeep.rollbacks import own_place, refuse_damaged, rollback_text, rollback_values

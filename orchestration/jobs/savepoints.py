@@ -7,7 +7,7 @@ import dagster as dg
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.maintenance.links import find_links
-from state_runtime.snapshot.savepoint import SavepointFormat, list_savepoints
+from state_runtime.snapshot.savepoint_record import SavepointFormat, list_savepoints
 from state_runtime.snapshot.waiting import waiting_in_savepoint
 from stillstate.assets.mount import Mount
 from stillstate.assets.upkeep import savepoints_metadata, savepoints_spec
@@ -15,8 +15,8 @@ from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.driver import stillstate_of, typed_failures
 from stillstate.orchestration.jobs.tags import SAVEPOINT_TAG
 from stillstate.orchestration.jobs.upkeep import UpkeepJob, asset_of, upkeep_job, upkeep_tags
-from stillstate.orchestration.running.savepoints import Savepointer
-from stillstate.orchestration.upkeep.savepoints import SavepointWish, periodic_savepoint, requested_savepoint
+from stillstate.orchestration.running.make_savepoint import Savepointer
+from stillstate.orchestration.upkeep.scheduled_savepoint import SavepointWish, periodic_savepoint, requested_savepoint
 
 __all__ = ["SavepointConfig", "build_savepoint_job", "savepoint_stream"]
 

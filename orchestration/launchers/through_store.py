@@ -27,7 +27,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_stop
 from state_runtime.snapshot.term_files import RunState, RunStatus
 from state_runtime.store import Store, open_store
-from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.job_location import location_of
 from stillstate.orchestration.config.spec import CONFIG_ENV, JobSpec
 from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
 from stillstate.orchestration.launchers.first_checkpoint import Waiting
@@ -104,7 +104,7 @@ class StoreLauncher(ABC):
     @cached_property
     def _store(self) -> Store:
         # Not before it is needed: whoever only asks about a process has hundreds of these.
-        home = home_of(self._job)
+        home = location_of(self._job)
         return open_store(home.store, home.storage_options)
 
     @cached_property

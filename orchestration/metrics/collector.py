@@ -14,11 +14,11 @@ from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.snapshot.catalog import Catalog
 from stillstate.orchestration.config.spec import JobSpec, Spec
 from stillstate.orchestration.launchers import Launcher, build_launcher
-from stillstate.orchestration.looking.lookout import HOUSE, Lookout, NoLook
-from stillstate.orchestration.looking.newest_savepoint import SavepointsSeen, savepoints_seen
-from stillstate.orchestration.looking.vitals import vitals_of
-from stillstate.orchestration.looking.watch import Reading, watch, watch_looks
 from stillstate.orchestration.metrics.families import families
+from stillstate.orchestration.probes.newest_savepoint import SavepointsSeen, savepoints_seen
+from stillstate.orchestration.probes.pool import SHARED_POOL, NoLook, ProbePool
+from stillstate.orchestration.probes.vitals import vitals_of
+from stillstate.orchestration.probes.watch import Reading, watch, watch_looks
 
 __all__ = ["JobsCollector"]
 
@@ -38,7 +38,7 @@ class JobsCollector(Collector):
         only: Sequence[str] = (),
         *,
         launcher: Callable[[Spec, JobSpec], Launcher] = build_launcher,
-        lookout: Lookout = HOUSE,
+        lookout: ProbePool = SHARED_POOL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """

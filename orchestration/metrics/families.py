@@ -13,9 +13,9 @@ from typing import Final, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from state_runtime.snapshot.manifest import Manifest
-from stillstate.orchestration.looking.lookout import NOT_SEEN
-from stillstate.orchestration.looking.newest_savepoint import SavepointsSeen
-from stillstate.orchestration.looking.vitals import DAMAGED, Vitals
+from stillstate.orchestration.probes.newest_savepoint import SavepointsSeen
+from stillstate.orchestration.probes.pool import NOT_SEEN
+from stillstate.orchestration.probes.vitals import DAMAGED, Vitals
 from stillstate.orchestration.recovery.health import Verdict
 
 __all__ = ["HEALTHS", "families"]

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from state_runtime.snapshot.migration import Migration, RunSettings
 from stillstate.orchestration.config.driver_settings import driver_settings
-from stillstate.orchestration.config.held import settings_of, with_settings
+from stillstate.orchestration.config.effective_settings import settings_of, with_settings
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.migration.plan import Difference, differences, said_by
 from stillstate.orchestration.recovery.health import Verdict, recovery_wait_s

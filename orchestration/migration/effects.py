@@ -26,7 +26,7 @@ from state_runtime.snapshot.locate import own_restore_point
 from state_runtime.snapshot.migration import Migration, MigrationStep, RunSettings
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
-from state_runtime.snapshot.savepoint import SavepointRecord, read_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointRecord, read_savepoint
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
 from stillstate.orchestration.config.spec import JobSpec
@@ -36,7 +36,7 @@ from stillstate.orchestration.launchers.port import LOG_FOLLOWS
 from stillstate.orchestration.migration.plan import LIVE, said_by
 from stillstate.orchestration.migration.steps import has_same_state, judge_watched
 from stillstate.orchestration.recovery.observe import Observation, observe
-from stillstate.orchestration.running.savepoints import Savepointer
+from stillstate.orchestration.running.make_savepoint import Savepointer
 
 __all__ = ["Effects", "RolledBack", "savepoint_names_of"]
 

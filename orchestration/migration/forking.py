@@ -18,17 +18,17 @@ from typing import Any, Final
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import JobNotFound, MissingSnapshot, SnapshotInUse, check
-from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.maintenance.delete.roots import delete_root, delete_savepoint
 from state_runtime.maintenance.layout import ObjectKind
 from state_runtime.pipeline.output_owner import OWNERS_DIR
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.locate import own_restore_point
 from state_runtime.snapshot.migration import Migration, MigrationStep
 from state_runtime.snapshot.paths import savepoint_path
 from state_runtime.snapshot.pins import read_pins, unpin
-from state_runtime.snapshot.savepoint import read_savepoint
+from state_runtime.snapshot.savepoint_record import read_savepoint
 from state_runtime.store import Store, open_store
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.migration.effects import Effects, savepoint_names_of
@@ -230,8 +230,8 @@ class Forks:
             )
         return f"{root.url}@{newest.snapshot_id}"
 
-    def _beginning(self, place: str) -> Beginning:
-        return Beginning(
+    def _beginning(self, place: str) -> StartPosition:
+        return StartPosition(
             self._side.catalog,
             start_from=StartFrom(place, "NO_CLAIM", self._source.job.storage_options),
             storage_options=self._side.job.storage_options,

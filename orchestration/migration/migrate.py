@@ -36,8 +36,8 @@ from state_runtime.snapshot.migration import (
 )
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import Store
-from stillstate.orchestration.config.held import settings_of
-from stillstate.orchestration.config.home import at_source, at_target, home_of, is_home
+from stillstate.orchestration.config.effective_settings import settings_of
+from stillstate.orchestration.config.job_location import at_source, at_target, is_home, location_of
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.launchers import Launcher
 from stillstate.orchestration.launchers.port import LOG_FOLLOWS
@@ -45,12 +45,12 @@ from stillstate.orchestration.launchers.processes import living
 from stillstate.orchestration.migration.effects import Effects, RolledBack
 from stillstate.orchestration.migration.fork_plan import ForkPlan, ForkRequest
 from stillstate.orchestration.migration.forking import FORK_STEPS, Forks, ForkSide
+from stillstate.orchestration.migration.messages import said_of
 from stillstate.orchestration.migration.moving import Moves, refuse_other_target
 from stillstate.orchestration.migration.plan import Found, MigrationPlan, Request, plan_migration, said_by
-from stillstate.orchestration.migration.said import said_of
 from stillstate.orchestration.migration.steps import step_after, step_back_from
 from stillstate.orchestration.recovery.observe import observe
-from stillstate.orchestration.running.savepoints import Savepointer
+from stillstate.orchestration.running.make_savepoint import Savepointer
 
 __all__ = ["Migrator", "Place", "fork_or_resume", "migrate_or_resume", "migrator_of"]
 
@@ -387,7 +387,7 @@ def migrator_of(
         )
 
     def other(name: str) -> tuple[Place, Savepointer]:
-        found = home_of((jobs or _unknown)(name))
+        found = location_of((jobs or _unknown)(name))
         place = Place(found, catalog(found), launcher(found))
         return place, savepointer(place)
 

@@ -1,7 +1,7 @@
 """What a migration to another store does beside starting and stopping drivers: the root goes there, the old one is
 given up in the end, or the new one is, and the job is home again.
 
-    move       the old root is fenced and copied; the record comes along; then the new one counts (config/home.py)
+    move       the old root is fenced and copied; the record comes along; then the new one counts (config/job_location.py)
     leave      the old root is deleted; what stays in its place turns every start away
     go-home    the record goes on in the old root; the new one is deleted, so that the old one counts; it is let go
 
@@ -20,14 +20,14 @@ from state_runtime.base.errors import InvalidConfiguration, JobNotFound, Stillst
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.move.execute import abort_move, execute_move, let_go
 from state_runtime.maintenance.move.plan import plan_move
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import Moving, read_moving, read_outcome
 from state_runtime.snapshot.migration import Migration, carry_migration, read_migration, record_step
 from state_runtime.snapshot.paths import MOVING_FILE
 from state_runtime.store import Store
-from stillstate.orchestration.config.home import is_home
+from stillstate.orchestration.config.job_location import is_home
 
 __all__ = ["Moves", "refuse_other_target", "wait_until_quiet"]
 

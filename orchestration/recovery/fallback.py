@@ -30,7 +30,7 @@ from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.locate import own_restore_point
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import complete_savepoints
+from state_runtime.snapshot.savepoint_record import complete_savepoints
 from state_runtime.store import Store
 
 __all__ = ["Damage", "Fallback", "FallbackPolicy", "decide_fallback", "look_for_damage"]

@@ -14,7 +14,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import Unavailable
 from state_runtime.spark.class_archive import archive_folder, archive_key, archive_name, archives_of, find_archive
 from state_runtime.spark.java import require_java
-from state_runtime.state.local_files import is_abandoned, make_private_folder
+from state_runtime.state.sealed_files import is_abandoned, make_private_folder
 
 __all__ = ["archive_of_host", "make_archive", "remove_archives"]
 

@@ -28,9 +28,9 @@ from state_runtime.snapshot.control import asked_to_stop
 from state_runtime.snapshot.fencing import refuse_if_live
 from state_runtime.store import open_store
 from stillstate.orchestration.config.driver_settings import driver_settings
+from stillstate.orchestration.config.effective_settings import effective_settings, is_tried, refuse_while_migrating
 from stillstate.orchestration.config.entry_point import load_entry_point, refuse_missing_module
-from stillstate.orchestration.config.held import held_settings, is_tried, refuse_while_migrating
-from stillstate.orchestration.config.home import home_of, moved_text
+from stillstate.orchestration.config.job_location import location_of, moved_text
 from stillstate.orchestration.config.spec import JobSpec, to_context, to_trigger
 from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
 from stillstate.orchestration.launchers.submit_command import driver_conf
@@ -155,7 +155,7 @@ def run_job(
     stood_by: _StoodBy | None = None
     if supervised is not None and supervised.waits:
         cause, stood_by = _stood_by(supervised, spec, folder, is_current)
-    file_says, spec = spec, home_of(spec)
+    file_says, spec = spec, location_of(spec)
     if spec.store != file_says.store:
         _LOG.warning("%s", moved_text(spec))
     catalog = Catalog(open_store(spec.store, spec.storage_options), spec.name)
@@ -165,7 +165,7 @@ def run_job(
     refuse_if_claimed(catalog.root)
     if not (cause or supervisor_pid):
         refuse_while_migrating(spec.name, catalog.root)
-    spec, told = held_settings(spec, catalog.root)
+    spec, told = effective_settings(spec, catalog.root)
     if told:
         _LOG.warning("%s", told)
     refuse_missing_module(spec.entry_point, folder)

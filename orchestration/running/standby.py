@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.state.local_files import is_abandoned
+from state_runtime.state.sealed_files import is_abandoned
 from stillstate.orchestration.standby import (
     AT_WORK,
     CAUSE_ENV,

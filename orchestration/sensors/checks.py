@@ -1,7 +1,7 @@
 """The sensor of checks with a limit: a light look at each job every few minutes; a verdict is stored when it changes,
 and once an hour.
 
-Jobs are looked at as other sensors do (orchestration/looking/): one store that does not answer keeps no other job from
+Jobs are looked at as other sensors do (orchestration/probes/): one store that does not answer keeps no other job from
 being judged. Who was looked at longest ago comes first.
 """
 
@@ -17,7 +17,7 @@ from state_runtime.base.errors import JobNotFound
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.jobs.checks import evaluation_of
-from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.probes.pool import NoLook, troubles
 from stillstate.orchestration.resources import Reading, StillstateResource
 from stillstate.orchestration.sensors.sensor import sensor_of
 from stillstate.orchestration.upkeep.checks import CheckName, Judged, judge, limits_of

@@ -29,8 +29,8 @@ from stillstate.orchestration.jobs.tags import (
     resume_run_tags,
 )
 from stillstate.orchestration.launchers.processes import is_owner_gone
-from stillstate.orchestration.looking.lookout import NAMES_MAX, NoLook, troubles
 from stillstate.orchestration.migration.desired import Desired, PastMigration, judge_desired, target_text
+from stillstate.orchestration.probes.pool import NAMES_MAX, NoLook, troubles
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.resources import StillstateResource
 from stillstate.orchestration.run_phases import ENDED

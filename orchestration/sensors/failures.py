@@ -1,7 +1,7 @@
 """The sensor that tells somebody outside of Dagster what is wrong with the streams of a file.
 
 A trouble is a check that is red, or a run of ours that failed and was not followed by one that succeeded. What of it
-was told is in a book (orchestration/notify/book.py) that is stored after every call, beside Dagster's own cursors: a
+was told is in a book (orchestration/notify/outbox.py) that is stored after every call, beside Dagster's own cursors: a
 sensor's cursor is stored at a tick's end only, and a daemon that dies in a tick would make all calls of it again. So at
 most the call under way is repeated. A receiver that is down gets everything later, and costs a tick one time-out.
 """
@@ -27,7 +27,7 @@ from stillstate.orchestration.jobs.materialize import folds_spec
 from stillstate.orchestration.jobs.past_checks import evaluation_of_record, is_red, newest_evaluations
 from stillstate.orchestration.jobs.tags import ACTION_TAG, STREAM_TAGS
 from stillstate.orchestration.jobs.verification import intact_spec, restorable_spec
-from stillstate.orchestration.notify.book import TEXT_CHARS_MAX, Book, Trouble, read_book
+from stillstate.orchestration.notify.outbox import TEXT_CHARS_MAX, Book, Trouble, read_book
 from stillstate.orchestration.notify.receiver import NotTold, tell
 from stillstate.orchestration.recovery.plan import GIVE_UP
 from stillstate.orchestration.resources import StillstateResource

@@ -18,12 +18,18 @@ from state_runtime.snapshot.catalog import Catalog
 from stillstate.assets.metadata import DATA_VERSION_TAG, fold_materialization
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.folding.health import FoldHealth, fold_health, log_bytes_left, new_records, why_due
-from stillstate.orchestration.folding.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
 from stillstate.orchestration.jobs.materialize import fold_evaluation, fold_tags
 from stillstate.orchestration.jobs.past_runs import past_folds
 from stillstate.orchestration.jobs.tags import AFTER_TAG, ATTEMPT_TAG, MATERIALIZE_TAG
-from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.materialization.health import (
+    FoldHealth,
+    fold_health,
+    log_bytes_left,
+    new_records,
+    why_due,
+)
+from stillstate.orchestration.materialization.plan import FoldRun, decide_fold, failed_in_a_row, fold_run_key
+from stillstate.orchestration.probes.pool import NoLook, troubles
 from stillstate.orchestration.resources import Reading, StillstateResource
 from stillstate.orchestration.sensors.sensor import sensor_of
 

@@ -28,10 +28,10 @@ from stillstate.orchestration.jobs.tags import (
     RESTORED_TAG,
     TERM_TAG,
 )
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NoLook
-from stillstate.orchestration.looking.newest_savepoint import savepoints_seen
-from stillstate.orchestration.looking.vitals import DAMAGED, Vitals, vitals_of
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.newest_savepoint import savepoints_seen
+from stillstate.orchestration.probes.pool import NoLook
+from stillstate.orchestration.probes.vitals import DAMAGED, Vitals, vitals_of
 from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 from stillstate.orchestration.run_phases import PHASES, RunPhase
 from stillstate.orchestration.standby import RESTARTED

@@ -17,9 +17,9 @@ from state_runtime.snapshot.manifest import Manifest
 from stillstate.assets.metadata import ROOT_TAG, checkpoint_materialization, run_materialization, shape_of
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.spec import JobSpec
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NoLook, troubles
-from stillstate.orchestration.looking.points import Points, read_points
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.points import Points, read_points
+from stillstate.orchestration.probes.pool import NoLook, troubles
 from stillstate.orchestration.resources import Reading, Seen, StillstateResource
 from stillstate.orchestration.sensors.overview import overview
 from stillstate.orchestration.sensors.publishing import (

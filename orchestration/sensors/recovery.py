@@ -29,8 +29,8 @@ from stillstate.orchestration.jobs.tags import (
     recovery_run_key,
     recovery_run_tags,
 )
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NoLook, troubles
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.pool import NoLook, troubles
 from stillstate.orchestration.resources import StillstateResource
 from stillstate.orchestration.sensors.sensor import sensor_of
 from stillstate.orchestration.workers import end_lost_runs

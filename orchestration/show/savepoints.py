@@ -10,8 +10,8 @@ from rich.progress import DownloadColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from state_runtime.snapshot.savepoint import SavepointRecord
-from stillstate.orchestration.running.savepoints import SavepointRow
+from state_runtime.snapshot.savepoint_record import SavepointRecord
+from stillstate.orchestration.running.make_savepoint import SavepointRow
 from stillstate.orchestration.show.progress import form_of, print_json_line, rich_bar
 from stillstate.orchestration.show.tables import new_table
 from stillstate.orchestration.text import bytes_text, count_text, duration_text

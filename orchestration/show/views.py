@@ -19,8 +19,8 @@ from state_runtime.base.errors import EXIT_OF_KIND, StillstateError
 from state_runtime.maintenance.links import NOTHING_SHARED, Shared
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, StateEntry
 from state_runtime.snapshot.term_files import RunStatus
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.lookout import NOT_SEEN, NoLook
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.pool import NOT_SEEN, NoLook
 from stillstate.orchestration.recovery.health import STANDINGS, Standing
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.show.tables import new_table

@@ -14,7 +14,7 @@ from state_runtime.base.errors import MissingSnapshot
 from state_runtime.materialize.plan import replay_s
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.text import duration_text, time_text
 

@@ -9,7 +9,7 @@ from typing import Any
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import MissingSnapshot
 from state_runtime.maintenance.verify.drill import DrillReport, drill
-from state_runtime.restore.local_folder import private_local_dir
+from state_runtime.restore.private_local_dir import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
 from stillstate.orchestration.config.spec import JobSpec
 from stillstate.orchestration.text import bytes_text, count_text, duration_text

@@ -14,7 +14,7 @@ from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.locate import own_restore_point
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import read_savepoint
+from state_runtime.snapshot.savepoint_record import read_savepoint
 from stillstate.orchestration.text import bytes_text, count_text
 
 __all__ = ["own_place", "refuse_damaged", "rollback_text", "rollback_values"]

@@ -21,21 +21,21 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import InvalidPipeline, StillstateError
 from state_runtime.base.progress import ALIGNMENT, Progress, together, with_times
 from state_runtime.changelog.changes import only_parts
-from state_runtime.changelog.folding import fold_changes
+from state_runtime.changelog.merge_changes import fold_changes
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_segment
-from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epoch import EpochTimes
-from state_runtime.driver.file_book import carried_source_logs
+from state_runtime.driver.file_index import carried_source_logs
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, waited
+from state_runtime.driver.run_state import RunState
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.pipeline.output_owner import Claimant
-from state_runtime.pipeline.published import is_published, record_published
+from state_runtime.pipeline.publication_log import is_published, record_published
 from state_runtime.pipeline.sinks import Sink
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -83,7 +83,7 @@ class Checkpointer:
         self,
         context: DriverContext,
         committer: Committer,
-        books: Books,
+        books: RunState,
         uploader: Uploader,
         is_catching_up: Callable[[], bool] = lambda: False,
     ) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from state_runtime.driver.batch_book import BatchBook
-from state_runtime.driver.shard_book import ShardBook
+from state_runtime.driver.batch_progress import BatchProgress
+from state_runtime.driver.shard_index import ShardIndex
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.manifest import TimeEntry
 
 __all__ = ["fires_at", "is_anything_due", "woken"]
 
 
-def is_anything_due(operators: Sequence[Operator], shards: ShardBook, before: TimeEntry, time: TimeEntry) -> bool:
+def is_anything_due(operators: Sequence[Operator], shards: ShardIndex, before: TimeEntry, time: TimeEntry) -> bool:
     """Whether an epoch without a batch has something to do: processing time has reached a timer, or the watermark
     moved.
 
@@ -27,9 +27,9 @@ def is_anything_due(operators: Sequence[Operator], shards: ShardBook, before: Ti
 
 def woken(
     operators: Sequence[Operator],
-    shards: ShardBook,
+    shards: ShardIndex,
     time: TimeEntry,
-    batch: BatchBook | None,
+    batch: BatchProgress | None,
     does_due: Collection[str],
     parallelism: int,
 ) -> dict[str, list[int]]:
@@ -53,7 +53,7 @@ def woken(
     return found
 
 
-def _did_due(operator: Operator, batch: BatchBook | None) -> bool:
+def _did_due(operator: Operator, batch: BatchProgress | None) -> bool:
     """Whether an operator has done what the batch made due. What came of that (a timer that fired and set one that is
     due already) is due with the next batch, however many epochs this one takes.
 
@@ -67,11 +67,11 @@ def _did_due(operator: Operator, batch: BatchBook | None) -> bool:
     return has_begun or (operator.time_domain == "event" and operator.uid in batch.settled)
 
 
-def fires_at(operators: Sequence[Operator], shards: ShardBook, watermark_ms: int) -> bool:
+def fires_at(operators: Sequence[Operator], shards: ShardIndex, watermark_ms: int) -> bool:
     """Whether an event-time timer or window is left that such a watermark fires."""
     return any(shards.due(o.uid, watermark_ms) for o in operators if o.time_domain == "event")
 
 
-def _due_shards(operator: Operator, shards: ShardBook, time: TimeEntry) -> list[int]:
+def _due_shards(operator: Operator, shards: ShardIndex, time: TimeEntry) -> list[int]:
     now_ms = {"": None, "processing": time.batch_time_ms, "event": time.watermark_ms}[operator.time_domain]
     return [] if now_ms is None else shards.due(operator.uid, now_ms)

@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from state_runtime.base.errors import ChangesPending, TooMuchForOneTask
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.aggregated import Aggregated
-from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epoch import EpochRun, Gathered, LimitsOf, PlannedEpoch
 from state_runtime.driver.epoch_plan import plan_epoch
-from state_runtime.driver.narrow import Narrow, may_be_narrow
+from state_runtime.driver.run_state import RunState
+from state_runtime.driver.single_task import SingleTask, may_be_single_task
 from state_runtime.driver.stage_tasks import StageTasks
-from state_runtime.placement.seats import SeatedPlan, has_executors
+from state_runtime.placement.anchors import AnchoredPlan, has_executors
 from state_runtime.snapshot.commit import Committer
 from state_runtime.spark.errors import typed_error
 from state_runtime.spark.frames import Frames
@@ -50,7 +50,7 @@ class SparkEngine:
         self,
         context: DriverContext,
         committer: Committer,
-        books: Books,
+        books: RunState,
         spark: SparkSession,
         *,
         flush: Callable[[], tuple[int, float]],
@@ -66,7 +66,7 @@ class SparkEngine:
         self._placement = self._tasks.placement(spark)
         able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
         self._aggregated = Aggregated(context.settings.partial_aggregation, able)
-        self._narrow = Narrow(may_be_narrow(context, has_executors=has_executors(spark)))
+        self._narrow = SingleTask(may_be_single_task(context, has_executors=has_executors(spark)))
         self._made_frames: Frames | None = None
 
     # For any thread: Spark delivers acknowledgements one by one as tasks end.
@@ -145,7 +145,7 @@ class SparkEngine:
         self._placement.close()
 
     def _act(
-        self, frame: DataFrame, planned: PlannedEpoch, seats: SeatedPlan | None, *, narrow: bool
+        self, frame: DataFrame, planned: PlannedEpoch, seats: AnchoredPlan | None, *, narrow: bool
     ) -> tuple[list[Acknowledgement], Mapping[str, int | None], float]:
         """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
         job: TaskJob = self._tasks.job(planned.acting, planned.clock.late_watermark_ms)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 from state_runtime.base.errors import CorruptData, check
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.driver.batch_book import BatchBook, ShardRows
-from state_runtime.driver.books import EpochOutcome, Standing
+from state_runtime.driver.batch_progress import BatchProgress, ShardRows
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.due import woken
-from state_runtime.driver.governor import EpochBudget
-from state_runtime.driver.shard_book import ShardBook, ShardStep
+from state_runtime.driver.epoch_budget import EpochBudget
+from state_runtime.driver.run_state import EpochOutcome, Standing
+from state_runtime.driver.shard_index import ShardIndex, ShardStep
 from state_runtime.pipeline.compile import Stage
 from state_runtime.pipeline.inflight_fit import functions_of
 from state_runtime.pipeline.source_position import same_offsets
@@ -87,7 +87,7 @@ class EpochLimits:
     due_s: float
 
 
-LimitsOf = Callable[[BatchBook | None], EpochLimits]
+LimitsOf = Callable[[BatchProgress | None], EpochLimits]
 """The limits of an epoch about a batch that begins now."""
 
 
@@ -109,7 +109,7 @@ class PlannedEpoch:
     time: TimeEntry
     clock: EpochClock
     acting: TimeEntry
-    batch: BatchBook | None
+    batch: BatchProgress | None
     goes_on: bool
     wake: Mapping[str, Sequence[int]]
     initial: frozenset[str]
@@ -234,7 +234,7 @@ def planned(request: EpochRequest, before: Standing, context: DriverContext, lim
         time = replace(known, batch_time_ms=max(request.time_ms, known.batch_time_ms))
     else:
         time = advanced(context, head, request.time_ms)
-        batch = BatchBook.begun(late_ms) if request.reads else None
+        batch = BatchProgress.begun(late_ms) if request.reads else None
     limits = limits_of(batch)
     # The end of all input is not noted as the watermark: a run that goes on from here nevertheless has the one of its
     # input.
@@ -305,7 +305,7 @@ def outcome_of(
     )
 
 
-def _batch_after(run: EpochRun, tasks: Gathered, context: DriverContext, shards: ShardBook) -> BatchBook | None:
+def _batch_after(run: EpochRun, tasks: Gathered, context: DriverContext, shards: ShardIndex) -> BatchProgress | None:
     """The batch after an epoch; None if it is done, or if there was none."""
     batch = run.planned.batch
     if batch is None:

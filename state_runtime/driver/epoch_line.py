@@ -4,7 +4,7 @@
 2. plan      what the epoch does, by the run's state (driver/epoch.py)
 3. run       one action of the engine; tasks restore, process, log and acknowledge (driver/engine.py)
 4. gather    what the tasks acknowledged, walked through once
-5. state     where the run stands now; it is pending until a manifest names it (driver/books.py)
+5. state     where the run stands now; it is pending until a manifest names it (driver/run_state.py)
 6. commit    if a checkpoint is due, by default after each epoch: segment, manifest (driver/checkpointer.py)
 7. publish   what sinks staged gets its final name
 8. report    the epoch's numbers, and those of its tasks
@@ -28,8 +28,7 @@ from state_runtime.base.heap import collection_paused
 from state_runtime.base.progress import Progress, with_times
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import source_log_changes
-from state_runtime.driver.batch_book import BatchBook
-from state_runtime.driver.books import Books
+from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.empty_outputs import with_empty_outputs
@@ -46,10 +45,11 @@ from state_runtime.driver.epoch import (
     planned,
     row_bytes_after,
 )
-from state_runtime.driver.governor import Governor
+from state_runtime.driver.epoch_budget import BudgetPlanner
 from state_runtime.driver.numbers import of_epoch, of_rows_in_flight
 from state_runtime.driver.retries import Retries
-from state_runtime.driver.task_book import TaskBook, epoch_of
+from state_runtime.driver.run_state import RunState
+from state_runtime.driver.task_history import TaskHistory, epoch_of
 from state_runtime.pipeline.odd_times import OddTimes
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.staged import staged_outputs
@@ -80,7 +80,7 @@ class EpochLine:
         committer: Committer,
         checkpoint: SparkCheckpoint,
         spark: SparkSession,
-        books: Books,
+        books: RunState,
         *,
         on_progress: Callable[[Progress], None] | None,
         wait: Callable[[float], bool],
@@ -97,7 +97,7 @@ class EpochLine:
         self._is_savepoint_asked = is_savepoint_asked
         self._uploader = Uploader(context.settings.upload, context.clock)
         self._odd_times = OddTimes(context.pipeline.watermarks)
-        self._governor = Governor(context.settings, context.pipeline.operators, context.parallelism)
+        self._governor = BudgetPlanner(context.settings, context.pipeline.operators, context.parallelism)
         self.checkpointer = Checkpointer(
             context, committer, books, self._uploader, lambda: self._governor.is_catching_up
         )
@@ -118,7 +118,7 @@ class EpochLine:
             wait=wait,
         )
         self.progress: Progress | None = None
-        self.tasks = TaskBook()
+        self.tasks = TaskHistory()
         self.row_bytes = 0
 
     @property
@@ -184,7 +184,7 @@ class EpochLine:
         lines_of = self._checkpoint.new_log_lines(before, position)
         return SourceRead(position, tuple(source_log_changes(source, lines) for source, lines in lines_of.items()))
 
-    def _limits_of(self, request: EpochRequest, batch: BatchBook | None) -> EpochLimits:
+    def _limits_of(self, request: EpochRequest, batch: BatchProgress | None) -> EpochLimits:
         """What an epoch that begins now may take, without a batch whatever it takes."""
         clock, interval = self._context.clock, self._books.interval
         interval_s, now_s = self._context.settings.checkpoint.interval_s, clock.monotonic_s()

@@ -19,7 +19,7 @@ from state_runtime.pipeline.compile import CompiledPipeline, Stage, runtime_colu
 from state_runtime.pipeline.graph import SegmentNode, SinkNode
 from state_runtime.pipeline.partial_rows import PartialRows
 from state_runtime.pipeline.watermark import WatermarkColumn
-from state_runtime.placement.seats import SeatedPlan
+from state_runtime.placement.anchors import AnchoredPlan
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.spark.frames import Aggregate, Frames, Seen, StageFunction
 from state_runtime.spark.plans import job_watch
@@ -62,7 +62,7 @@ def plan_epoch(
     task: Callable[[Stage, int], StageTask],
     wake: Mapping[str, Sequence[int]],
     beginning: frozenset[str],
-    seats: SeatedPlan | None = None,
+    seats: AnchoredPlan | None = None,
     aggregated: frozenset[str] = frozenset(),
     is_batch: bool = False,
     narrow: bool = False,
@@ -118,7 +118,7 @@ class _Asked:
     parallelism: int
     wake: Mapping[str, Sequence[int]]
     beginning: frozenset[str]
-    seats: SeatedPlan | None
+    seats: AnchoredPlan | None
     aggregated: frozenset[str]
     narrow: bool
 

@@ -21,15 +21,15 @@ from state_runtime.base import faults
 from state_runtime.base.errors import Fenced
 from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.progress import Progress
-from state_runtime.driver.books import Books
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.due import fires_at, is_anything_due
 from state_runtime.driver.epoch import EpochRequest, advanced, holds_batch
 from state_runtime.driver.epoch_line import EpochLine
+from state_runtime.driver.newest_published import newest_published
 from state_runtime.driver.processing_time import ProcessingTime
-from state_runtime.driver.published import newest_published
-from state_runtime.driver.savepoints import Savepoints
-from state_runtime.driver.task_book import TaskBook
+from state_runtime.driver.run_state import RunState
+from state_runtime.driver.savepoint_requests import Savepoints
+from state_runtime.driver.task_history import TaskHistory
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.pipeline.watermark import END_OF_TIME_MS
 from state_runtime.snapshot.commit import Committer
@@ -71,7 +71,7 @@ class EpochDriver:
         self._committer = committer
         self._checkpoint = checkpoint
         self._savepoints = savepoints
-        self._books = Books.open(context, committer.last, newest_published(context, committer.last))
+        self._books = RunState.open(context, committer.last, newest_published(context, committer.last))
         self._time = ProcessingTime(committer.clock, committer.last, committer.follows_ms)
         self._line = EpochLine(
             context,
@@ -102,7 +102,7 @@ class EpochDriver:
         return self._line.progress
 
     @property
-    def tasks(self) -> TaskBook:
+    def tasks(self) -> TaskHistory:
         """What the tasks of the newest epochs did, one by one."""
         return self._line.tasks
 

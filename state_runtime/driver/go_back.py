@@ -24,12 +24,12 @@ from state_runtime.base.errors import (
     UnsupportedFormat,
 )
 from state_runtime.maintenance.copy.objects import Copier, CopyProgress, needed_objects
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import refuse_if_claimed
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.locate import OpenedSnapshot
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.savepoint import read_record
+from state_runtime.snapshot.savepoint_record import read_record
 from state_runtime.store import Store
 
 __all__ = ["bringing", "brought_content", "past_of"]

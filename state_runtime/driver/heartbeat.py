@@ -10,12 +10,12 @@ from state_runtime.base.errors import Fenced, StillstateError
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.driver.advance import Advance
 from state_runtime.driver.epochs import EpochDriver
-from state_runtime.driver.savepoints import Savepoints
-from state_runtime.driver.task_book import TaskBook
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.driver.savepoint_requests import Savepoints
+from state_runtime.driver.task_history import TaskHistory
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import new_requests
 from state_runtime.snapshot.epoch_tasks import RunEpochs
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.term_files import RunState, RunStatus, newest_term, write_epochs, write_status
@@ -76,7 +76,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._state: RunState = "starting"
         self._driver: EpochDriver | None = None
-        self._told_tasks = TaskBook()
+        self._told_tasks = TaskHistory()
         self._thread = threading.Thread(target=self._loop, name="stillstate-heartbeat", daemon=True)
         self.fenced: str | None = None
 

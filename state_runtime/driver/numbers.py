@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from state_runtime.base.progress import InflightProgress, Progress
 from state_runtime.changelog.changes import UploadTotals
-from state_runtime.driver.batch_book import BatchBook
+from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.processors.operator import EpochClock
 from state_runtime.task.acknowledgement import Acknowledgement
 
@@ -57,8 +57,8 @@ def of_epoch(
 
 def of_rows_in_flight(
     acknowledged: Sequence[tuple[str, Acknowledgement]],
-    before: BatchBook | None,
-    after: BatchBook | None,
+    before: BatchProgress | None,
+    after: BatchProgress | None,
     *,
     epoch: int,
     now_ms: int,

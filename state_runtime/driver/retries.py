@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from state_runtime.base.errors import can_pass
-from state_runtime.driver.books import Books
 from state_runtime.driver.checkpointer import Checkpointer
+from state_runtime.driver.run_state import RunState
 from state_runtime.snapshot.commit import Committer
 from state_runtime.spark.errors import typed_error
 from state_runtime.task.acknowledgement import Acknowledgement
@@ -41,7 +41,7 @@ class Retries:
 
     def __init__(
         self,
-        books: Books,
+        books: RunState,
         committer: Committer,
         checkpointer: Checkpointer,
         so_far: Callable[[], list[Acknowledgement]],

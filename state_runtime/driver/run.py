@@ -32,14 +32,14 @@ from state_runtime.base.progress import Progress
 from state_runtime.base.trusted_clock import TrustedClock
 from state_runtime.changelog.reader import stream_source_log
 from state_runtime.driver.advance import Advance
-from state_runtime.driver.beginning import Beginning
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.heartbeat import Heartbeat
 from state_runtime.driver.interval import has_intervals
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.driver.scratch import Scratch
 from state_runtime.driver.source_quiet import LongQuiet, SourceQuiet, is_idle
+from state_runtime.driver.start_position import StartPosition
 from state_runtime.pipeline.columns_read import CORRUPT_COLUMN_CONF, without_unread
 from state_runtime.pipeline.compatibility import reconcile, refuse_drained
 from state_runtime.pipeline.compile import CompiledPipeline, refuse_other_output
@@ -62,7 +62,7 @@ from state_runtime.pipeline.spark_settings import (
     shuffles_as_wide_as_the_job,
 )
 from state_runtime.pipeline.watermark import Policy
-from state_runtime.restore.local_folder import private_local_dir
+from state_runtime.restore.private_local_dir import private_local_dir
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.document import FORMAT_VERSION
@@ -152,7 +152,7 @@ class JobRun:
         self,
         trigger: Mapping[str, Any] | None,
         allowed: Allowed,
-        beginning: Beginning,
+        beginning: StartPosition,
         started_by: StartedBy = BY_HAND,
     ) -> RunResult:
         """See `StreamingJob.run`."""

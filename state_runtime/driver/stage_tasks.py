@@ -12,21 +12,21 @@ from typing import Any
 from pyspark import Broadcast, SparkContext
 from pyspark.sql import SparkSession
 
-from state_runtime.driver.batch_book import BatchBook
-from state_runtime.driver.books import Books
+from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.driver.context import DriverContext
-from state_runtime.driver.governor import EpochBudget
-from state_runtime.driver.narrow import LIMITS
+from state_runtime.driver.epoch_budget import EpochBudget
+from state_runtime.driver.run_state import RunState
+from state_runtime.driver.single_task import LIMITS
 from state_runtime.pipeline.compile import Stage
 from state_runtime.pipeline.operators import arrow_schema
-from state_runtime.placement.seats import Placement
+from state_runtime.placement.anchors import Placement
 from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.commit import Committer
-from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import ShardFilesEntry, TimeEntry
+from state_runtime.snapshot.shard_versions import UNKNOWN_VERSIONS, ShardVersions
 from state_runtime.task.listed_files import ListedFiles
-from state_runtime.task.narrow import NarrowLimits
 from state_runtime.task.shard_access import TaskJob, root_id, state_folder
+from state_runtime.task.single_task import SingleTaskLimits
 from state_runtime.task.slicing import NO_LIMITS
 from state_runtime.task.stage import StageTask
 
@@ -45,7 +45,7 @@ class StageTasks:
     """
 
     def __init__(
-        self, context: DriverContext, committer: Committer, books: Books, spark: SparkContext, accumulator: Any
+        self, context: DriverContext, committer: Committer, books: RunState, spark: SparkContext, accumulator: Any
     ) -> None:
         self._context = context
         self._committer = committer
@@ -83,7 +83,7 @@ class StageTasks:
 
     @contextmanager
     def of_action(
-        self, job: TaskJob, budget: EpochBudget, batch: BatchBook | None, *, narrow: bool
+        self, job: TaskJob, budget: EpochBudget, batch: BatchProgress | None, *, narrow: bool
     ) -> Iterator[Callable[[Stage, int], StageTask]]:
         """The function of each stage, by its number; good until the action has ended.
 
@@ -102,11 +102,11 @@ class StageTasks:
         """Keeps the shards of the run on their executors."""
         context, last, books = self._context, self._committer.last, self._books
 
-        def wanted() -> tuple[int, Mapping[str, LocalVersions]]:
+        def wanted() -> tuple[int, Mapping[str, ShardVersions]]:
             # Before the first epoch the copies are those of the run before, which may have had another parallelism.
             if books.epochs == 0:
                 return last.parallelism, {
-                    uid: LocalVersions.decode(stored, last.parallelism) for uid, stored in last.versions.items()
+                    uid: ShardVersions.decode(stored, last.parallelism) for uid, stored in last.versions.items()
                 }
             return context.parallelism, books.shards.versions
 
@@ -124,7 +124,7 @@ class StageTasks:
         job: TaskJob,
         listed: Broadcast[Mapping[str, ListedFiles]] | None,
         budget: EpochBudget,
-        batch: BatchBook | None,
+        batch: BatchProgress | None,
         narrow: bool,
         stage: Stage,
         number: int,
@@ -152,7 +152,7 @@ class StageTasks:
             narrow=self._narrow_limits() if narrow else None,
         )
 
-    def _narrow_limits(self) -> NarrowLimits:
+    def _narrow_limits(self) -> SingleTaskLimits:
         """A task for a single shard lets what is more than it may hold wait on the host's disk; the one for all does
         not."""
         return replace(LIMITS, bytes_max=min(LIMITS.bytes_max, self._context.settings.task_bytes_max))

@@ -1,10 +1,10 @@
-"""Beginning with state: a snapshot made of DataFrames, from which a job starts.
+"""StartPosition with state: a snapshot made of DataFrames, from which a job starts.
 
     job = build(context)                                       # the pipeline, as it will run
     bootstrap(spark, "/data/state/seed", job, {("legs", "steps"): frame})
     job.run(spark, start_from=…"/data/state/seed")
 
-Each DataFrame has the columns that a read of that state shows (`ShownColumns`): what was read from one snapshot can be
+Each DataFrame has the columns that a read of that state shows (`DisplaySchema`): what was read from one snapshot can be
 written into another. The operators, keys, kinds and types are those of the pipeline, checked before anything is read.
 
 Rows are shuffled by key hash; tasks sort and write the tables, the driver the manifest. Atomic: see `SnapshotBuilder`.

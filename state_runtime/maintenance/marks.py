@@ -32,8 +32,8 @@ from state_runtime.base.errors import (
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX
 from state_runtime.materialize.records import Protected, Record, protected
 from state_runtime.reading.references import Memo, references, sink_references
-from state_runtime.snapshot.boundary import Boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, read_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest
@@ -68,7 +68,7 @@ class Existing:
         given_up: gone, and something of them still lies there.
     """
 
-    boundary: Boundary
+    boundary: ExpiryBoundary
     snapshot_ids: tuple[int, ...]
     given_up: tuple[int, ...] = ()
 
@@ -113,7 +113,7 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
     return Existing(boundary, tuple(sorted(found)), tuple(sorted(i for i in listed if boundary.is_gone(i))))
 
 
-def _gaps(found: Collection[int], boundary: Boundary, root: Store) -> list[int]:
+def _gaps(found: Collection[int], boundary: ExpiryBoundary, root: Store) -> list[int]:
     """Ids that should be there, by the boundary or between two that are. A root that others were copied to one by one
     has gaps."""
     above = sorted(i for i in found if i > boundary.snapshot_id)

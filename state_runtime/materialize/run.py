@@ -11,12 +11,12 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.settings import FoldMode, JobSettings
-from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
 from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.log import read_log
 from state_runtime.materialize.plan import FoldPlan, make_plan
 from state_runtime.materialize.records import Pin, Record, beat, check_awake, claim, view_of, write_record
 from state_runtime.materialize.source_logs import fold_source_logs
+from state_runtime.materialize.write_tables import TablesContext, WrittenTables, fold_unit
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store
 
@@ -29,7 +29,7 @@ BEAT_S = 10.0
 Reached = Callable[[int, int], None]
 """Told (done, total) units while the work goes on, by the thread that works; also what keeps a pin alive."""
 
-FoldUnits = Callable[[FoldPlan, FoldContext, Reached], Folded]
+FoldUnits = Callable[[FoldPlan, TablesContext, Reached], WrittenTables]
 """Folds all units of a plan, and tells how far it is."""
 
 
@@ -56,8 +56,8 @@ class Heart:
 def fold_here(root: Store, ids: Ids, into: Store | None = None) -> FoldUnits:
     """Fold in this thread, unit by unit; `into` is where tables are written, if not to the root itself."""
 
-    def fold(plan: FoldPlan, context: FoldContext, reached: Reached) -> Folded:
-        total = Folded()
+    def fold(plan: FoldPlan, context: TablesContext, reached: Reached) -> WrittenTables:
+        total = WrittenTables()
         reached(0, len(plan.units))
         for done, unit in enumerate(plan.units, 1):
             total = total + fold_unit(root, unit, context, ids=ids, into=into)
@@ -162,7 +162,7 @@ def fold_snapshot(
             garbage.
     """
     plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)
-    context = FoldContext.of(manifest, plan, pin.writer, sizes)
+    context = TablesContext.of(manifest, plan, pin.writer, sizes)
     folded = fold(plan, context, reached)
     faults.reach("fold-units-done")
     bases = any(True for _ in folded.base) or _replaces_base(manifest, folded.removed)

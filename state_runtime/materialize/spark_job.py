@@ -15,11 +15,11 @@ from typing import Any
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.ids import SYSTEM_IDS, Ids
 from state_runtime.base.settings import FoldMode, JobSettings
-from state_runtime.materialize.fold import FoldContext, Folded, fold_unit
 from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.plan import FoldPlan, Unit
 from state_runtime.materialize.run import Reached, materialize
-from state_runtime.materialize.worth import MaterializationResult, what_to_fold
+from state_runtime.materialize.trigger import MaterializationResult, what_to_fold
+from state_runtime.materialize.write_tables import TablesContext, WrittenTables, fold_unit
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.spark.tasks import SparkSession, run_in_tasks
 from state_runtime.store import Store, open_store
@@ -115,13 +115,13 @@ class SparkFold:
     into: Location
     title: str
 
-    def __call__(self, plan: FoldPlan, context: FoldContext, reached: Reached) -> Folded:
+    def __call__(self, plan: FoldPlan, context: TablesContext, reached: Reached) -> WrittenTables:
         begin = partial(_begin_folding, self.root, self.into, context)
         group = f"stillstate-materialize-{context.writer}"
         title = f"{self.title} snapshot {context.snapshot_id}"
-        return sum(run_in_tasks(self.spark, plan.units, begin, reached, group, title), Folded())
+        return sum(run_in_tasks(self.spark, plan.units, begin, reached, group, title), WrittenTables())
 
 
-def _begin_folding(root: Location, into: Location, context: FoldContext) -> Callable[[Unit], Folded]:
+def _begin_folding(root: Location, into: Location, context: TablesContext) -> Callable[[Unit], WrittenTables]:
     """Runs in a Spark task. An attempt that dies leaves files that no record names."""
     return partial(fold_unit, root.open(), context=context, ids=SYSTEM_IDS, into=into.open())

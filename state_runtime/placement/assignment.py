@@ -1,6 +1,6 @@
 """Which shard sits where: executors, seats and shards as plain values.
 
-A *seat* is a partition number whose task Spark runs on one executor, as long as that lives (placement/seats.py makes
+A *seat* is a partition number whose task Spark runs on one executor, as long as that lives (placement/anchors.py makes
 them). Seats are taken first come, first served, so nobody can say which executor gets which. A shard can sit on any
 seat, though, and which one is decided here: where a copy of its state is.
 """

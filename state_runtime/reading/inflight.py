@@ -24,7 +24,7 @@ from state_runtime.changelog.inflight import InflightPass, RowsPart
 from state_runtime.changelog.reader import read_passes
 from state_runtime.changelog.rows import decode_columns, decode_rows, fit_rows, misfit, rows_schema
 from state_runtime.reading.reader import ALL_HASHES
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.locate import Place
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import Store

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from state_runtime.base.errors import CorruptManifest, InvalidConfiguration, MissingSnapshot
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.reading.given import GivenValues, listed
+from state_runtime.reading.display_schema import DisplaySchema
+from state_runtime.reading.key_parser import KeyParser, listed
 from state_runtime.reading.lookup import StateLookup, repeated
-from state_runtime.reading.shown import ShownColumns
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.state.ddl import DdlColumn
@@ -92,7 +92,7 @@ def open_state(
 class StateView:
     """One state of one operator as of one snapshot.
 
-    Columns are shown as `ShownColumns` says.
+    Columns are shown as `DisplaySchema` says.
     """
 
     root: Store
@@ -121,9 +121,9 @@ class StateView:
         return self.versions.values
 
     @cached_property
-    def shown(self) -> ShownColumns:
+    def shown(self) -> DisplaySchema:
         """The columns as people see them."""
-        return ShownColumns(self.versions, self.state.kind, self.operator.kind)
+        return DisplaySchema(self.versions, self.state.kind, self.operator.kind)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -235,8 +235,8 @@ class StateView:
     # --- columns and values --------------------------------------------------------------------------------------
 
     @property
-    def _given(self) -> GivenValues:
-        return GivenValues(self._name)
+    def _given(self) -> KeyParser:
+        return KeyParser(self._name)
 
     @property
     def _name(self) -> str:

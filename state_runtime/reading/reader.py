@@ -26,7 +26,7 @@ from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.reading.ranged import RangedObjects
 from state_runtime.restore.sources import PrimaryStates
 from state_runtime.restore.uploaded_files import Bottom, read_listing
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.shard_files import ShardListing
 from state_runtime.state.key_groups import hash_range_of_shard

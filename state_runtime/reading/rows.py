@@ -1,6 +1,6 @@
 """From columns as people name them to rows as they are stored: for what is written into a snapshot; pure.
 
-The inverse of `ShownColumns.show`: what was read as a table can be written as one.
+The inverse of `DisplaySchema.show`: what was read as a table can be written as one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from state_runtime.base.errors import InvalidConfiguration, InvalidData
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.reading.shown import ShownColumns
+from state_runtime.reading.display_schema import DisplaySchema
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import Hashes, StateSchema, entry_of_time, int64_values
@@ -48,8 +48,8 @@ class RowLayout:
         return StateVersions(self.operator, self.state, self.schema)
 
     @cached_property
-    def shown(self) -> ShownColumns:
-        return ShownColumns(self.versions, self.state.kind, self.operator.kind)
+    def shown(self) -> DisplaySchema:
+        return DisplaySchema(self.versions, self.state.kind, self.operator.kind)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from state_runtime.base.errors import InvalidConfiguration
 from state_runtime.changelog.versions import StateVersions
+from state_runtime.reading.display_schema import DisplaySchema
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.reading.inflight import ReadableInflight
 from state_runtime.reading.query import StateView
 from state_runtime.reading.reader import ALL_HASHES, SnapshotReader
-from state_runtime.reading.shown import ShownColumns
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.locate import Place, open_place
 from state_runtime.snapshot.manifest import Manifest, StateKind
@@ -92,17 +92,17 @@ class ReadableSnapshot:
 
 @dataclass(frozen=True)
 class ReadableState:
-    """One state as a table; the columns are those of `ShownColumns`. Reading raises what `SnapshotReader` says."""
+    """One state as a table; the columns are those of `DisplaySchema`. Reading raises what `SnapshotReader` says."""
 
     snapshot: ReadableSnapshot
     operator: str
     name: str
 
     @cached_property
-    def shown(self) -> ShownColumns:
+    def shown(self) -> DisplaySchema:
         """The columns, and what each stands for."""
         operator, state = self.snapshot.reader().find(self.operator, self.name)
-        return ShownColumns(StateVersions(operator, state), state.kind, operator.kind)
+        return DisplaySchema(StateVersions(operator, state), state.kind, operator.kind)
 
     @property
     def kind(self) -> StateKind:

@@ -21,7 +21,7 @@ from state_runtime.base.errors import CorruptSegment, InvalidData, check
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import FOLD_BYTES_MAX, MIB
 from state_runtime.changelog.versions import StateVersions
-from state_runtime.materialize.fold import table_name
+from state_runtime.materialize.write_tables import table_name
 from state_runtime.reading.fingerprint import Fingerprint
 from state_runtime.restore.stream import merge_sorted
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, TableEntry

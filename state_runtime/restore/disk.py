@@ -18,7 +18,7 @@ from pathlib import Path
 
 from state_runtime.base.clock import Clock
 from state_runtime.base.limits import MAX_PARALLELISM
-from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
+from state_runtime.snapshot.shard_versions import NO_VERSION, ShardVersions
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
 
 __all__ = ["LocalDisk", "oldest_copies", "remove_outdated", "shard_folders"]
@@ -43,7 +43,7 @@ def shard_folders(folder: Path) -> list[tuple[int, int, Path]]:
     return sorted(found, key=lambda f: f[:2])
 
 
-def remove_outdated(folder: Path, parallelism: int, known: LocalVersions) -> None:
+def remove_outdated(folder: Path, parallelism: int, known: ShardVersions) -> None:
     """Remove an operator's shards of other parallelisms that no shard of this one can need any more. Never fails.
 
     Args:

@@ -36,7 +36,7 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.digests import digest_of_file
 from state_runtime.base.errors import RESTORE_OR_GO_BACK, CorruptData, CorruptSegment, StoreUnavailable, missing_file
 from state_runtime.base.limits import KIB, SEGMENT_BYTES_MAX
-from state_runtime.state.local_files import make_private_folder, open_new_private
+from state_runtime.state.sealed_files import make_private_folder, open_new_private
 from state_runtime.store import Store
 
 __all__ = ["HostObjects", "WantedObject", "WantedRange", "small_neighbours"]
@@ -229,11 +229,11 @@ class HostObjects:
         final = self._folder / f"{name}.obj"
         try:
             make_private_folder(self._folder)
-            if _is_whole(final, size):
+            if _is_intact(final, size):
                 os.utime(final)
                 return final
             with _locked(self._folder / f"{name}.lock"):
-                if not _is_whole(final, size) and not self._make(final, size, fetch):
+                if not _is_intact(final, size) and not self._make(final, size, fetch):
                     return None
             return final
         except (OSError, StoreUnavailable):
@@ -305,7 +305,7 @@ class HostObjects:
             return  # it is not there, or another task was quicker
 
 
-def _is_whole(path: Path, size: int) -> bool:
+def _is_intact(path: Path, size: int) -> bool:
     try:
         status = path.lstat()
     except FileNotFoundError:

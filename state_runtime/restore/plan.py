@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from state_runtime.base.errors import check
-from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry
+from state_runtime.snapshot.shard_versions import ShardVersions
 from state_runtime.state.key_groups import hash_range_of_shard
 
 __all__ = ["LocalCopy", "RangePlan", "oldest_usable", "plan_restore", "proves"]
@@ -64,7 +64,7 @@ def proves(manifest: Manifest, operator: str, copy: LocalCopy, restored_from: st
         return restored_from == manifest.commit_id
     if manifest.parallelism != copy.parallelism or not 0 <= copy.shard < copy.parallelism:
         return False
-    named = LocalVersions.decode(manifest.versions.get(operator, ""), manifest.parallelism)
+    named = ShardVersions.decode(manifest.versions.get(operator, ""), manifest.parallelism)
     return named[copy.shard] == copy.version
 
 

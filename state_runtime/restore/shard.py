@@ -33,8 +33,8 @@ from state_runtime.snapshot.shard_files import ShardFiles, ShardListing
 from state_runtime.state.backend import Adopted, LocalCopyUnusable, ShardStore
 from state_runtime.state.backends import backend_folder, open_backend
 from state_runtime.state.key_groups import hash_range_of_shard
-from state_runtime.state.local_files import make_own_folder
 from state_runtime.state.reader import StateReader
+from state_runtime.state.sealed_files import make_own_folder
 from state_runtime.state.table import StateSchema, concat
 from state_runtime.state.version import OpenVersion
 

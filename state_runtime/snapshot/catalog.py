@@ -14,8 +14,8 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, SMALL_JSON_BYTES_MAX
 from state_runtime.base.progress import Progress
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import standing_in
 from state_runtime.snapshot.manifest import Manifest, StagedOutput

@@ -24,7 +24,7 @@ from dataclasses import replace
 from state_runtime.base.actor import Actor
 from state_runtime.base.clock import Clock
 from state_runtime.base.errors import Fenced
-from state_runtime.snapshot.boundary import Boundary, boundary_for_run, read_boundary
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, boundary_for_run, read_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, format_of
 from state_runtime.snapshot.ownership import Landmark, Ownership
@@ -57,7 +57,7 @@ class Committer:
         term: Term,
         last: Manifest,
         actor: Actor,
-        boundary: Boundary | None = None,
+        boundary: ExpiryBoundary | None = None,
         follows_ms: int = 0,
     ) -> None:
         self._root = root
@@ -203,7 +203,7 @@ def _landmark(manifest: Manifest, encoded: bytes) -> Landmark | None:
     return Landmark(manifest_path(manifest.snapshot_id), encoded.partition(b"\n")[0])
 
 
-def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: Boundary | None) -> Boundary:
+def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: ExpiryBoundary | None) -> ExpiryBoundary:
     """See, after a manifest was created, whether it is a snapshot.
 
     Args:

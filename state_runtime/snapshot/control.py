@@ -22,7 +22,13 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
 from state_runtime.snapshot.document import decode_document, encode_document
 from state_runtime.snapshot.paths import CONTROL_DIR, check_job_name
-from state_runtime.snapshot.savepoint import YOUNGER, SavepointFormat, SavepointThen, SavepointTrigger, check_tags
+from state_runtime.snapshot.savepoint_record import (
+    YOUNGER,
+    SavepointFormat,
+    SavepointThen,
+    SavepointTrigger,
+    check_tags,
+)
 from state_runtime.store import Store
 
 __all__ = [

@@ -5,7 +5,7 @@ finds that out by itself, before it publishes anything. In this order:
 
 1. `open_run` claims the next term (snapshot/term_files.py). That alone stops nobody. A crash leaves an unused number.
 2. It looks whether another job has claimed the root (snapshot/claim.py), or it is being moved (snapshot/handover.py),
-   and leaves its mark beside the boundaries (snapshot/boundary.py).
+   and leaves its mark beside the boundaries (snapshot/expiry_boundary.py).
 3. It commits a *fencing snapshot*: the newest content, or that of an older snapshot which the job goes back to, under
    the new term. From here on an older run finds the id of its next snapshot taken. A crash leaves one more snapshot.
 
@@ -35,12 +35,12 @@ from state_runtime.base.errors import Fenced, JobAlreadyRunning, Unavailable
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import CLAIM_ATTEMPTS_MAX, MAX_PARALLELISM
 from state_runtime.base.process_space import is_our_space
-from state_runtime.snapshot.boundary import leave_mark, remove_older_marks
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import refuse_if_claimed
 from state_runtime.snapshot.commit import Committer, check_not_given_up, next_manifest
 from state_runtime.snapshot.create_once import Proposal, create_agreed, create_next
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.expiry_boundary import leave_mark, remove_older_marks
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.job_info import JobInfo, StartedFrom
 from state_runtime.snapshot.lineage import check_belongs, gone_back

@@ -17,8 +17,8 @@ from typing import Any
 
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from state_runtime.base.errors import InvalidConfiguration, MissingSnapshot, SnapshotExpired
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.lineage import check_belongs
 from state_runtime.snapshot.manifest import Manifest

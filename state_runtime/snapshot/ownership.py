@@ -10,7 +10,7 @@ What is unique to each process and each job says whose the root is:
     job.json            the job's uid; a new job of the same name has another one
     snapshots/<n>       the newest snapshot that a run has committed, with its commit id: not in a backup that is older,
                         nor in another job's root
-    boundary/run-…      a run's own mark (snapshot/boundary.py): it goes with the root, and is not in a backup that is
+    boundary/run-…      a run's own mark (snapshot/expiry_boundary.py): it goes with the root, and is not in a backup that is
                         older than the run
     terms/<n>.json      the run's term as the run wrote it; the same
     a newer run's mark  another run has been started: if it has fenced this one, the root is no longer this one's
@@ -31,9 +31,14 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import CorruptData, Fenced, MissingSnapshot
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
-from state_runtime.snapshot.boundary import Boundary, advance_boundary, newest_boundary_sequence, take_back_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.expiry_boundary import (
+    ExpiryBoundary,
+    advance_boundary,
+    newest_boundary_sequence,
+    take_back_boundary,
+)
 from state_runtime.snapshot.paths import BOUNDARY_DIR, run_mark_path, run_mark_term, sequence_of, term_path
 from state_runtime.snapshot.term_files import Term
 from state_runtime.store import Store
@@ -223,7 +228,7 @@ class JobProof:
             )
 
 
-def _check_follows(root: Store, written: Boundary) -> None:
+def _check_follows(root: Store, written: ExpiryBoundary) -> None:
     """Nobody tidies the last boundary before the newest one away: where it is missing, the root was replaced.
 
     Raises:
@@ -237,13 +242,13 @@ def _check_follows(root: Store, written: Boundary) -> None:
 
 def advance_own_boundary(
     root: Store,
-    decide: Callable[[Boundary], Boundary | None],
+    decide: Callable[[ExpiryBoundary], ExpiryBoundary | None],
     proof: Proof,
     *,
     clock: Clock,
     ids: Ids,
     since: int = 0,
-) -> Boundary:
+) -> ExpiryBoundary:
     """`advance_boundary` of somebody who may have slept: nothing stays in a root that is another's by now.
 
     The proof is made right before the create. Who falls asleep between the two looks again after it: a boundary that
@@ -259,7 +264,7 @@ def advance_own_boundary(
         And what `advance_boundary` raises.
     """
 
-    def look_again(written: Boundary) -> None:
+    def look_again(written: ExpiryBoundary) -> None:
         try:
             # Missing only where the root was replaced, as long as the boundary is the newest. If it is not, it counts
             # for nobody any more, and may be removed too.
@@ -268,11 +273,11 @@ def advance_own_boundary(
         except Fenced as error:
             take_back_boundary(root, written)
             raise Fenced(
-                f"{error}. Boundary {written.sequence} was written meanwhile; it was taken back, and nothing else was "
+                f"{error}. ExpiryBoundary {written.sequence} was written meanwhile; it was taken back, and nothing else was "
                 "changed"
             ) from error
 
-    def look_before(now: Boundary) -> None:
+    def look_before(now: ExpiryBoundary) -> None:
         # The one that was read for this very proposal: in a backup that is older the next number says something else.
         proof.check(since=max(since, now.sequence))
         if since or now.sequence:

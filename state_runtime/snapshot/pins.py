@@ -16,8 +16,8 @@ from state_runtime.base.clock import Clock
 from state_runtime.base.errors import InvalidConfiguration, SnapshotExpired
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import SMALL_JSON_BYTES_MAX
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import decode_document, encode_document
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.paths import PINS_DIR, manifest_path, pin_path, pinned_id_of
 from state_runtime.store import Created, Store
 

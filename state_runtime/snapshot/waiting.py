@@ -8,7 +8,7 @@ from state_runtime.base.errors import CorruptData, MissingFile, MissingSnapshot,
 from state_runtime.snapshot.locate import open_snapshot
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import SavepointRecord
+from state_runtime.snapshot.savepoint_record import SavepointRecord
 from state_runtime.store import Store
 
 __all__ = ["Waiting", "waiting_in", "waiting_in_savepoint"]

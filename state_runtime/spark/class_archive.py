@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyspark
 import xxhash
 
-from state_runtime.state.local_files import check_private_folder
+from state_runtime.state.sealed_files import check_private_folder
 
 __all__ = [
     "JAVA_OPTIONS",
@@ -89,7 +89,7 @@ def find_archive(key: str) -> Path | None:
         check_private_folder(folder)
     except (OSError, ValueError):
         return None
-    return next((found for found in archives_of(folder, key) if _is_whole(found, key)), None)
+    return next((found for found in archives_of(folder, key) if _is_intact(found, key)), None)
 
 
 def archives_of(folder: Path, key: str) -> list[Path]:
@@ -97,7 +97,7 @@ def archives_of(folder: Path, key: str) -> list[Path]:
     return sorted(folder.glob(f"{key}-*.jsa"))
 
 
-def _is_whole(archive: Path, key: str) -> bool:
+def _is_intact(archive: Path, key: str) -> bool:
     try:
         status = archive.lstat()
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

@@ -42,18 +42,6 @@ from state_runtime.state.backend import (
     VersionFiles,
 )
 from state_runtime.state.changed_rows import Changed, batches_of
-from state_runtime.state.local_files import (
-    UNREADABLE,
-    check_private_folder,
-    follows,
-    is_abandoned,
-    is_version_id,
-    make_private_folder,
-    read_sealed,
-    sealed,
-    stored_versions,
-    write_private_file,
-)
 from state_runtime.state.pieces import RunData, rows_of_piece
 from state_runtime.state.reader import StateReader
 from state_runtime.state.run_description import description_of, is_run_name, parse_description
@@ -69,6 +57,18 @@ from state_runtime.state.runs import (
     record_piece,
     side_by_side,
     start_merge,
+)
+from state_runtime.state.sealed_files import (
+    UNREADABLE,
+    check_private_folder,
+    follows,
+    is_abandoned,
+    is_version_id,
+    make_private_folder,
+    read_sealed,
+    sealed,
+    stored_versions,
+    write_private_file,
 )
 from state_runtime.state.table import (
     HASH_MAX,

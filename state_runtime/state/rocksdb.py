@@ -45,19 +45,6 @@ from state_runtime.state.backend import (
     VersionFiles,
 )
 from state_runtime.state.changed_rows import Changed, batches_of
-from state_runtime.state.local_files import (
-    UNREADABLE,
-    check_private_folder,
-    follows,
-    is_abandoned,
-    is_version_id,
-    make_private_folder,
-    read_sealed,
-    read_without_links,
-    sealed,
-    stored_versions,
-    write_private_file,
-)
 from state_runtime.state.reader import StateReader
 from state_runtime.state.rocksdb_codec import STATES_MAX, StateCodec
 from state_runtime.state.rocksdb_database import database, open_read_only, settle, writing
@@ -71,6 +58,19 @@ from state_runtime.state.rocksdb_description import (
 )
 from state_runtime.state.rocksdb_reader import RocksReader
 from state_runtime.state.rocksdb_writer import apply_changes, forget_due, keep_ranges, remove_keys
+from state_runtime.state.sealed_files import (
+    UNREADABLE,
+    check_private_folder,
+    follows,
+    is_abandoned,
+    is_version_id,
+    make_private_folder,
+    read_sealed,
+    read_without_links,
+    sealed,
+    stored_versions,
+    write_private_file,
+)
 from state_runtime.state.table import StateSchema, fold
 
 __all__ = ["RocksShard"]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from state_runtime.base.fields import fields_of
-from state_runtime.state.local_files import parsed_description
 from state_runtime.state.rocksdb_codec import STATES_MAX
+from state_runtime.state.sealed_files import parsed_description
 from state_runtime.state.table import StateSchema
 
 __all__ = [

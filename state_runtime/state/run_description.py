@@ -14,8 +14,8 @@ import xxhash
 
 from state_runtime.base.fields import fields_of
 from state_runtime.state.backend import LocalFile
-from state_runtime.state.local_files import parsed_description
 from state_runtime.state.runs import Layout, Merge, Run, RunFile, Version, add_run
+from state_runtime.state.sealed_files import parsed_description
 from state_runtime.state.table import HASH_MAX
 
 __all__ = ["describe_whole", "description_of", "is_run_name", "parse_description"]

@@ -9,9 +9,9 @@ from typing import BinaryIO
 import pyarrow as pa
 import xxhash
 
-from state_runtime.state.local_files import open_new_private
 from state_runtime.state.pieces import RunData, due_order_of
 from state_runtime.state.runs import RunFile
+from state_runtime.state.sealed_files import open_new_private
 from state_runtime.state.table import StateSchema, hashes_of
 
 __all__ = ["encode_run", "is_unaltered", "read_run", "write_run"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from state_runtime.changelog.changes import TaskChanges, UploadTotals
 from state_runtime.changelog.inflight import RowsLeft
 from state_runtime.pipeline.staged import StagedFiles
-from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.shard_files import ShardFiles
+from state_runtime.snapshot.shard_versions import NO_VERSION
 
 __all__ = ["EMPTY_TASK", "Acknowledgement", "PersistedFiles"]
 

@@ -25,7 +25,7 @@ from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_CO
 from state_runtime.state.key_groups import shard_of_hash
 from state_runtime.state.table import Hashes, Positions, concat
 from state_runtime.state.text import broken_text
-from state_runtime.task.row_passes import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
+from state_runtime.task.sorted_input import KeyColumns, MemoryPass, RowPass, SortedRows, SpilledPass
 from state_runtime.task.spill import mapped
 
 __all__ = ["Gathered", "gather", "readable", "row_bytes_of"]

@@ -26,9 +26,9 @@ from state_runtime.base.ids import Ids
 from state_runtime.changelog.inflight import RowsPart
 from state_runtime.changelog.parts import PartEntry
 from state_runtime.changelog.rows import decode_rows, rows_schema
-from state_runtime.state.local_files import is_abandoned, make_private_folder, open_new_private, read_without_links
+from state_runtime.state.sealed_files import is_abandoned, make_private_folder, open_new_private, read_without_links
 from state_runtime.store import Store
-from state_runtime.task.row_passes import SortedRows
+from state_runtime.task.sorted_input import SortedRows
 
 __all__ = ["HostRows"]
 

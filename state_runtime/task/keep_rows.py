@@ -8,8 +8,8 @@ from state_runtime.changelog.rows import ROWS_PART_BYTES
 from state_runtime.changelog.upload import Uploader
 from state_runtime.snapshot.paths import named_for
 from state_runtime.task.host_rows import HostRows
-from state_runtime.task.row_passes import RowPass, batch_of
 from state_runtime.task.shard_access import ShardAccess, TaskJob
+from state_runtime.task.sorted_input import RowPass, batch_of
 
 __all__ = ["begin_keeping"]
 

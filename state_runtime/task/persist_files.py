@@ -21,9 +21,9 @@ from state_runtime.base.limits import SMALL_FILE_BYTES_MAX
 from state_runtime.changelog.changes import UploadTotals
 from state_runtime.changelog.upload import Upload, Uploader
 from state_runtime.processors.operator import Operator
-from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.paths import named_for, shard_file_path
 from state_runtime.snapshot.shard_files import ShardFiles, StoredFile, encode_schema
+from state_runtime.snapshot.shard_versions import NO_VERSION
 from state_runtime.state.backend import LocalCopyUnusable, VersionFiles
 from state_runtime.state.reader import StateReader
 from state_runtime.state.run_description import describe_whole

@@ -19,15 +19,15 @@ from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.limits import MANIFEST_BYTES_MAX
 from state_runtime.base.settings import JobSettings
 from state_runtime.processors.operator import EpochClock, Operator
+from state_runtime.restore.copy_ownership import HostedRoot, settle_in
 from state_runtime.restore.disk import LocalDisk, remove_outdated
-from state_runtime.restore.job_folder import HostedRoot, settle_in
 from state_runtime.restore.objects import HostObjects, WantedObject
 from state_runtime.restore.shard import Restored, ShardRestore
 from state_runtime.restore.uploaded_files import read_listing
-from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, ShardFilesEntry
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.shard_files import ShardListing
+from state_runtime.snapshot.shard_versions import NO_VERSION, UNKNOWN_VERSIONS, ShardVersions
 from state_runtime.state.backend import LocalCopyUnusable, ShardStore, Stamp, VersionFiles
 from state_runtime.state.backends import discard, open_backend
 from state_runtime.state.changed_rows import Changed
@@ -171,7 +171,7 @@ class ShardAccess:
         entry: OperatorEntry | None,
         shard: int,
         *,
-        committed: LocalVersions = UNKNOWN_VERSIONS,
+        committed: ShardVersions = UNKNOWN_VERSIONS,
         pending: bool = False,
     ) -> None:
         self._job = job

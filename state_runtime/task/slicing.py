@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from state_runtime.base.clock import Clock
 from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import RowSlice
-from state_runtime.task.row_passes import RowPass
+from state_runtime.task.sorted_input import RowPass
 
 __all__ = ["NO_LIMITS", "Slicer", "StageBudget"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from state_runtime.base.ids import Ids
-from state_runtime.state.local_files import make_private_folder, open_new_private
+from state_runtime.state.sealed_files import make_private_folder, open_new_private
 
 __all__ = ["mapped"]
 

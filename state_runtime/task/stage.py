@@ -34,8 +34,8 @@ from state_runtime.changelog.rows import encode_columns, fit_rows
 from state_runtime.pipeline.staging import SinkSpec
 from state_runtime.processors.builtin.partial_rows import are_partial
 from state_runtime.processors.operator import EpochClock, Operator
-from state_runtime.snapshot.local_versions import NO_VERSION, UNKNOWN_VERSIONS, LocalVersions
 from state_runtime.snapshot.manifest import OperatorEntry
+from state_runtime.snapshot.shard_versions import NO_VERSION, UNKNOWN_VERSIONS, ShardVersions
 from state_runtime.spark.errors import marked
 from state_runtime.spark.executor import executor_id
 from state_runtime.state.backend import LocalCopyUnusable
@@ -47,11 +47,11 @@ from state_runtime.task.held_changes import HeldChanges
 from state_runtime.task.host_rows import HostRows
 from state_runtime.task.keep_rows import begin_keeping
 from state_runtime.task.listed_files import ListedFiles
-from state_runtime.task.narrow import NarrowLimits, by_shard
 from state_runtime.task.persist import Persisted, Step, changes_writer, persist, uploader
-from state_runtime.task.row_passes import KeyColumns, RowPass, SortedRows, StoredPass
 from state_runtime.task.shard_access import ShardAccess, TaskJob, rows_folder
+from state_runtime.task.single_task import SingleTaskLimits, by_shard
 from state_runtime.task.slicing import NO_LIMITS, Slicer, StageBudget
+from state_runtime.task.sorted_input import KeyColumns, RowPass, SortedRows, StoredPass
 
 __all__ = ["Shared", "StageTask"]
 
@@ -88,7 +88,7 @@ class StageTask:
             epoch's.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: how far its tasks go in this epoch.
-        narrow: the one task of the stage has the rows of all shards, within these limits (task/narrow.py); None: of
+        narrow: the one task of the stage has the rows of all shards, within these limits (task/single_task.py); None: of
             one.
     """
 
@@ -97,18 +97,18 @@ class StageTask:
     operator: Operator | None
     entry: OperatorEntry | None
     sinks: tuple[SinkSpec, ...]
-    versions: LocalVersions
+    versions: ShardVersions
     trusted: frozenset[int]
     emit: bool
     accumulator: Any
-    committed: LocalVersions = UNKNOWN_VERSIONS
+    committed: ShardVersions = UNKNOWN_VERSIONS
     pending: frozenset[int] = frozenset()
     listed: Shared | None = None
     passes: tuple[InflightPass, ...] = ()
     unaggregated: pa.Schema | None = None
     needed_rows: frozenset[str] = frozenset()
     budget: StageBudget = NO_LIMITS
-    narrow: NarrowLimits | None = None
+    narrow: SingleTaskLimits | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_heap()

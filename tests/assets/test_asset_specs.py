@@ -25,7 +25,7 @@ from stillstate.assets.metadata import shape_of
 from stillstate.assets.metadata_sets import IntervalNumbers, RunNumbers, numbers_metadata
 from stillstate.assets.tables import CHECKPOINTS_MAX, checkpoints_table, phases_table
 from stillstate.orchestration.config.spec import load_spec
-from stillstate.orchestration.looking.points import POINTS_MAX, Point
+from stillstate.orchestration.probes.points import POINTS_MAX, Point
 
 SECRET = "s3cr3t-sentinel-7f1e"
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime import JobSettings
-from state_runtime.driver.beginning import Beginning, Decide, StartFrom
+from state_runtime.driver.start_position import Decide, StartFrom, StartPosition
 from state_runtime.maintenance.copy.objects import CopyProgress, copy_snapshot
 from state_runtime.materialize import materialize
 from state_runtime.reading.references import references
@@ -79,8 +79,8 @@ class World:
         start: StartFrom | None = None,
         from_snapshot: int | str | None = None,
         on_copy: Callable[[CopyProgress], None] | None = None,
-    ) -> Beginning:
-        return Beginning(
+    ) -> StartPosition:
+        return StartPosition(
             Catalog(open_store(shop.url, shop.options), job, self.clock),
             start_from=start,
             from_snapshot=from_snapshot,
@@ -90,7 +90,7 @@ class World:
             on_copy=on_copy,
         )
 
-    def open(self, beginning: Beginning, decide: Decide | None = None) -> Committer:
+    def open(self, beginning: StartPosition, decide: Decide | None = None) -> Committer:
         """Look and open, as a run does."""
         beginning.look(decide)
         return beginning.open(lambda info: empty_manifest(info.uid, 2), host="h", pid=1)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from state_runtime.base.errors import JobRootMismatch, MissingFile, MissingSnapshot, SnapshotInUse
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.savepoint import SavepointRecord, rewrite_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointRecord, rewrite_savepoint
 from state_runtime.store import open_store
 from tests.faults.starts import BATCHES, Shop, World
 from tests.faults.test_start_from import collect_all, grown

@@ -13,9 +13,9 @@ import pytest
 from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StoreNotCapable, StoreRefused, StoreUnavailable
-from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.expiry_boundary import advance_boundary
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.store import Created, Store, open_store, s3, shared_store

@@ -30,11 +30,11 @@ from state_runtime.base.errors import (
     StoreRefused,
     UnsupportedFormat,
 )
-from state_runtime.driver.beginning import StartFrom
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
-from state_runtime.maintenance.convert.savepoint import convert_small
+from state_runtime.driver.start_position import StartFrom
+from state_runtime.maintenance.convert.into_savepoint import convert_small
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.copy.objects import CopyProgress, needed_objects
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
@@ -42,15 +42,15 @@ from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.pipeline.compatibility import refuse_drained
 from state_runtime.reading.references import references
 from state_runtime.snapshot import fencing
-from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
 from state_runtime.snapshot.document import FORMAT_WITH_ROWS, encode_document
+from state_runtime.snapshot.expiry_boundary import advance_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, manifest_path
 from state_runtime.snapshot.pins import pin_snapshot, read_pins, unpin
-from state_runtime.snapshot.savepoint import SavepointFormat, SavepointRecord, create_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointFormat, SavepointRecord, create_savepoint
 from state_runtime.store import LocalStore, Store, open_store
 from tests.faults import engine
 from tests.faults.starts import BATCHES, Shop, World, expected_output, listing

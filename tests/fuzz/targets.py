@@ -32,10 +32,10 @@ from state_runtime.reading.query import open_state
 from state_runtime.reading.references import references, sink_references
 from state_runtime.restore.sources import PrimaryStates
 from state_runtime.restore.uploaded_files import Bottom, direct, read_listing
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import pending_stop
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.pins import read_pins
 from state_runtime.snapshot.shard_files import ShardListing

@@ -14,7 +14,7 @@ from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
 from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
 from stillstate.orchestration.definitions import build_definitions
 from stillstate.orchestration.launchers import FirstCheckpoint, LastWords, Launched, Launcher, LaunchFailed
-from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.probes.pool import ProbePool
 from stillstate.orchestration.resources import StillstateResource
 
 
@@ -74,8 +74,8 @@ class World:
             def poll(self) -> Callable[[float], object] | None:
                 return polls[-1] if polls else None
 
-            def lookout(self) -> Lookout:
-                return Lookout(share_s=0.0)  # a test looks twice at one moment of its clock
+            def lookout(self) -> ProbePool:
+                return ProbePool(share_s=0.0)  # a test looks twice at one moment of its clock
 
             def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
                 return launchers.setdefault(job.name, FakeLauncher())

@@ -32,13 +32,13 @@ from job_roots import checkpoint_of, empty_manifest
 
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import ControlAnswer, answer, new_requests, pending_stop
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
-from stillstate.orchestration.config.held import held_settings
+from stillstate.orchestration.config.effective_settings import effective_settings
 from stillstate.orchestration.config.spec import load_spec
 
 BEAT_S = 0.05
@@ -86,7 +86,7 @@ def main() -> int:
         return 1
     catalog = Catalog(open_store(job.store), job.name)
     info = open_job_root(catalog.root, job.name, clock=SYSTEM_CLOCK, ids=SYSTEM_IDS)
-    job, _ = held_settings(file_job, catalog.root)
+    job, _ = effective_settings(file_job, catalog.root)
     host = os.environ.get("FAKE_HOST") or socket.gethostname()
     committer = open_run(
         catalog, info, empty_manifest(info), clock=SYSTEM_CLOCK, ids=SYSTEM_IDS, host=host, pid=os.getpid()

@@ -14,7 +14,7 @@ from model import OPERATOR
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import ControlAnswer, answer, new_requests, pending_stop
 from state_runtime.snapshot.fencing import open_run
@@ -23,8 +23,8 @@ from state_runtime.snapshot.migration import Migration
 from state_runtime.snapshot.term_files import RunState, RunStatus, write_status
 from state_runtime.store import open_store
 from stillstate.orchestration.config.driver_settings import driver_settings
-from stillstate.orchestration.config.held import held_settings, is_tried
-from stillstate.orchestration.config.home import home_of
+from stillstate.orchestration.config.effective_settings import effective_settings, is_tried
+from stillstate.orchestration.config.job_location import location_of
 from stillstate.orchestration.config.spec import JobSpec, load_spec
 from stillstate.orchestration.config.start_options import AS_IT_IS, StartOptions
 from stillstate.orchestration.launchers import LastWords, Launched, LaunchFailed, Stopped
@@ -107,8 +107,8 @@ class Drivers:
     # --- the port ----------------------------------------------------------------------------------------------------
 
     def start(self, options: StartOptions = AS_IT_IS, *, cause: str = "") -> Launched:
-        home = home_of(self.spec)
-        now, _ = held_settings(self.spec, open_store(home.store).child(self.job.name))
+        home = location_of(self.spec)
+        now, _ = effective_settings(self.spec, open_store(home.store).child(self.job.name))
         behaviour = self.behaviour.get(now.parallelism, "works")
         if behaviour == "no-start":
             raise LaunchFailed("the driver ended with exit code 2 before it ran", 2)
@@ -263,7 +263,7 @@ class Migrated:
         """A new process."""
         return migrator_of(
             self.spec,
-            lambda at: Catalog(open_store(home_of(at).store), JOB, self.job.clock),
+            lambda at: Catalog(open_store(location_of(at).store), JOB, self.job.clock),
             lambda at: self.drivers,
             Actor(self.job.clock, SYSTEM_IDS, HOST, next(self._process)),
             poll=self.drivers.poll,
@@ -272,7 +272,7 @@ class Migrated:
         )
 
     def newest(self) -> Any:
-        found = Catalog(open_store(home_of(self.spec).store), JOB).latest()
+        found = Catalog(open_store(location_of(self.spec).store), JOB).latest()
         assert found is not None
         return found
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from state_runtime.base.errors import JobAlreadyRunning
 from state_runtime.base.settings import Backend, FoldMode, VerifyLevel
 from state_runtime.snapshot.manifest import SnapshotFormat
-from state_runtime.snapshot.savepoint import SavepointFormat, SavepointTrigger
+from state_runtime.snapshot.savepoint_record import SavepointFormat, SavepointTrigger
 from stillstate.orchestration.cli import app
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers import Launched, LaunchFailed, LocalLauncher, Stopped

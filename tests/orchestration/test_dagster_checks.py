@@ -17,7 +17,7 @@ from state_runtime.base.errors import StoreUnavailable
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, TimeEntry
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.definitions import build_definitions
-from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.probes.pool import ProbePool
 from stillstate.orchestration.sensors import checks
 from stillstate.orchestration.sensors.checks import CheckCursor, read_check_cursor
 from stillstate.orchestration.upkeep.checks import Judged, judge
@@ -205,7 +205,7 @@ def test_a_look_that_hangs_is_given_up_and_not_begun_again_and_again(
         return judge(job, catalog)
 
     monkeypatch.setattr(checks, "judge", judging)
-    lookout = Lookout(share_s=0.0)
+    lookout = ProbePool(share_s=0.0)
     monkeypatch.setattr(type(house.resource), "lookout", lambda self: lookout)
     found = {e.asset_key.path[0]: e for e in house.tick(SENSOR).asset_events}
     assert not found["flights"].passed
@@ -216,7 +216,7 @@ def test_a_look_that_hangs_is_given_up_and_not_begun_again_and_again(
         house.tick(SENSOR)
     assert len(begun) <= 2, "twice in vain, and the store is left alone for a while"
     gate.set()
-    lookout = Lookout(share_s=0.0)
+    lookout = ProbePool(share_s=0.0)
     clock.advance_s(301)
     found = {e.asset_key.path[0]: e for e in house.tick(SENSOR).asset_events}
     assert found["flights"].passed

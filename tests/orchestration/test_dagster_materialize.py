@@ -18,8 +18,8 @@ from job_roots import SECRET, FakeClock, JobRoot
 from state_runtime.materialize.records import PIN_LIVE_MS
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.definitions import build_definitions
-from stillstate.orchestration.folding.health import FoldHealth, fold_health
-from stillstate.orchestration.folding.plan import (
+from stillstate.orchestration.materialization.health import FoldHealth, fold_health
+from stillstate.orchestration.materialization.plan import (
     BACK_OFF_MAX_S,
     BACK_OFF_S,
     PAUSE_S,

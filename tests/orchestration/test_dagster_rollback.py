@@ -12,7 +12,7 @@ from dagster_world import World
 from maintenance_root import Job
 from typer.testing import CliRunner
 
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.store import open_store
 from stillstate.orchestration.cli import app
 

@@ -17,11 +17,11 @@ from maintenance_root import Job as RealJob
 from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.retention.apply import make_retention_plan
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import new_requests
-from state_runtime.snapshot.savepoint import list_savepoints, rewrite_savepoint
+from state_runtime.snapshot.savepoint_record import list_savepoints, rewrite_savepoint
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec, to_policy
@@ -29,8 +29,8 @@ from stillstate.orchestration.definitions import build_definitions
 from stillstate.orchestration.jobs.savepoints import SavepointConfig
 from stillstate.orchestration.launchers import Launcher, LocalLauncher
 from stillstate.orchestration.resources import StillstateResource
-from stillstate.orchestration.running.savepoints import savepoint_rows
-from stillstate.orchestration.upkeep.savepoints import PATIENCE_S, SavepointWish
+from stillstate.orchestration.running.make_savepoint import savepoint_rows
+from stillstate.orchestration.upkeep.scheduled_savepoint import PATIENCE_S, SavepointWish
 
 FAKE_DRIVER = str(Path(__file__).parent / "fake_driver.py")
 KEY = dg.AssetKey(["flights", "savepoints"])

@@ -143,7 +143,7 @@ def test_an_unreachable_store_is_a_warning_and_red_after_two_minutes(
         raise StoreUnavailable("it does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stillstate.orchestration.looking.watch.look_at", away)
+        patched.setattr("stillstate.orchestration.probes.watch.look_at", away)
         assert only(here).severity is WARN
         here.clock.advance_s(UNREACHABLE_S - 1)
         assert checks(here) == []

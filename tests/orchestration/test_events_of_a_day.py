@@ -15,7 +15,7 @@ from state_runtime.snapshot.manifest import Manifest
 from stillstate.assets.metadata import checkpoint_materialization, run_materialization, shape_of
 from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.sections import ObservationSpec
-from stillstate.orchestration.looking.points import POINTS_MAX, Point
+from stillstate.orchestration.probes.points import POINTS_MAX, Point
 from stillstate.orchestration.sensors.publishing import Published, why_publish
 
 DAY_S, TICK_S, INTERVAL_S, PER_S = 86_400, 5, ObservationSpec().interval_s, 5

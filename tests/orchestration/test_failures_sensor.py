@@ -24,7 +24,7 @@ from stillstate.assets.mount import Mount
 from stillstate.orchestration.config.notify import NotifySpec
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.jobs.tags import recovery_run_tags
-from stillstate.orchestration.notify.book import TROUBLES_MAX, Book, Trouble, read_book
+from stillstate.orchestration.notify.outbox import TROUBLES_MAX, Book, Trouble, read_book
 from stillstate.orchestration.notify.receiver import NotTold, tell
 from stillstate.orchestration.sensors.failures import book_key, build_failures_sensor
 

@@ -19,7 +19,7 @@ from state_runtime.base.errors import (
     StoreUnavailable,
 )
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.pipeline.output_owner import OWNERS_DIR
@@ -28,15 +28,15 @@ from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.fencing import open_job_root
 from state_runtime.snapshot.migration import Migration, encode_migration, read_migration
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from state_runtime.store import open_store
 from state_runtime.store.local import LocalStore
-from stillstate.orchestration.config.held import held_settings, refuse_while_migrating
+from stillstate.orchestration.config.effective_settings import effective_settings, refuse_while_migrating
 from stillstate.orchestration.config.spec import StartFromSpec
 from stillstate.orchestration.migration.fork_plan import ForkFound, ForkRequest, plan_fork
+from stillstate.orchestration.migration.messages import error_of
 from stillstate.orchestration.migration.migrate import fork_or_resume, migrate_or_resume
 from stillstate.orchestration.migration.plan import Request
-from stillstate.orchestration.migration.said import error_of
 from stillstate.orchestration.recovery.observe import observe
 
 FORK = ForkRequest(of=OLD)
@@ -162,7 +162,7 @@ def check(made: Forked, last: Migration, step: str, before: dict[str, bytes]) ->
         assert not list_savepoints(made.old_root)
         return
     (new,) = made.new_drivers.live()
-    held, told = held_settings(made.specs[NEW], made.new_root)
+    held, told = effective_settings(made.specs[NEW], made.new_root)
     assert (held.parallelism, told) == (new.parallelism, ""), "it has the settings of the file, now and later"
     begun = Catalog.of_root(made.new_root).job_info()
     assert begun.started_from is not None
@@ -461,7 +461,7 @@ def test_a_store_that_does_not_answer_takes_nothing_back(made: Forked, monkeypat
         raise StoreUnavailable("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stillstate.orchestration.migration.forking.Beginning.fill", away)
+        patched.setattr("stillstate.orchestration.migration.forking.StartPosition.fill", away)
         migrator = made.migrator()
         with pytest.raises(StoreUnavailable):
             migrator.fork(migrator.plan_fork(FORK))

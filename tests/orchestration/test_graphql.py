@@ -20,7 +20,7 @@ from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
 
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.migration import read_migration
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 from stillstate.orchestration.commands.begin_here import free_port

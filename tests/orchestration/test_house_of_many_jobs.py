@@ -22,7 +22,7 @@ from job_roots import FakeClock
 from state_runtime.base.clock import SYSTEM_CLOCK, Clock
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.definitions import build_definitions
-from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.probes.pool import ProbePool
 from stillstate.orchestration.resources import StillstateResource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,13 +55,13 @@ class Here:
     """Sensors of a house over a lookout of the test's own."""
 
     def __init__(self, house: House, clock: FakeClock, instance: dg.DagsterInstance) -> None:
-        lookout = Lookout()
+        lookout = ProbePool()
 
         class Resource(StillstateResource):
             def clock(self) -> Clock:
                 return clock
 
-            def lookout(self) -> Lookout:
+            def lookout(self) -> ProbePool:
                 return lookout
 
         self.resource = Resource(config_file=str(house.file))

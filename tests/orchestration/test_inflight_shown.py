@@ -16,13 +16,13 @@ from rich.console import Console
 from state_runtime.base.errors import CorruptManifest
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.progress import InflightProgress, Progress
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.verify.drill import DrillReport
-from state_runtime.snapshot.savepoint import create_savepoint
+from state_runtime.snapshot.savepoint_record import create_savepoint
 from stillstate.assets.upkeep import savepoints_metadata
-from stillstate.orchestration.looking.vitals import Vitals
 from stillstate.orchestration.metrics.families import families
-from stillstate.orchestration.running.savepoints import savepoint_rows
+from stillstate.orchestration.probes.vitals import Vitals
+from stillstate.orchestration.running.make_savepoint import savepoint_rows
 from stillstate.orchestration.show.runs import progress_line
 from stillstate.orchestration.show.savepoints import savepoints_table
 from stillstate.orchestration.show.views import JobRow, SnapshotRow, jobs_table, manifest_parts, snapshots_table

@@ -24,7 +24,7 @@ from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers import LaunchFailed, LocalLauncher, StopTimedOut
 from stillstate.orchestration.launchers.log_files import LOGS_KEPT
 from stillstate.orchestration.launchers.processes import process_of
-from stillstate.orchestration.looking.look import Look
+from stillstate.orchestration.probes.look import Look
 from stillstate.orchestration.recovery.health import Health
 from stillstate.orchestration.recovery.observe import Observation
 from stillstate.orchestration.running.run import _is_unwanted

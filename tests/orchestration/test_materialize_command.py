@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from state_runtime.base.clock import SYSTEM_CLOCK
-from state_runtime.materialize.worth import MaterializationResult
+from state_runtime.materialize.trigger import MaterializationResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import open_store
@@ -26,8 +26,8 @@ from stillstate.orchestration.cli import app
 from stillstate.orchestration.config.entry_point import load_entry_point
 from stillstate.orchestration.config.spec import load_spec, to_context, to_trigger
 from stillstate.orchestration.definitions import build_definitions
-from stillstate.orchestration.folding.health import fold_numbers
-from stillstate.orchestration.show.folds import FoldBar, FoldLines, fold_view
+from stillstate.orchestration.materialization.health import fold_numbers
+from stillstate.orchestration.show.materializations import FoldBar, FoldLines, fold_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,13 +26,13 @@ from state_runtime.snapshot.catalog import Catalog
 from stillstate.orchestration.cli import app
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
 from stillstate.orchestration.launchers import Launcher
-from stillstate.orchestration.looking.lookout import Lookout
-from stillstate.orchestration.looking.newest_savepoint import SavepointsSeen
 from stillstate.orchestration.metrics.collector import JobsCollector
 from stillstate.orchestration.metrics.families import HEALTHS
+from stillstate.orchestration.probes.newest_savepoint import SavepointsSeen
+from stillstate.orchestration.probes.pool import ProbePool
 from stillstate.orchestration.recovery.observe import Observation, observe
-from stillstate.orchestration.running.savepoints import Savepointer
-from stillstate.orchestration.upkeep.savepoints import periodic_savepoint
+from stillstate.orchestration.running.make_savepoint import Savepointer
+from stillstate.orchestration.upkeep.scheduled_savepoint import periodic_savepoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -44,7 +44,7 @@ def launcher(spec: Spec, job: JobSpec) -> Launcher:
 
 def scrape(config: Path, clock: FakeClock, *jobs: str) -> dict[str, Metric]:
     collector = JobsCollector(
-        lambda: load_spec(config), jobs, launcher=launcher, lookout=Lookout(share_s=0.0), clock=clock
+        lambda: load_spec(config), jobs, launcher=launcher, lookout=ProbePool(share_s=0.0), clock=clock
     )
     return parsed(generate_latest(collector.registry()).decode())
 
@@ -180,7 +180,7 @@ def test_a_file_that_became_unreadable_leaves_the_jobs_of_before(
     write_config: Callable[..., Path], running: JobRoot, clock: FakeClock
 ) -> None:
     config = write_config("flights")
-    collector = JobsCollector(lambda: load_spec(config), launcher=launcher, lookout=Lookout(share_s=0.0), clock=clock)
+    collector = JobsCollector(lambda: load_spec(config), launcher=launcher, lookout=ProbePool(share_s=0.0), clock=clock)
     registry = collector.registry()
 
     def read() -> tuple[float, set[str]]:

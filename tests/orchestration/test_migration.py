@@ -35,16 +35,16 @@ from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.migration import Migration, RunSettings, read_migration, record_step
 from state_runtime.snapshot.paths import migration_path, savepoint_path
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from state_runtime.snapshot.term_files import RunStatus
 from state_runtime.store import open_store
 from state_runtime.store.local import LocalStore
-from stillstate.orchestration.config.held import held_settings, refuse_while_migrating
+from stillstate.orchestration.config.effective_settings import effective_settings, refuse_while_migrating
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers.port import Liveness
 from stillstate.orchestration.migration.effects import RolledBack
+from stillstate.orchestration.migration.messages import error_of
 from stillstate.orchestration.migration.plan import Found, Request, differences, plan_migration
-from stillstate.orchestration.migration.said import error_of
 from stillstate.orchestration.migration.steps import judge_watched
 from stillstate.orchestration.recovery.observe import observe
 from stillstate.orchestration.running import run
@@ -151,7 +151,7 @@ def check(made: Migrated, last: Migration, step: str) -> None:
     assert last.step == step
     (live,) = made.drivers.live()
     assert RunSettings(live.parallelism, live.backend) == (TARGET if step == "kept" else BEFORE) == last.settings  # type: ignore[arg-type]
-    held, _ = held_settings(made.spec, made.job.root)
+    held, _ = effective_settings(made.spec, made.job.root)
     assert held.parallelism == live.parallelism, "the next start has the same"
     made.job.checkpoint()
     for snapshot_id in Catalog(made.job.store, "job").snapshot_ids():
@@ -539,16 +539,16 @@ def test_settings_of_a_run_are_the_records_and_not_the_files(made: Migrated) -> 
     """A restart by anybody must not bring back what was changed, nor try again what was taken back."""
     migrator = made.migrator()
     migrator.migrate(migrator.plan(TO_3))
-    held, told = held_settings(made.spec, made.job.root)
+    held, told = effective_settings(made.spec, made.job.root)
     assert held.parallelism == 3
     assert "parallelism 3 and not 2" in told
     made.with_file(parallelism=3)
-    assert held_settings(made.spec, made.job.root)[1] == ""
+    assert effective_settings(made.spec, made.job.root)[1] == ""
     made.with_file(parallelism=5)
     made.drivers.behaviour[5] = "dies"
     migrator = made.migrator()
     assert migrator.migrate(migrator.plan(Request(timeout_s=20))).step == "rolled-back"
-    assert held_settings(made.spec, made.job.root)[0].parallelism == 3
+    assert effective_settings(made.spec, made.job.root)[0].parallelism == 3
 
 
 def test_the_file_is_what_a_migration_without_a_name_goes_to(made: Migrated) -> None:
@@ -570,7 +570,7 @@ def test_a_damaged_record_stops_a_start(made: Migrated) -> None:
     made.job.root.delete(path)
     made.job.root.put(path, bytes(body))
     with pytest.raises(CorruptManifest):
-        held_settings(made.spec, made.job.root)
+        effective_settings(made.spec, made.job.root)
 
 
 def test_a_step_that_cannot_follow_is_not_recorded(made: Migrated) -> None:
@@ -626,7 +626,7 @@ def test_a_job_that_is_moved_keeps_what_came_of_its_migration(made: Migrated, tm
     target = open_store(str(tmp_path / "elsewhere")).child("job")
     plan = plan_move(made.job.root, target, mode="move", snapshot_id=None, clock=clock)
     execute_move(made.job.root, target, plan, clock=clock, ids=SYSTEM_IDS, host="h", pid=1)
-    assert held_settings(made.spec, target)[0].parallelism == 3
+    assert effective_settings(made.spec, target)[0].parallelism == 3
 
 
 def test_a_job_is_not_moved_away_under_its_migration(made: Migrated, tmp_path: Path) -> None:

@@ -14,20 +14,20 @@ from migrated_job import ENDS, Died, Migrated, crashed
 
 from state_runtime.base.errors import InvalidConfiguration, SnapshotInUse
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.expiry_boundary import advance_boundary
 from state_runtime.snapshot.handover import read_moving, refuse_if_handed_over
 from state_runtime.snapshot.migration import Migration, RunSettings, read_migration
 from state_runtime.store import Store, open_store
 from state_runtime.store.local import LocalStore
 from stillstate.orchestration.config.driver_settings import section_digest
-from stillstate.orchestration.config.held import held_settings
-from stillstate.orchestration.config.home import at_source, at_target, home_of
+from stillstate.orchestration.config.effective_settings import effective_settings
+from stillstate.orchestration.config.job_location import at_source, at_target, location_of
 from stillstate.orchestration.config.spec import load_spec
 from stillstate.orchestration.config.start_options import StartOptions
 from stillstate.orchestration.launchers import Stopped, StopTimedOut
+from stillstate.orchestration.migration.messages import error_of
 from stillstate.orchestration.migration.plan import Request
-from stillstate.orchestration.migration.said import error_of
 from stillstate.orchestration.recovery.observe import observe
 
 SETTINGS = "parallelism: 2\nrecovery: {heartbeat_timeout_s: 300}\nmigration: {to_store: elsewhere}"
@@ -60,11 +60,11 @@ def check(made: Migrated, last: Migration, step: str) -> None:
     old, new = roots(made)
     home, other = (new, old) if step == "kept" else (old, new)
     assert last.step == step
-    assert open_store(home_of(made.spec).store).child("job").url == home.url
+    assert open_store(location_of(made.spec).store).child("job").url == home.url
     assert last == read_migration(home)
     (live,) = made.drivers.live()
     assert made.job.root.url == home.url, "the driver runs where everybody looks for it"
-    held, _ = held_settings(made.spec, home)
+    held, _ = effective_settings(made.spec, home)
     assert held.parallelism == live.parallelism == last.settings.parallelism
     made.job.checkpoint()
     for snapshot_id in Catalog(made.job.store, "job").snapshot_ids():
@@ -128,9 +128,9 @@ def test_a_place_that_is_being_given_up_is_no_home(made: Migrated) -> None:
     """Its deletion takes a while, and the job runs where it was."""
     cut(made, "done move")
     _, new = roots(made)
-    assert home_of(made.spec).store == at_target(made.spec).store
+    assert location_of(made.spec).store == at_target(made.spec).store
     advance_boundary(new, lambda now: now.tombstone(), clock=made.job.clock, ids=SYSTEM_IDS)
-    assert home_of(made.spec).store == at_source(made.spec).store
+    assert location_of(made.spec).store == at_source(made.spec).store
 
 
 def test_a_plan_names_both_places_and_changes_nothing(made: Migrated) -> None:
@@ -182,8 +182,8 @@ def test_a_job_that_was_moved_is_not_moved_again_before_the_file_is_edited(made:
     text = made.config.read_text().replace("migration: {to_store: elsewhere}", "store: elsewhere")
     made.config.write_text(text.replace("  store: state\n", ""))
     edited = load_spec(made.config).job("job")
-    assert open_store(home_of(edited).store).child("job").url == roots(made)[1].url
-    assert held_settings(edited, open_store(edited.store).child("job"))[0].parallelism == 3
+    assert open_store(location_of(edited).store).child("job").url == roots(made)[1].url
+    assert effective_settings(edited, open_store(edited.store).child("job"))[0].parallelism == 3
 
 
 def test_what_has_committed_there_stays_there(made: Migrated) -> None:
@@ -221,7 +221,7 @@ def cut(made: Migrated, wanted: str, request: Request = TO_3) -> None:
 @pytest.mark.parametrize("point", ["done save", "done verify", "recorded move", "done move", "recorded start"])
 def test_recovery_leaves_the_job_alone_wherever_it_is(made: Migrated, point: str) -> None:
     cut(made, point)
-    home = open_store(home_of(made.spec).store)
+    home = open_store(location_of(made.spec).store)
     seen = observe(made.spec, Catalog(home, "job"), made.drivers, made.job.clock)  # type: ignore[arg-type]
     assert seen.health.verdict == "migrating"
     check(made, made.migrator().resume(), "kept")

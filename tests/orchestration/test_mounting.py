@@ -27,7 +27,7 @@ from stillstate import StillstateResource, build_definitions
 from stillstate.orchestration.config.spec import JobSpec, Spec, load_spec
 from stillstate.orchestration.launchers import Launcher
 from stillstate.orchestration.launchers.local import SUPERVISOR_MODULE
-from stillstate.orchestration.looking.lookout import Lookout
+from stillstate.orchestration.probes.pool import ProbePool
 
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("per_job", "shared")
@@ -80,8 +80,8 @@ def resource(file: Path, clock: FakeClock, roots: dict[str, JobRoot]) -> Stillst
         def clock(self) -> Clock:
             return clock
 
-        def lookout(self) -> Lookout:
-            return Lookout(share_s=0.0)
+        def lookout(self) -> ProbePool:
+            return ProbePool(share_s=0.0)
 
         def launcher(self, spec: Spec, job: JobSpec) -> Launcher:
             return launchers.setdefault(job.name, FakeLauncher())

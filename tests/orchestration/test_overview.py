@@ -239,7 +239,7 @@ def test_since_when_a_store_is_away_is_known_after_the_code_location_was_reloade
         raise StoreUnavailable("it does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stillstate.orchestration.looking.watch.look_at", away)
+        patched.setattr("stillstate.orchestration.probes.watch.look_at", away)
         for _ in range(5):
             here.tick(SENSOR)
             here.clock.advance_s(60)
@@ -251,7 +251,7 @@ def test_since_when_a_store_is_away_is_known_after_the_code_location_was_reloade
     flights.beat()
     assert written(here, "ill") == []
     with monkeypatch.context() as patched:
-        patched.setattr("stillstate.orchestration.looking.watch.look_at", away)
+        patched.setattr("stillstate.orchestration.probes.watch.look_at", away)
         here.clock.advance_s(60)
         ((row,),) = written(here, "ill")
         assert row["since"] > "2023-11-14 22:13:20Z", "it had answered in between"

@@ -12,7 +12,7 @@ from dagster_world import World
 from job_roots import SECRET, FakeClock, JobRoot
 
 from stillstate.assets.mount import Mount
-from stillstate.orchestration.looking.points import POINTS_MAX
+from stillstate.orchestration.probes.points import POINTS_MAX
 from stillstate.orchestration.sensors.publishing import CURSOR_VERSION, read_cursor
 
 SENSOR = "stillstate_progress"

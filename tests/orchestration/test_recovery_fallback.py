@@ -15,7 +15,7 @@ from maintenance_root import Job
 
 from state_runtime.base.errors import StoreUnavailable
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.manifest import Manifest, StagedFile, StagedOutput

@@ -10,7 +10,7 @@ import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from stillstate import orchestration
-from stillstate.orchestration.folding.plan import FoldRun, failed_in_a_row
+from stillstate.orchestration.materialization.plan import FoldRun, failed_in_a_row
 from stillstate.orchestration.run_phases import ENDED, PHASES, UNDER_WAY, RunPhase
 
 

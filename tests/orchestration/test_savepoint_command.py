@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, SavepointExists, Unavailable
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.driver.savepoints import Savepoints
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.driver.savepoint_requests import Savepoints
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.snapshot.control import ControlRequest, new_requests, request_savepoint
-from state_runtime.snapshot.savepoint import (
+from state_runtime.snapshot.savepoint_record import (
     SavepointRecord,
     create_savepoint,
     read_savepoint,
@@ -24,7 +24,7 @@ from state_runtime.snapshot.savepoint import (
 )
 from state_runtime.snapshot.term_files import RunStatus
 from stillstate.orchestration.cli import app
-from stillstate.orchestration.running.savepoints import Savepointer, failed, savepoint_rows
+from stillstate.orchestration.running.make_savepoint import Savepointer, failed, savepoint_rows
 from stillstate.orchestration.show.savepoints import savepoints_table
 
 

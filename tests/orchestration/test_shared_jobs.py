@@ -19,7 +19,7 @@ from dagster._utils.schedules import cron_string_iterator
 from dagster_world import FakeLauncher, World
 from job_roots import FakeClock, JobRoot
 
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from stillstate.orchestration.config.schedules import cron_of, is_cron, is_due
 from stillstate.orchestration.config.sections import PER_JOB_MAX
 from stillstate.orchestration.config.spec import load_spec

@@ -12,9 +12,9 @@ import pytest
 from job_roots import FakeClock
 from rich.console import Console
 
-from state_runtime.snapshot.savepoint import SavepointRecord
+from state_runtime.snapshot.savepoint_record import SavepointRecord
 from stillstate import orchestration
-from stillstate.orchestration.show.folds import fold_view
+from stillstate.orchestration.show.materializations import fold_view
 from stillstate.orchestration.show.progress import Pace, bytes_bar, count_bar, form_of
 from stillstate.orchestration.show.runs import progress_view
 from stillstate.orchestration.show.savepoints import SavepointBar, SavepointJson, SavepointSilence, savepoint_view

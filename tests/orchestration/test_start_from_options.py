@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from state_runtime.base.errors import InvalidConfiguration
-from state_runtime.driver.beginning import StartFrom
+from state_runtime.driver.start_position import StartFrom
 from state_runtime.maintenance.copy.objects import CopyProgress
 from state_runtime.snapshot.claim import Claim, claim_root
 from stillstate.orchestration.cli import app

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from stillstate.assets.overview import overview_row
-from stillstate.orchestration.looking.look import Look
-from stillstate.orchestration.looking.vitals import vitals_of
 from stillstate.orchestration.metrics.families import families
+from stillstate.orchestration.probes.look import Look
+from stillstate.orchestration.probes.vitals import vitals_of
 from stillstate.orchestration.recovery.alive import AliveLevel, judge_alive
 from stillstate.orchestration.recovery.health import STANDINGS, Health, Standing, Verdict
 from stillstate.orchestration.recovery.observe import Observation

@@ -19,9 +19,9 @@ from state_runtime.changelog.reader import read_index
 from state_runtime.changelog.segment import SegmentIndex, build_segment
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.materialize import FoldSizes, Record, materialize
-from state_runtime.materialize.fold import table_name
 from state_runtime.materialize.records import Pin, view_of
 from state_runtime.materialize.run import Reached
+from state_runtime.materialize.write_tables import table_name
 from state_runtime.snapshot.manifest import (
     FileEntry,
     Manifest,

@@ -21,8 +21,8 @@ from typing import Any
 
 from state_runtime.base.errors import StillstateError
 from state_runtime.reading.references import StoredRef, references
-from state_runtime.snapshot.boundary import NO_BOUNDARY, Boundary
 from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.expiry_boundary import NO_BOUNDARY, ExpiryBoundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE, sequence_of, snapshot_id_of
@@ -77,7 +77,7 @@ class Root:
     """
 
     path: str
-    boundary: Boundary = NO_BOUNDARY
+    boundary: ExpiryBoundary = NO_BOUNDARY
     stored: dict[int, Manifest] = field(default_factory=dict)
     needs: dict[int, dict[str, StoredRef]] = field(default_factory=dict)
     needed_by: dict[str, set[int]] = field(default_factory=dict)
@@ -384,7 +384,7 @@ class Laws:
             root.needed_by.setdefault(path, set()).add(snapshot_id)
 
     def _boundary(self, bucket: Bucket, root: Root, body: bytes) -> None:
-        boundary = decode_document("boundary", Boundary, body, root.path)
+        boundary = decode_document("boundary", ExpiryBoundary, body, root.path)
         if 0 < boundary.sequence <= root.boundary.sequence and not root.path.startswith("/moved/"):
             return  # a sleeper's, under a name that was tidied away: the newest one counts
         before, root.boundary = root.boundary, boundary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from model import empty_manifest
 
 from state_runtime.base.errors import CorruptData, Invalid, InvalidConfiguration, MissingSnapshot
-from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.snapshot.catalog import Catalog
@@ -58,7 +58,7 @@ def child(number: int, mode: ClaimMode) -> Body:
                     continue
                 newest = mode == "CLAIM" or world.rng.random() < 0.6
                 place = opened.root.url if newest else str(opened.place)
-                beginning = Beginning(catalog, start_from=StartFrom(place, mode), clock=clock, ids=ids)
+                beginning = StartPosition(catalog, start_from=StartFrom(place, mode), clock=clock, ids=ids)
                 beginning.look()
                 committer = beginning.open(lambda info: empty_manifest(info.uid), host="h", pid=number)
             except CorruptData as error:

@@ -16,7 +16,7 @@ from model import empty_manifest
 from state_runtime.base.errors import Fenced, Invalid, Unavailable
 from state_runtime.base.settings import JobSettings, MaterializationSettings, RetentionSettings
 from state_runtime.driver.heartbeat import Heartbeat
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention

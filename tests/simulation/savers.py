@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from state_runtime.base.errors import Invalid, Unavailable
-from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
 from state_runtime.maintenance.delete.roots import delete_savepoint
 from state_runtime.snapshot.paths import savepoint_path
 

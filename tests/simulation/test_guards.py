@@ -21,10 +21,11 @@ from state_runtime.materialize import background, records
 from state_runtime.materialize.records import Protected, protected
 from state_runtime.reading import references
 from state_runtime.reading.references import StoredRef
-from state_runtime.snapshot import boundary, claim, commit, fencing, pins
-from state_runtime.snapshot.boundary import NO_BOUNDARY, advance_boundary
+from state_runtime.snapshot import claim, commit, fencing, pins
+from state_runtime.snapshot import expiry_boundary as boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.expiry_boundary import NO_BOUNDARY, advance_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.ownership import JobProof, Ownership
 from state_runtime.store import Store
@@ -285,7 +286,7 @@ def test_without_fencing_a_claimed_root_its_last_epochs_are_lost(monkeypatch: py
         claim.claim_root(source.root, claim.Claim("child", self._ids.uid(), self._root.url, 0))
         return self._ids.uid(), source
 
-    monkeypatch.setattr(start_from.Beginning, "_take_over", read_only)
+    monkeypatch.setattr(start_from.StartPosition, "_take_over", read_only)
     guarded(with_only(drivers=1, commits=8, children=1, claims=True), "was acknowledged, and the newest one lacks it")
 
 

@@ -335,12 +335,12 @@ POOLS = (
 )
 THREADS = (
     "state_runtime.driver.heartbeat",
-    "state_runtime.driver.savepoints",
+    "state_runtime.driver.savepoint_requests",
     "state_runtime.maintenance.gc.background",
     "state_runtime.maintenance.retention.background",
     "state_runtime.materialize.background",
 )
-OPENS_STORES = ("state_runtime.snapshot.locate", "state_runtime.driver.beginning")
+OPENS_STORES = ("state_runtime.snapshot.locate", "state_runtime.driver.start_position")
 
 
 @contextlib.contextmanager

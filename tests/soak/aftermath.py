@@ -15,7 +15,7 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.maintenance.gc.collect import MIN_AGE_SAFE_S, apply_gc, plan_gc
 from state_runtime.maintenance.verify.roots import verify_root
-from state_runtime.snapshot.savepoint import savepoint_names
+from state_runtime.snapshot.savepoint_record import savepoint_names
 from state_runtime.spark.session import build_session
 from stillstate.assets.checks import ALIVE_CHECK, MATCHES_CHECK
 from stillstate.orchestration.sensors.overview import CHANGES_EVERY_S

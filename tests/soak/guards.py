@@ -54,7 +54,7 @@ class Guard:
     law: str
 
 
-_BATCH_BOOK = "tests/state_runtime/driver/test_batch_book.py::"
+_BATCH_BOOK = "tests/state_runtime/driver/test_batch_progress.py::"
 _SCHEDULE = "tests/state_runtime/driver/test_inflight_schedule.py::"
 _DRIVER = "tests/state_runtime/driver/test_driver_schedule.py::"
 _TIME = "tests/state_runtime/driver/test_processing_time.py::"
@@ -69,28 +69,28 @@ GUARDS: tuple[Guard, ...] = (
     # --- rows in flight: which operators are done, and what is due -------------------------------------------------
     Guard(
         "inflight-settled-above-only",
-        "state_runtime/driver/batch_book.py",
+        "state_runtime/driver/batch_progress.py",
         "takewhile(lambda o: o.uid in before, operators)",
         "(o for o in operators if o.uid in before)",
         f"{_BATCH_BOOK}test_a_batch_ends_with_the_operators_that_the_pipeline_has_now",
     ),
     Guard(
         "inflight-settled-of-the-pipeline",
-        "state_runtime/driver/batch_book.py",
+        "state_runtime/driver/batch_progress.py",
         "settled = frozenset(o.uid for o in takewhile(lambda o: o.uid in before, operators))",
         "settled = before",
         f"{_BATCH_BOOK}test_a_batch_ends_with_the_operators_that_the_pipeline_has_now",
     ),
     Guard(
         "inflight-begun-after-rescale",
-        "state_runtime/driver/batch_book.py",
+        "state_runtime/driver/batch_progress.py",
         "parallelism == parallelism_before and ",
         "",
         f"{_BATCH_BOOK}test_after_a_rescale_all_that_is_due_is_looked_at_once_more",
     ),
     Guard(
         "inflight-begun-of-the-first-open-operator",
-        "state_runtime/driver/batch_book.py",
+        "state_runtime/driver/batch_progress.py",
         " and batch.begun == book.level(operators)",
         "",
         f"{_BATCH_BOOK}test_below_a_new_operator_all_that_is_due_is_looked_at_once_more",
@@ -111,14 +111,14 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "inflight-due-before-settled",
-        "state_runtime/driver/batch_book.py",
+        "state_runtime/driver/batch_progress.py",
         'if operator.time_domain == "event" and uid not in did_due and is_due(uid):',
         "if False:",
         f"{_BATCH_BOOK}test_a_batch_ends_with_the_operators_that_the_pipeline_has_now",
     ),
     Guard(
         "inflight-listing-stale",
-        "state_runtime/driver/batch_book.py",
+        "state_runtime/driver/batch_progress.py",
         'listed_in=self.listed_in if tuple(left_over) == self.passes else "",',
         "listed_in=self.listed_in,",
         f"{_BATCH_BOOK}test_a_listing_serves_until_some_of_its_rows_are_done",
@@ -168,7 +168,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "inflight-copies-needed",
-        "state_runtime/driver/books.py",
+        "state_runtime/driver/run_state.py",
         "return self._committed_rows | (self._batch.needed if self._batch is not None else frozenset())",
         "return frozenset()",
         f"{_SCHEDULE}test_a_restart_in_place_reads_neither_state_nor_rows_in_flight_from_the_store",
@@ -274,14 +274,14 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "begin-newest-damaged",
-        "state_runtime/driver/beginning.py",
+        "state_runtime/driver/start_position.py",
         "self._catalog.latest_to_go_back_from() if goes_back else self._catalog.latest()",
         "self._catalog.latest_to_go_back_from()",
         "tests/state_runtime/driver/test_beginning.py::test_a_damaged_newest_snapshot_stops_a_run_unless_it_was_told_where_to_go_back_to",
     ),
     Guard(
         "file-book-incomplete",
-        "state_runtime/driver/file_book.py",
+        "state_runtime/driver/file_index.py",
         ", complete=not stored)",
         ")",
         "tests/state_runtime/driver/test_file_book.py::test_the_first_run_with_the_changelog_off_visits_every_shard_that_has_state",

@@ -39,7 +39,7 @@ from rich.progress import Progress as Bar  # noqa: E402
 from state_runtime.base.clock import SYSTEM_CLOCK  # noqa: E402
 from state_runtime.base.ids import SYSTEM_IDS  # noqa: E402
 from state_runtime.base.settings import JobSettings  # noqa: E402
-from state_runtime.driver.governor import Governor  # noqa: E402
+from state_runtime.driver.epoch_budget import BudgetPlanner  # noqa: E402
 from state_runtime.maintenance.verify.roots import verify_root  # noqa: E402
 from state_runtime.reading.snapshot import open_snapshot_for_reading  # noqa: E402
 from state_runtime.snapshot.catalog import Catalog  # noqa: E402
@@ -143,7 +143,7 @@ def drive(life: Life, settings: JobSettings) -> None:
     """One run to the end of the input."""
     spark = InProcess()
     if life.leaves_rows:
-        Governor.plan = deadlines(random.Random(life.rng.random()))  # type: ignore[method-assign]
+        BudgetPlanner.plan = deadlines(random.Random(life.rng.random()))  # type: ignore[method-assign]
         slicing._FIRST_ROWS, slicing._ROWS_MIN, slicing._GROWTH, slicing._LEAST_S = 5, 1, 1, 0.0
     with without_spark(spark):
         run = Run(

@@ -84,7 +84,7 @@ def test_an_epoch_calls_the_jvm_so_many_times_and_no_more(
 
     The least of several epochs: now and then one has something else to do, such as a look at what is to be folded.
     """
-    monkeypatch.setattr(engine.Narrow, "choose", lambda *_, **__: kind == "narrow")
+    monkeypatch.setattr(engine.SingleTask, "choose", lambda *_, **__: kind == "narrow")
     write_input(tmp_path / "in", 0, 6)
     two_step_job(tmp_path).run(spark, trigger=ONCE)
     assert len(calls.counts) == 6

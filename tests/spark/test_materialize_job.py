@@ -25,7 +25,7 @@ from state_runtime.materialize.grid import FoldSizes
 from state_runtime.materialize.process import FoldProcess
 from state_runtime.materialize.records import PIN_LIVE_MS, open_pins, read_pin
 from state_runtime.materialize.spark_job import materialize_job
-from state_runtime.materialize.worth import MaterializationResult
+from state_runtime.materialize.trigger import MaterializationResult
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
-from state_runtime.placement.seats import _HELD, Placement, SeatedPlan, has_executors, obstacle
+from state_runtime.placement.anchors import _HELD, AnchoredPlan, Placement, has_executors, obstacle
 
 from ..state_runtime.model import FakeClock
 
@@ -34,7 +34,7 @@ def test_a_batch_keeps_its_rows_and_columns_and_each_shard_is_on_its_seat(spark:
         batch = spark.range(0, 1000).selectExpr(
             "id", "CAST(id % 4 AS INT) AS shard", "IF(id % 3 = 0, NULL, 'x') AS name"
         )
-        seated = SeatedPlan(seats, SEATS).seat(batch, "shard")
+        seated = AnchoredPlan(seats, SEATS).seat(batch, "shard")
         assert seated.schema == batch.schema
         rows = seated.mapInArrow(with_partition, "id long, shard int, name string, partition int").collect()
         assert sorted((r.id, r.shard, r.name) for r in rows) == sorted(tuple(r) for r in batch.collect())
@@ -161,7 +161,7 @@ class FakeExecutors(Fake):
 @pytest.fixture
 def after_a_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Placement, FakeExecutors, FakeClock]:
     """Six shards on three executors, of which `a` was lost and has just registered again."""
-    monkeypatch.setattr("state_runtime.placement.seats.col", lambda name: name)
+    monkeypatch.setattr("state_runtime.placement.anchors.col", lambda name: name)
     session, clock = FakeExecutors(3), FakeClock()
     placement = Placement(
         session,  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ def test_the_rows_are_those_of_a_plan_made_anew(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: Counter[str], of: str, kind: str
 ) -> None:
     """With one task for all shards, a task for each, and rows aggregated by a plan of their own."""
-    monkeypatch.setattr("state_runtime.driver.engine.Narrow.choose", lambda *_, **__: kind == "narrow")
+    monkeypatch.setattr("state_runtime.driver.engine.SingleTask.choose", lambda *_, **__: kind == "narrow")
     write_input(tmp_path / "in", 0, FILES)
     job = summing(tmp_path, STAY[of], partial_aggregation="on" if kind == "partial" else "off")
     job.run(spark, trigger=ONCE)
@@ -232,7 +232,7 @@ def test_a_job_of_another_query_meanwhile_does_not_keep_plans_from_being_kept(
 ) -> None:
     """It looks as if a transform had started it."""
     write_input(tmp_path / "in", 0, FILES)
-    monkeypatch.setattr("state_runtime.driver.engine.Narrow.choose", lambda *_, **__: False)
+    monkeypatch.setattr("state_runtime.driver.engine.SingleTask.choose", lambda *_, **__: False)
     started, watches = epoch_plan.job_watch, iter([lambda: True])
     monkeypatch.setattr(epoch_plan, "job_watch", lambda session: next(watches, None) or started(session))
     summing(tmp_path, STAY["filtered"]).run(spark, trigger=ONCE)

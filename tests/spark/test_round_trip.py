@@ -25,9 +25,9 @@ from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.errors import JobNotFound
 from state_runtime.base.ids import SYSTEM_IDS
 from state_runtime.base.settings import MaterializationSettings
-from state_runtime.driver.beginning import StartFrom
+from state_runtime.driver.start_position import StartFrom
 from state_runtime.maintenance.convert.snapshot import convert
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.reading.references import references
 from state_runtime.snapshot.locate import open_place

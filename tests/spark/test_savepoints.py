@@ -26,7 +26,7 @@ from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.locate import open_snapshot
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import SavepointThen, list_savepoints, read_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointThen, list_savepoints, read_savepoint
 from state_runtime.store import Store, open_store
 
 from ..s3_server import SECRET

@@ -16,9 +16,9 @@ from test_state_layouts_stored import entry_of_shape
 from state_runtime.base.settings import JobSettings
 from state_runtime.processors.operator import EpochClock
 from state_runtime.snapshot.document import FORMAT_VERSION
-from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, TimeEntry
 from state_runtime.snapshot.paths import manifest_path
+from state_runtime.snapshot.shard_versions import NO_VERSION, ShardVersions
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema, slice_hash_range
@@ -103,7 +103,7 @@ class LocalJob:
 
     def access(self, shard: int, **changed: Any) -> ShardAccess:
         return ShardAccess(
-            self.task_job(shard, **changed), self.operator, self._entry(), shard, committed=LocalVersions.of(self.versions)  # type: ignore[arg-type]
+            self.task_job(shard, **changed), self.operator, self._entry(), shard, committed=ShardVersions.of(self.versions)  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _entry(self) -> OperatorEntry:
@@ -174,7 +174,7 @@ class LocalJob:
                 parallelism=self.parallelism,
                 operators=(self._entry(),),
                 segments=(*self.manifest.segments, *([segment] if segment is not None else [])),
-                versions={OPERATOR: LocalVersions.of(written).encode()},
+                versions={OPERATOR: ShardVersions.of(written).encode()},
                 time=TimeEntry(self.now_ms, 0),
             )
         )

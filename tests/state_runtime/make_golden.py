@@ -281,7 +281,7 @@ def write_on(folder: Path) -> None:
 
 def _newer(job: Writer) -> dict[str, Any]:
     """What format 4 added: a segment of the job that this one was started from, a boundary, a pin."""
-    from state_runtime.snapshot.boundary import advance_boundary
+    from state_runtime.snapshot.expiry_boundary import advance_boundary
     from state_runtime.snapshot.manifest import OriginEntry
     from state_runtime.snapshot.pins import pin_snapshot
 

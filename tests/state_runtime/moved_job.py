@@ -21,7 +21,7 @@ from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.pins import pin_snapshot
-from state_runtime.snapshot.savepoint import SavepointRecord, record_path
+from state_runtime.snapshot.savepoint_record import SavepointRecord, record_path
 from state_runtime.store import Created, Store, StoredObject
 from tests.job_settings import job_settings
 from tests.stored import read_states

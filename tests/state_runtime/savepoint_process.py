@@ -7,7 +7,7 @@ import sys
 
 from state_runtime.base.clock import SYSTEM_CLOCK
 from state_runtime.base.ids import SYSTEM_IDS
-from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
 from state_runtime.store import open_store
 
 

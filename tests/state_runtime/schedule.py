@@ -21,9 +21,9 @@ from model import CountingIds, FakeClock, empty_manifest
 
 from state_runtime.base.errors import Fenced, OutcomeUnknown, StillstateError
 from state_runtime.snapshot import commit, fencing
-from state_runtime.snapshot.boundary import Boundary, advance_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import decode_document
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, advance_boundary
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry
 from state_runtime.snapshot.paths import BOUNDARY_DIR, SNAPSHOTS_DIR, manifest_path, snapshot_id_of
 from state_runtime.store import FsspecStore, fsspec_store
@@ -176,7 +176,9 @@ class Scheduler:
         manifest = Manifest.decode(body, "created")
         folder = f"/store/{JOB}/{BOUNDARY_DIR}/"
         at = max((path for path in self.objects if path.startswith(f"{folder}0")), default=None)
-        boundary = decode_document("boundary", Boundary, self.objects[at], at).snapshot_id if at is not None else 0
+        boundary = (
+            decode_document("boundary", ExpiryBoundary, self.objects[at], at).snapshot_id if at is not None else 0
+        )
         self.collected_before[manifest.commit_id] = boundary
 
     def _driver(self, number: int) -> Callable[[Actor], None]:

@@ -47,10 +47,10 @@ from state_runtime.materialize.records import Pin, Record, apply, view_of
 from state_runtime.materialize.run import FoldUnits, Reached, fold_here, fold_snapshot
 from state_runtime.materialize.source_logs import fold_source_logs
 from state_runtime.reading.references import references
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.create_once import Proposal, create_agreed
 from state_runtime.snapshot.document import FORMAT_VERSION, decode_document, encode_document
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.kept_pin import kept_pin
 from state_runtime.snapshot.locate import OpenedSnapshot

@@ -35,7 +35,7 @@ from state_runtime.base.errors import (
 from state_runtime.base.ids import Ids
 from state_runtime.base.limits import MANIFEST_BYTES_MAX, MIB
 from state_runtime.reading.references import references
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import OUTPUTS_DIR, manifest_path
 from state_runtime.store import Created, Store, transfer

@@ -20,10 +20,10 @@ from state_runtime.base.progress import Progress
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import THREADS, Failure, delete_snapshots
 from state_runtime.maintenance.marks import read_existing, read_holders
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import read_job_info
 from state_runtime.snapshot.claim import read_claim
 from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.pins import start_pins, unpin
 from state_runtime.store import Store

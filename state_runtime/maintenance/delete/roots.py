@@ -18,13 +18,13 @@ from state_runtime.base.ids import Ids
 from state_runtime.maintenance.delete.snapshots import THREADS, Deleted, Failure, OnProgress, delete_objects, run_of
 from state_runtime.maintenance.layout import DATA_KINDS, ObjectKind, kind_of, number_in
 from state_runtime.maintenance.marks import read_holders
-from state_runtime.snapshot.boundary import Boundary, advance_boundary, read_boundary, take_back_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
 from state_runtime.snapshot.claim import read_claim
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, advance_boundary, read_boundary, take_back_boundary
 from state_runtime.snapshot.handover import Moving, read_moving
 from state_runtime.snapshot.ownership import JobProof
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR, check_job_name, savepoint_path
-from state_runtime.snapshot.savepoint import owner_number_of, read_record, savepoint_names, take_over
+from state_runtime.snapshot.savepoint_record import owner_number_of, read_record, savepoint_names, take_over
 from state_runtime.store import Store, StoredObject
 
 __all__ = ["delete_root", "delete_savepoint", "remove_debris"]
@@ -95,7 +95,7 @@ def delete_root(
         for name in _names(root):
             parts.append(delete_savepoint(root, name, clock=clock, ids=ids, owner=owner, claimed_by=claimed_by))
 
-    def look_again(written: Boundary) -> None:
+    def look_again(written: ExpiryBoundary) -> None:
         try:
             check()
         except Fenced:

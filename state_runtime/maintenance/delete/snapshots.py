@@ -1,7 +1,7 @@
-"""Deleting snapshots, savepoints and whole jobs. Boundary first, then data, the record last; refused if somebody needs
+"""Deleting snapshots, savepoints and whole jobs. ExpiryBoundary first, then data, the record last; refused if somebody needs
 them.
 
-    refuse ──▶ announce ──▶ settle ──▶ data ──▶ manifest            (snapshots; see snapshot/boundary.py)
+    refuse ──▶ announce ──▶ settle ──▶ data ──▶ manifest            (snapshots; see snapshot/expiry_boundary.py)
     refuse ──▶ record DELETING ──▶ tombstone ──▶ data ──▶ record    (savepoints)
     refuse ──▶ tombstone ──▶ data ──▶ boundary                      (job roots)
 
@@ -31,8 +31,8 @@ from state_runtime.base.errors import (
 from state_runtime.base.ids import Ids
 from state_runtime.maintenance.layout import DATA_KINDS, kind_of
 from state_runtime.maintenance.marks import Existing, Holders, Marker, mark, read_existing, read_holders
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.lineage import check_belongs

@@ -45,8 +45,8 @@ from state_runtime.maintenance.gc.survey import Survey
 from state_runtime.maintenance.layout import DATA_KINDS, ObjectKind
 from state_runtime.maintenance.marks import read_holders
 from state_runtime.maintenance.plans import check_fresh
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.ownership import JobProof, Proof
 from state_runtime.snapshot.paths import SNAPSHOTS_DIR, snapshot_id_of
 from state_runtime.store import Store

@@ -13,8 +13,8 @@ from state_runtime.base.clock import Clock
 from state_runtime.maintenance.gc.collect import MIN_AGE_SAFE_S
 from state_runtime.maintenance.gc.plan import GcPlan
 from state_runtime.maintenance.marks import Marker, Marks, mark
-from state_runtime.snapshot.boundary import read_boundary
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.expiry_boundary import read_boundary
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from state_runtime.store import Store
 
 __all__ = ["dangers_of_collection"]

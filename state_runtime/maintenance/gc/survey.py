@@ -27,7 +27,7 @@ from state_runtime.snapshot.handover import refuse_if_handed_over
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import SAVEPOINTS_DIR, manifest_path, materialization_path, named_snapshot_of
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import list_savepoints, savepoint_names
+from state_runtime.snapshot.savepoint_record import list_savepoints, savepoint_names
 from state_runtime.snapshot.term_files import newest_term
 from state_runtime.store import Store, StoredObject
 

@@ -27,9 +27,9 @@ from state_runtime.maintenance.copy.objects import (
 )
 from state_runtime.maintenance.delete.roots import remove_debris
 from state_runtime.maintenance.move.plan import MovePlan, complete_savepoints, kept_pins, live_manifests
-from state_runtime.snapshot.boundary import read_boundary, read_boundary_document
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.expiry_boundary import read_boundary, read_boundary_document
 from state_runtime.snapshot.kept_pin import KeptPin, kept_pin
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.migration import encode_migration, read_migration
@@ -44,7 +44,7 @@ from state_runtime.snapshot.paths import (
     term_path,
 )
 from state_runtime.snapshot.pins import unpin
-from state_runtime.snapshot.savepoint import YOUNGER, read_record, record_path, savepoint_names
+from state_runtime.snapshot.savepoint_record import YOUNGER, read_record, record_path, savepoint_names
 from state_runtime.snapshot.term_files import RunStatus, Term
 from state_runtime.store import Created, Store
 

@@ -48,7 +48,7 @@ from state_runtime.snapshot.create_once import Proposal, create_agreed
 from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.handover import MoveOutcome, Moving, read_moving, read_outcome
 from state_runtime.snapshot.paths import JOB_FILE, MOVED_FILE, MOVING_FILE, SAVEPOINTS_DIR
-from state_runtime.snapshot.savepoint import read_record
+from state_runtime.snapshot.savepoint_record import read_record
 from state_runtime.snapshot.term_files import write_status
 from state_runtime.store import Created, Store
 

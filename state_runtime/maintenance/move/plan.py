@@ -16,15 +16,15 @@ from state_runtime.base.errors import (
 from state_runtime.maintenance.copy.objects import needed_objects, outputs_below_root
 from state_runtime.maintenance.marks import CLOCK_SKEW_MS
 from state_runtime.materialize.records import protected
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog, read_job_info
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.fencing import live_run
 from state_runtime.snapshot.handover import MoveMode, MoveOutcome, MoveWhat, Moving, read_moving, read_outcome
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import CLAIM_FILE, JOB_FILE, SAVEPOINTS_DIR
 from state_runtime.snapshot.pins import SnapshotPin, read_pins
-from state_runtime.snapshot.savepoint import list_savepoints, read_record, savepoint_names
+from state_runtime.snapshot.savepoint_record import list_savepoints, read_record, savepoint_names
 from state_runtime.store import Store
 from state_runtime.store.transfer import is_inside
 

@@ -24,11 +24,11 @@ from state_runtime.maintenance.plans import Made, check_fresh
 from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.policy import DELETED_SHARE_MAX, Decision, Item, check_share, plan_retention
 from state_runtime.restore.uploaded_files import direct, read_listing
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import SavepointRecord, list_savepoints
+from state_runtime.snapshot.savepoint_record import SavepointRecord, list_savepoints
 from state_runtime.snapshot.term_files import newest_term
 from state_runtime.store import Store
 

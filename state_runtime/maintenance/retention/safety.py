@@ -16,7 +16,7 @@ from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.policy import check_share
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from state_runtime.store import Store
 
 __all__ = ["dangers_of_retention"]

@@ -19,7 +19,7 @@ from state_runtime.maintenance.links import Shared, find_links
 from state_runtime.maintenance.verify.report import Finding, VerifyProgress, VerifyReport, kind_of_error
 from state_runtime.maintenance.verify.roots import verify_root
 from state_runtime.snapshot.paths import JOB_FILE, SAVEPOINTS_DIR
-from state_runtime.snapshot.savepoint import SavepointRecord, read_record, savepoint_names
+from state_runtime.snapshot.savepoint_record import SavepointRecord, read_record, savepoint_names
 from state_runtime.store import Store
 
 __all__ = ["FoundGood", "verify_place"]

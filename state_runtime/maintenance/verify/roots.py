@@ -48,7 +48,7 @@ from state_runtime.maintenance.verify.report import (
 )
 from state_runtime.reading.references import StoredRef, references
 from state_runtime.restore.uploaded_files import direct, read_listing
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import SNAPSHOTS_DIR, manifest_path, snapshot_id_of
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing

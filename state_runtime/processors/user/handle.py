@@ -13,9 +13,9 @@ from state_runtime.base.errors import InvalidPipeline
 from state_runtime.processors.operator import EpochClock
 from state_runtime.processors.user.list_state import ListState
 from state_runtime.processors.user.map_state import MapState
-from state_runtime.processors.user.refusals import InvalidStateUse
 from state_runtime.processors.user.scope import Scope, SliceState
 from state_runtime.processors.user.timer_state import TIMERS, Timers, timers_schema
+from state_runtime.processors.user.user_errors import InvalidStateUse
 from state_runtime.processors.user.value_state import value_state
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import StateSchema

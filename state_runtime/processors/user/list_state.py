@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.processors.user.scope import Collection, Scope, entries_batch
+from state_runtime.processors.user.user_errors import InvalidStateValue
 from state_runtime.processors.user.value_codec import ValueCodec
 from state_runtime.state.table import StateSchema
 

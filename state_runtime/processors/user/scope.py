@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.processors.user.refusals import InvalidStateUse
+from state_runtime.processors.user.user_errors import InvalidStateUse
 from state_runtime.state.reader import StateReader
 from state_runtime.state.table import Hashes, Mask, Positions, StateSchema
 

@@ -27,18 +27,18 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.guard import user_error
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult, TimeDomain, WokenWhenDue
 from state_runtime.processors.slices import Changes, slices_of, without_rows
-from state_runtime.processors.user.flavours import (
+from state_runtime.processors.user.due_timers import DueTimers, due_slices, too_early
+from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
+from state_runtime.processors.user.handler_input import (
     ITERABLES,
-    Flavour,
-    FrameFlavour,
-    RowFlavour,
+    FrameInput,
+    HandlerInput,
+    RowInput,
     refuse_returned,
     time_zone_of,
 )
-from state_runtime.processors.user.handle import TIMERS, Handle, TimeMode, timers_schema
-from state_runtime.processors.user.passes import DueTimers, due_slices, too_early
-from state_runtime.processors.user.refusals import plain
 from state_runtime.processors.user.rows import row_class_of
+from state_runtime.processors.user.user_errors import plain
 from state_runtime.processors.user.value_codec import read_column
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry, StateKind
 from state_runtime.state.reader import StateReader
@@ -255,7 +255,7 @@ class _Epoch:
         return piece
 
     def _input_slice(
-        self, rows: GroupedRows, flavour: Flavour, rest: Iterator[GroupedRows] | None
+        self, rows: GroupedRows, flavour: HandlerInput, rest: Iterator[GroupedRows] | None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of some keys; of one whose rows are not held at once also `rest`, which user code reads on."""
         if rest is None:
@@ -288,7 +288,7 @@ class _Epoch:
             yield from self._outputs(self._guarded(call()), flavour)
             self._leave()
 
-    def _timer_pass(self, flavour: Flavour) -> Iterator[pa.RecordBatch]:
+    def _timer_pass(self, flavour: HandlerInput) -> Iterator[pa.RecordBatch]:
         operator, clock = self._operator, self._clock
         bound_ms = clock.batch_time_ms if operator.time_mode == "processing" else clock.watermark_ms
         schema = operator.state_schemas[TIMERS]
@@ -303,7 +303,7 @@ class _Epoch:
             self._seal()
         self._result.due_taken[TIMERS] = bound_ms
 
-    def _fire(self, due: DueTimers, keys: Sequence[Any], flavour: Flavour) -> Iterator[list[Any]]:
+    def _fire(self, due: DueTimers, keys: Sequence[Any], flavour: HandlerInput) -> Iterator[list[Any]]:
         handle, timer_values = self._handle, self._timer_values
         scope, timers = handle.scope, handle.timers
         if timers is None:
@@ -324,11 +324,11 @@ class _Epoch:
 
     # --- around user code ---
 
-    def _flavour(self, schema: pa.Schema) -> Flavour:
+    def _flavour(self, schema: pa.Schema) -> HandlerInput:
         operator = self._operator
         if operator.pandas:
             zone = operator.time_zone or time_zone_of(schema)
-            return FrameFlavour(
+            return FrameInput(
                 operator.uid,
                 operator.key_columns,
                 operator.output_schema,
@@ -336,7 +336,7 @@ class _Epoch:
                 operator.frame_rows_max,
                 zone,
             )
-        return RowFlavour(
+        return RowInput(
             operator.uid,
             operator.key_columns,
             operator.output_schema,
@@ -390,11 +390,11 @@ class _Epoch:
                 return
             yield piece
 
-    def _outputs(self, pieces: Iterator[list[Any]], flavour: Flavour) -> Iterator[pa.RecordBatch]:
+    def _outputs(self, pieces: Iterator[list[Any]], flavour: HandlerInput) -> Iterator[pa.RecordBatch]:
         for outputs in pieces:
             yield from self._batches(outputs, flavour)
 
-    def _batches(self, outputs: list[Any], flavour: Flavour) -> Iterator[pa.RecordBatch]:
+    def _batches(self, outputs: list[Any], flavour: HandlerInput) -> Iterator[pa.RecordBatch]:
         if not outputs:
             return
         for batch in flavour.batches(outputs):

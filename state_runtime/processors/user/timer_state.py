@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.processors.user.scope import Collection, Scope, entries_batch
+from state_runtime.processors.user.user_errors import InvalidStateValue
 from state_runtime.state.table import StateSchema, entries_of, entry_of_time, time_of_entry
 
 __all__ = ["TIMERS", "Timers", "timers_schema"]

@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state_runtime.processors.columns import from_normal, from_python, to_python
-from state_runtime.processors.user.refusals import InvalidStateValue
 from state_runtime.processors.user.rows import row_class_of
+from state_runtime.processors.user.user_errors import InvalidStateValue
 
 __all__ = ["ValueCodec", "can_be_changed", "local_timestamps", "read_column"]
 

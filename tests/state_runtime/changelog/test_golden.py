@@ -23,9 +23,9 @@ from second_reader import Damaged, Root
 from state_runtime.base.errors import CorruptManifest
 from state_runtime.reading.query import open_state
 from state_runtime.reading.references import references
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.fencing import open_run
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.paths import manifest_path

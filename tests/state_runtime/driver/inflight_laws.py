@@ -24,14 +24,14 @@ from state_runtime.base.settings import CheckpointSettings, JobSettings, LocalRe
 from state_runtime.driver import engine, stage_tasks
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.checkpointer import Checkpointer
-from state_runtime.driver.governor import Governor
-from state_runtime.driver.narrow import Narrow
+from state_runtime.driver.epoch_budget import BudgetPlanner
+from state_runtime.driver.single_task import SingleTask
 from state_runtime.processors import slices
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.store import open_store
 from state_runtime.task import slicing, stage
 from state_runtime.task.gathered import gather
-from state_runtime.task.narrow import NarrowLimits, by_shard
+from state_runtime.task.single_task import SingleTaskLimits, by_shard
 from state_runtime.task.slicing import Slicer
 
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
     "under",
 ]
 
-REMOVE, PLAN = Checkpointer.remove, Governor.plan
+REMOVE, PLAN = Checkpointer.remove, BudgetPlanner.plan
 
 
 def under(world: World, patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def under(world: World, patch: pytest.MonkeyPatch) -> None:
     def gathering(batches: Any, keys: Any, parallelism: int, _: int, folder: Path, ids: Any) -> Any:
         return gather(batches, keys, parallelism, world.draw.choice([1, 600, 1 << 27]), folder, ids)
 
-    def narrowing(self: Narrow, *_: Any, **__: Any) -> bool:
+    def narrowing(self: SingleTask, *_: Any, **__: Any) -> bool:
         return world.draw.random() < world.narrow
 
     def refusing(*arguments: Any) -> Any:
@@ -72,17 +72,17 @@ def under(world: World, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faults, "reach", world.reach)
     patch.setattr(engine, "plan_epoch", world.plan)
     patch.setattr(Checkpointer, "remove", unless_dead)
-    patch.setattr(Governor, "plan", PLAN)
-    patch.setattr(Governor, "plan", deadlines(world.draw))
+    patch.setattr(BudgetPlanner, "plan", PLAN)
+    patch.setattr(BudgetPlanner, "plan", deadlines(world.draw))
     patch.setattr(slicing, "_FIRST_ROWS", 2)
     patch.setattr(slicing, "_ROWS_MIN", 1)
     patch.setattr(slicing, "_GROWTH", 1)
     patch.setattr(slices, "HELD_BYTES_MIN", world.draw.choice([1, 300, 1 << 25]))
     patch.setattr(stage, "gather", gathering)
-    patch.setattr(Narrow, "choose", narrowing)
+    patch.setattr(SingleTask, "choose", narrowing)
     patch.setattr(stage, "by_shard", refusing)
     rows_max = world.draw.choice([15, 1 << 16]) if world.narrow else 1 << 16
-    patch.setattr(stage_tasks, "LIMITS", NarrowLimits(rows_max, time_max_s=float("inf")))
+    patch.setattr(stage_tasks, "LIMITS", SingleTaskLimits(rows_max, time_max_s=float("inf")))
 
 
 def some_settings(world: World, mode: str = "") -> JobSettings:

@@ -18,7 +18,7 @@ from state_runtime.base import faults
 from state_runtime.base.settings import JobSettings
 from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
-from state_runtime.driver.governor import EpochBudget, Governor
+from state_runtime.driver.epoch_budget import BudgetPlanner, EpochBudget
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.store import LocalStore, Store, open_store
@@ -128,9 +128,9 @@ def reads_of(root: Store) -> Iterator[list[str]]:
 
 def go_on(world: World, settings: JobSettings, reach: Any = None) -> Manifest:
     """From where the store stands to the end of the input."""
-    plan, remove = Governor.plan, Checkpointer.remove
+    plan, remove = BudgetPlanner.plan, Checkpointer.remove
 
-    def hurried(self: Governor, *arguments: Any, **named: Any) -> EpochBudget:
+    def hurried(self: BudgetPlanner, *arguments: Any, **named: Any) -> EpochBudget:
         self._last_batch_fitted = False
         self._fits = lambda *_: False  # type: ignore[method-assign]
         budget = plan(self, *arguments, **named)
@@ -152,7 +152,7 @@ def go_on(world: World, settings: JobSettings, reach: Any = None) -> Manifest:
         patch.setattr(faults, "reach", reach or world.reach)
         patch.setattr(engine, "plan_epoch", world.plan)
         patch.setattr(Checkpointer, "remove", unless_dead)
-        patch.setattr(Governor, "plan", hurried)
+        patch.setattr(BudgetPlanner, "plan", hurried)
         patch.setattr(slicing, "_FIRST_ROWS", 4)
         patch.setattr(slicing, "_ROWS_MIN", 1)
         patch.setattr(slicing, "_GROWTH", 1)

@@ -27,9 +27,9 @@ from state_runtime import JobSettings, ParquetSink, Progress
 from state_runtime.base.errors import TooMuchForOneTask
 from state_runtime.base.trusted_clock import TrustedClock
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.epoch_budget import BudgetPlanner, EpochBudget
 from state_runtime.driver.epochs import EpochDriver
-from state_runtime.driver.governor import EpochBudget, Governor
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.pipeline.compile import CompiledPipeline, Stage
 from state_runtime.pipeline.source_position import BatchClock
@@ -329,8 +329,8 @@ def finish(world: World, settings: JobSettings, batches: int | None = None, *, d
 
 
 def deadlines(draw: random.Random) -> Callable[..., EpochBudget]:
-    """In place of `Governor.plan`: the same plan, with deadlines that have passed already where the seed says so."""
-    plan = Governor.plan
+    """In place of `BudgetPlanner.plan`: the same plan, with deadlines that have passed already where the seed says so."""
+    plan = BudgetPlanner.plan
 
     def passed(budget: StageBudget, cap: int) -> StageBudget:
         if budget.deadline_ms is None or draw.random() < 0.3:
@@ -338,7 +338,7 @@ def deadlines(draw: random.Random) -> Callable[..., EpochBudget]:
         keep = tuple(draw.choice([0, cap, cap, cap]) for _ in budget.keep_bytes)
         return replace(budget, deadline_ms=0, within_s=0.0, keep_bytes=keep)
 
-    def drawn(self: Governor, *arguments: Any, **named: Any) -> EpochBudget:
+    def drawn(self: BudgetPlanner, *arguments: Any, **named: Any) -> EpochBudget:
         # Whether what waits is thought to fit is anybody's guess.
         self._last_batch_fitted = draw.random() < 0.5
         self._fits = lambda *_: draw.random() < 0.3  # type: ignore[method-assign]

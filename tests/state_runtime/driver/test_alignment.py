@@ -18,10 +18,10 @@ from state_runtime.base import faults
 from state_runtime.base.progress import InflightProgress, Progress, together
 from state_runtime.driver import engine
 from state_runtime.driver.acknowledgements import Acknowledgements
-from state_runtime.driver.governor import EpochBudget, Governor
+from state_runtime.driver.epoch_budget import BudgetPlanner, EpochBudget
 from state_runtime.driver.numbers import waited
 from state_runtime.driver.stage_tasks import StageTasks
-from state_runtime.placement.seats import Placement
+from state_runtime.placement.anchors import Placement
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION
 from state_runtime.snapshot.manifest import Manifest
@@ -156,7 +156,7 @@ def test_what_waiting_for_executors_takes_is_not_taken_from_the_rows(
 ) -> None:
     """Else every epoch after the loss of an executor would begin with its time used up, and process half a second's rows. A
     checkpoint that is due meanwhile is late all the same, and says so."""
-    wait_s, plan, of_action = 5, Governor.plan, StageTasks.of_action
+    wait_s, plan, of_action = 5, BudgetPlanner.plan, StageTasks.of_action
     clocks: list[Any] = []
     dealt_s: list[float] = []
     since_s: list[float] = []
@@ -166,7 +166,7 @@ def test_what_waiting_for_executors_takes_is_not_taken_from_the_rows(
         self._clock.advance_s(wait_s)
         clocks[:] = [self._clock]
 
-    def dealt(self: Governor, *given: Any, **named: Any) -> EpochBudget:
+    def dealt(self: BudgetPlanner, *given: Any, **named: Any) -> EpochBudget:
         dealt_s.extend(clock.monotonic_s() for clock in clocks)
         return plan(self, *given, **named)
 
@@ -175,7 +175,7 @@ def test_what_waiting_for_executors_takes_is_not_taken_from_the_rows(
         return of_action(self, *given, **named)
 
     monkeypatch.setattr(Placement, "for_epoch", for_epoch)
-    monkeypatch.setattr(Governor, "plan", dealt)
+    monkeypatch.setattr(BudgetPlanner, "plan", dealt)
     monkeypatch.setattr(StageTasks, "of_action", acted)
     waits = Job(tmp_path, monkeypatch, checkpoint_mode="unaligned", unaligned_epoch_s=1.0)
     assert since_s == [0.0] * 3

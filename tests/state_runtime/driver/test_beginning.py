@@ -7,7 +7,7 @@ from maintenance_root import FakeWorld, Job
 from model import CountingIds
 
 from state_runtime.base.errors import CorruptManifest
-from state_runtime.driver.beginning import Beginning
+from state_runtime.driver.start_position import StartPosition
 from state_runtime.snapshot.paths import manifest_path
 
 
@@ -20,7 +20,7 @@ def test_a_damaged_newest_snapshot_stops_a_run_unless_it_was_told_where_to_go_ba
     name = f"/store/job/{manifest_path(newest)}"
     world.objects[name] = world.objects[name].replace(b"a", b"b", 1)
     with pytest.raises(CorruptManifest):
-        Beginning(job.catalog, clock=world.clock, ids=CountingIds(9)).look()
-    back = Beginning(job.catalog, from_snapshot=newest - 1, clock=world.clock, ids=CountingIds(9)).look()
+        StartPosition(job.catalog, clock=world.clock, ids=CountingIds(9)).look()
+    back = StartPosition(job.catalog, from_snapshot=newest - 1, clock=world.clock, ids=CountingIds(9)).look()
     assert back is not None
     assert back.snapshot_id >= newest - 1

@@ -32,7 +32,7 @@ from state_runtime.driver import engine
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.epochs import EpochDriver
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.pipeline.compatibility import reconcile

@@ -7,7 +7,7 @@ from dataclasses import replace
 from maintenance_root import FakeWorld, Job
 from model import CountingIds, empty_manifest
 
-from state_runtime.driver.file_book import FileBook
+from state_runtime.driver.file_index import FileIndex
 from state_runtime.materialize import apply, materialize
 
 
@@ -23,4 +23,4 @@ def test_the_first_run_with_the_changelog_off_visits_every_shard_that_has_state(
     assert (bool(in_tables.segments), bool(in_tables.layers)) == (False, True)
     nothing = empty_manifest(job.committer.info.uid)
     for last, complete in ((in_segments, False), (in_tables, False), (both, False), (nothing, True)):
-        assert FileBook.begin(job.root, last, 2, ["op"]).complete is complete
+        assert FileIndex.begin(job.root, last, 2, ["op"]).complete is complete

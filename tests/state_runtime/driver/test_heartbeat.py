@@ -9,7 +9,7 @@ from maintenance_root import FakeWorld, Job
 from model import CountingIds
 
 from state_runtime.driver.heartbeat import Heartbeat
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.delete.snapshots import give_up, remove_given_up
 from state_runtime.maintenance.marks import Marker
 from state_runtime.snapshot.ownership import JobProof

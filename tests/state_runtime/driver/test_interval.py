@@ -17,14 +17,14 @@ from state_runtime.base.limits import PENDING_FILES_MAX, PENDING_SEGMENTS_MAX
 from state_runtime.base.progress import Progress, together, with_times
 from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.changelog.changes import TaskChanges
-from state_runtime.changelog.folding import fold_changes
+from state_runtime.changelog.merge_changes import fold_changes
 from state_runtime.changelog.parts import PartEntry, decode_lines, decode_part, sha256
 from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.interval import Interval, first_head, is_checkpoint_due
 from state_runtime.driver.numbers import checkpoint_ms
-from state_runtime.driver.shard_book import ShardBook, ShardStep
-from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
+from state_runtime.driver.shard_index import ShardIndex, ShardStep
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, SegmentEntry, StagedFile, StagedOutput, StateEntry
+from state_runtime.snapshot.shard_versions import NO_VERSION, ShardVersions
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import CLEAR_MARKER, StateSchema, fold
@@ -243,12 +243,12 @@ def test_epochs_count_on_over_runs_and_over_formats(epoch: int, snapshot_id: int
 # --- shards --------------------------------------------------------------------------------------------------------
 
 
-def shards() -> ShardBook:
-    return ShardBook.at_start(3, {"a": "x" * 48, "b": "x" * 16}, {"a": 5}, ["a", "b"])
+def shards() -> ShardIndex:
+    return ShardIndex.at_start(3, {"a": "x" * 48, "b": "x" * 16}, {"a": 5}, ["a", "b"])
 
 
 def test_versions_of_another_parallelism_are_not_believed() -> None:
-    assert shards().versions == {"a": LocalVersions.of(["x" * 16] * 3), "b": LocalVersions.none(3)}
+    assert shards().versions == {"a": ShardVersions.of(["x" * 16] * 3), "b": ShardVersions.none(3)}
 
 
 def test_the_version_of_the_checkpoint_stays_known_while_epochs_go_on() -> None:

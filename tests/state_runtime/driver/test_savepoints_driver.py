@@ -29,9 +29,9 @@ from test_driver_schedule import (
 
 from state_runtime import JobSettings
 from state_runtime.base.errors import OutcomeUnknown, StoreUnavailable
-from state_runtime.driver import savepoints
+from state_runtime.driver import savepoint_requests as savepoints
 from state_runtime.driver.epochs import EpochDriver
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.copy import savepoint as savepoint_copy
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import count
@@ -47,7 +47,7 @@ from state_runtime.snapshot.control import (
 )
 from state_runtime.snapshot.locate import open_snapshot
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import (
+from state_runtime.snapshot.savepoint_record import (
     SavepointThen,
     create_savepoint,
     list_savepoints,

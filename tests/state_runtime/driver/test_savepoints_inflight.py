@@ -14,7 +14,7 @@ from inflight_world import Frame, World, finish, results, start
 from model import CountingIds, FakeClock
 
 from state_runtime.base.settings import CheckpointSettings, MaterializationSettings, RetentionSettings
-from state_runtime.driver.savepoints import Savepoints
+from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
@@ -24,7 +24,7 @@ from state_runtime.snapshot.job_info import StartedFrom
 from state_runtime.snapshot.lineage import taken_over
 from state_runtime.snapshot.locate import open_snapshot
 from state_runtime.snapshot.manifest import Manifest
-from state_runtime.snapshot.savepoint import SavepointThen
+from state_runtime.snapshot.savepoint_record import SavepointThen
 from state_runtime.store import open_store
 from state_runtime.task.slicing import Slicer
 from tests.job_settings import job_settings
@@ -195,7 +195,7 @@ def test_a_stopped_savepoint_with_rows_in_flight_goes_on_as_another_job_of_any_p
 
 
 def taken_from(before: Path, folder: Path, mode: Any) -> None:
-    """A root that begins with the savepoint of another job, as `driver/beginning.py` makes it."""
+    """A root that begins with the savepoint of another job, as `driver/start_position.py` makes it."""
     source = open_store(str(before / "store")).child("job/savepoints/last")
     saved = open_snapshot(source).manifest
     target = open_store(str(folder / "store")).child("job")

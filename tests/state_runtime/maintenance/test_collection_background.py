@@ -13,7 +13,7 @@ from state_runtime.base.errors import Fenced
 from state_runtime.maintenance.gc.background import EVERY_S, FIRST_AFTER_S, BackgroundCollection
 from state_runtime.materialize import materialize
 from state_runtime.snapshot.paths import savepoint_path
-from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointRecord, create_savepoint
 from state_runtime.store import Store
 from tests.job_settings import job_settings
 

@@ -25,12 +25,11 @@ from state_runtime.materialize import FoldSizes, apply
 from state_runtime.reading.reader import SnapshotReader
 from state_runtime.reading.references import references
 from state_runtime.snapshot import kept_pin
-from state_runtime.snapshot.boundary import Boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary
 from state_runtime.snapshot.fencing import open_job_root
 from state_runtime.snapshot.job_info import JobInfo
-from state_runtime.snapshot.local_versions import NO_VERSION
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.manifest import (
     LayerEntry,
@@ -42,6 +41,7 @@ from state_runtime.snapshot.manifest import (
 )
 from state_runtime.snapshot.paths import CONVERSION_FILE, JOB_FILE, boundary_path, manifest_path
 from state_runtime.snapshot.pins import read_pins
+from state_runtime.snapshot.shard_versions import NO_VERSION
 from state_runtime.store import Created, LocalStore, Store, open_store
 from tests.job_settings import job_settings
 from tests.stored import read_source_log, write_segment
@@ -516,7 +516,7 @@ def test_a_source_that_is_given_up_meanwhile_is_said_to_be(tmp_path: Path, monke
     segment = source.manifest.segments[0].path
 
     def lose(*_: Any, **__: Any) -> Any:
-        gone = Boundary(1, source.manifest.snapshot_id, (), 0, "u")
+        gone = ExpiryBoundary(1, source.manifest.snapshot_id, (), 0, "u")
         root.create(boundary_path(1), encode_document("boundary", gone))
         root.delete(segment)
         raise StoreRefused("read-only")

@@ -22,8 +22,8 @@ from state_runtime.base.settings import CheckpointSettings, JobSettings, Materia
 from state_runtime.changelog.parts import sha256
 from state_runtime.changelog.reader import read_index, read_passes
 from state_runtime.changelog.segment import build_segment
-from state_runtime.driver.whole import newest_whole
-from state_runtime.maintenance.convert.savepoint import convert_savepoint
+from state_runtime.driver.integrity import newest_intact
+from state_runtime.maintenance.convert.into_savepoint import convert_savepoint
 from state_runtime.maintenance.convert.snapshot import convert
 from state_runtime.maintenance.copy.objects import copy_snapshot
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
@@ -40,7 +40,7 @@ from state_runtime.snapshot.job_info import StartedFrom
 from state_runtime.snapshot.lineage import gone_back, taken_over
 from state_runtime.snapshot.locate import OpenedSnapshot
 from state_runtime.snapshot.manifest import Manifest, RowsLayout
-from state_runtime.snapshot.savepoint import SavepointRecord
+from state_runtime.snapshot.savepoint_record import SavepointRecord
 from state_runtime.store import Store, open_store
 from tests.job_settings import job_settings
 from tests.stored import read_states
@@ -213,7 +213,7 @@ def test_a_snapshot_of_nothing_but_rows_in_flight_is_not_empty(made: InflightRoo
     cut = replace(cut, segments=(gone,))
     for manifest in (bare, cut):
         root.create(f"snapshots/{manifest.snapshot_id:020d}/manifest.json", manifest.encode())
-    found = newest_whole(Catalog.of_root(root))
+    found = newest_intact(Catalog.of_root(root))
     assert found is not None
     assert found.snapshot_id == bare.snapshot_id
 
@@ -372,7 +372,7 @@ def test_other_formats_carry_them(made: InflightRoot, root: Store, to: Any) -> N
 
 @pytest.mark.long
 def test_a_run_goes_on_after_every_tool_had_its_turn(tmp_path: Path) -> None:
-    """Folded, collected, with no older snapshot, from a copy in another place, with another parallelism: what readers see
+    """WrittenTables, collected, with no older snapshot, from a copy in another place, with another parallelism: what readers see
     is what an aligned run gives."""
     aligned = World(tmp_path / "aligned", random.Random(0), [list(b) for b in BATCHES])
     go_on(aligned, JobSettings(parallelism=2, local_dir=str(tmp_path / "a"), materialization=MaterializationSettings(by="dagster"), placement="off", checkpoint=CheckpointSettings(mode="aligned")))  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from model import CountingIds, FakeClock
 
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.links import Links, Shared, find_links
 from state_runtime.maintenance.move.execute import execute_move
 from state_runtime.maintenance.move.plan import plan_move

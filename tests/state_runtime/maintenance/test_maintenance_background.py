@@ -14,7 +14,7 @@ from model import CountingIds
 
 from state_runtime.base.settings import JobSettings, RetentionPolicy
 from state_runtime.maintenance.retention.background import BackgroundRetention, checkpoints_in_a_round, policy_of_driver
-from state_runtime.snapshot.boundary import read_boundary
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.pins import pin_snapshot
 from state_runtime.store import Store, open_store
 from tests.job_settings import job_settings
@@ -210,7 +210,7 @@ def test_a_round_that_fails_is_tried_again_after_a_pause() -> None:
 
 
 def test_a_new_run_ends_what_a_killed_one_began() -> None:
-    """Boundary written, data not removed: the first round of the next run does it."""
+    """ExpiryBoundary written, data not removed: the first round of the next run does it."""
     world = FakeWorld()
     job = Job(world.connect(), world.clock).checkpoints(20)
     from state_runtime.maintenance.delete.snapshots import give_up

@@ -26,8 +26,8 @@ from state_runtime.maintenance import marks
 from state_runtime.maintenance.delete import snapshots as delete
 from state_runtime.maintenance.delete.snapshots import Deleted, delete_snapshots, plan_deletion
 from state_runtime.materialize.records import claim
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.paths import boundary_path, manifest_path, pin_path
 from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot, read_pins, unpin
 from state_runtime.store import Store, open_store
@@ -428,7 +428,7 @@ def test_one_that_is_going_is_not_touched_and_the_next_collector_settles_it(five
     pin = pinned(five.root, 2)
     boundary = read_boundary(five.root).announcing([1, 2], [1, 2, 3, 4, 5])
     assert boundary is not None
-    from state_runtime.snapshot.boundary import advance_boundary
+    from state_runtime.snapshot.expiry_boundary import advance_boundary
 
     advance_boundary(
         five.root, lambda now: now.announcing([1, 2], [1, 2, 3, 4, 5]), clock=five.clock, ids=CountingIds(8)
@@ -456,7 +456,7 @@ def test_one_that_is_going_is_not_touched_and_the_next_collector_settles_it(five
 
 def test_the_files_of_one_that_is_going_stay_for_whoever_takes_it_back() -> None:
     """Two collectors whose clocks differ: for one of them the pin has expired, and the other brings the snapshot back."""
-    from state_runtime.snapshot.boundary import advance_boundary
+    from state_runtime.snapshot.expiry_boundary import advance_boundary
 
     world = FakeWorld()
     job = Job(world.connect(), world.clock).checkpoints(3)
@@ -472,7 +472,7 @@ def test_the_files_of_one_that_is_going_stay_for_whoever_takes_it_back() -> None
 
 
 def test_a_pin_that_comes_after_the_announcement_is_told_so(five: Job) -> None:
-    from state_runtime.snapshot.boundary import advance_boundary
+    from state_runtime.snapshot.expiry_boundary import advance_boundary
 
     advance_boundary(five.root, lambda now: now.announcing([2], [1, 2, 3, 4, 5]), clock=five.clock, ids=CountingIds(8))
     with pytest.raises(SnapshotExpired):
@@ -490,7 +490,7 @@ def test_a_boundary_under_a_collected_number_does_not_count(five: Job) -> None:
         for sequence in range(1, read_boundary(five.root).sequence):
             five.root.delete(boundary_path(sequence))
 
-    from state_runtime.snapshot.boundary import advance_boundary
+    from state_runtime.snapshot.expiry_boundary import advance_boundary
 
     def decide(now: Any) -> Any:
         if not woken:

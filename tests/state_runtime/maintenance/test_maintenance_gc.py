@@ -38,8 +38,8 @@ from state_runtime.maintenance.plans import Made
 from state_runtime.materialize import materialize
 from state_runtime.materialize.records import claim
 from state_runtime.reading.references import references
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.handover import Moving
 from state_runtime.snapshot.paths import (
     boundary_path,
@@ -56,7 +56,7 @@ from state_runtime.snapshot.paths import (
     term_path,
 )
 from state_runtime.snapshot.pins import pin_snapshot
-from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointRecord, create_savepoint
 from state_runtime.store import Store, open_store
 
 ORPHAN = segment_path(1, "00000000000000000003-orphan.seg")
@@ -461,7 +461,7 @@ def test_a_deletion_that_was_cut_short_is_ended(job: Job, world: FakeWorld) -> N
 
 
 def test_snapshots_that_are_going_are_settled_and_then_gone(job: Job) -> None:
-    from state_runtime.snapshot.boundary import advance_boundary
+    from state_runtime.snapshot.expiry_boundary import advance_boundary
 
     advance_boundary(job.root, lambda now: now.announcing([1], [1, 2, 3, 4, 5]), clock=job.clock, ids=CountingIds(2))
     assert collected(job) == {ORPHAN}

@@ -21,7 +21,7 @@ from state_runtime.maintenance.retention.plan import RetentionPlan
 from state_runtime.maintenance.retention.safety import dangers_of_retention
 from state_runtime.snapshot.paths import manifest_path, savepoint_path
 from state_runtime.snapshot.pins import pin_snapshot
-from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, list_savepoints
+from state_runtime.snapshot.savepoint_record import SavepointRecord, create_savepoint, list_savepoints
 from state_runtime.store import open_store
 
 LAST_2 = RetentionPolicy(keep_last=2)

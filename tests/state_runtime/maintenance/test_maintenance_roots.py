@@ -28,13 +28,13 @@ from state_runtime.maintenance.delete import roots as module
 from state_runtime.maintenance.delete.roots import delete_root, delete_savepoint
 from state_runtime.maintenance.delete.snapshots import Deleted
 from state_runtime.materialize.records import claim
-from state_runtime.snapshot.boundary import read_boundary
 from state_runtime.snapshot.claim import Claim, claim_root
 from state_runtime.snapshot.document import encode_document
 from state_runtime.snapshot.epoch_tasks import RunEpochs
+from state_runtime.snapshot.expiry_boundary import read_boundary
 from state_runtime.snapshot.paths import JOB_FILE, migration_path, pin_path, savepoint_path
 from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot
-from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, read_record, read_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointRecord, create_savepoint, read_record, read_savepoint
 from state_runtime.snapshot.term_files import write_epochs
 from state_runtime.store import Store, open_store
 

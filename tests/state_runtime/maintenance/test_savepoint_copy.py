@@ -34,23 +34,23 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.maintenance.copy import savepoint as savepoint_copy
-from state_runtime.maintenance.copy.objects import needed_objects
-from state_runtime.maintenance.copy.savepoint import (
+from state_runtime.maintenance.copy.make_savepoint import (
     SavepointWork,
     pin_for_savepoint,
     release_pins,
     resume_savepoint,
     savepoint_of_stopped,
 )
+from state_runtime.maintenance.copy.objects import needed_objects
 from state_runtime.materialize import apply, materialize
 from state_runtime.reading.references import references
-from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.document import FORMAT_VERSION, encode_document
+from state_runtime.snapshot.expiry_boundary import advance_boundary
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.locate import OpenedSnapshot, open_snapshot
 from state_runtime.snapshot.paths import JOB_FILE
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import (
+from state_runtime.snapshot.savepoint_record import (
     ATTEMPTS_MAX,
     SavepointRecord,
     create_savepoint,

@@ -9,16 +9,16 @@ import pytest
 
 from state_runtime.base.actor import Actor
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
-from state_runtime.maintenance.convert.savepoint import convert_small
+from state_runtime.maintenance.convert.into_savepoint import convert_small
 from state_runtime.maintenance.convert.snapshot import is_of_format
-from state_runtime.maintenance.copy.savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, resume_savepoint, savepoint_of_stopped
 from state_runtime.maintenance.delete.snapshots import delete_snapshots
 from state_runtime.maintenance.links import Shared, find_links
 from state_runtime.maintenance.verify.places import verify_place
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.manifest import Manifest
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import SavepointRecord, read_savepoint
+from state_runtime.snapshot.savepoint_record import SavepointRecord, read_savepoint
 from state_runtime.store import Store, open_store
 from tests.faults.starts import BATCHES, Shop, World, expected_output
 from tests.faults.test_start_from import collect_all, grown
@@ -150,7 +150,7 @@ def test_what_is_too_large_for_a_driver_is_left_to_whoever_waits(
     """No attempt is counted as failed, the snapshot stays pinned, and `--resume` may go on at once."""
     root = local.root("job")
     with monkeypatch.context() as small:
-        small.setattr("state_runtime.maintenance.convert.savepoint.HERE_BYTES_MAX", 10)
+        small.setattr("state_runtime.maintenance.convert.into_savepoint.HERE_BYTES_MAX", 10)
         left = savepoint_of_stopped(work(world, local), "one", format="canonical")
     assert left.state == "IN_PROGRESS"
     assert "savepoint job one --resume" in left.message

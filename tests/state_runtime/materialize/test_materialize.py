@@ -41,12 +41,13 @@ from state_runtime.changelog import reader, source_log
 from state_runtime.changelog import segment as segment_format
 from state_runtime.changelog.snapshot_state import StoredTable
 from state_runtime.changelog.writer import source_log_changes
-from state_runtime.materialize import FoldSizes, apply, due, fold, materialize, source_logs
-from state_runtime.materialize.fold import FoldContext, Folded
+from state_runtime.materialize import FoldSizes, apply, due, materialize, source_logs
+from state_runtime.materialize import write_tables as fold
 from state_runtime.materialize.grid import grid, threshold
 from state_runtime.materialize.plan import FoldPlan
 from state_runtime.materialize.records import fits, holds, open_pins, record_ids
 from state_runtime.materialize.run import Heart, fold_here
+from state_runtime.materialize.write_tables import TablesContext, WrittenTables
 from state_runtime.snapshot.manifest import (
     LayerEntry,
     Manifest,
@@ -259,7 +260,7 @@ def test_a_fold_that_slept_for_half_a_day_records_nothing(hours: int) -> None:
     manifest = writer.epoch({ALL_KEYS[0]: (1, "a")})
     writer.root.put(manifest_path(manifest.snapshot_id), manifest.encode())
 
-    def sleepy(plan: FoldPlan, context: FoldContext, heart: Heart) -> Folded:
+    def sleepy(plan: FoldPlan, context: TablesContext, heart: Heart) -> WrittenTables:
         folded = fold_here(writer.root, writer.ids)(plan, context, heart)
         clock.advance_s(hours * 3600)
         return folded

@@ -20,8 +20,8 @@ from model import SECRET
 from state_runtime import JobContext, StartFrom
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import InvalidConfiguration, JobNotFound, MissingFile, StoreUnavailable, UserCodeError
-from state_runtime.driver.beginning import Beginning
 from state_runtime.driver.rollback import execute_rollback, plan_rollback
+from state_runtime.driver.start_position import StartPosition
 from state_runtime.pipeline import sinks, staging
 from state_runtime.pipeline.sinks import ParquetSink, foreach_epoch
 from state_runtime.pipeline.staged import StagedFiles, staged_outputs
@@ -300,7 +300,7 @@ def test_going_back_names_no_output_for_publishing_that_was_published_and_remove
         plan = plan_rollback(catalog, f"@{target.snapshot_id}", takeover=True)
         execute_rollback(catalog, plan, Actor(job.clock, job.ids, "h", 1))
     else:
-        beginning = Beginning(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
+        beginning = StartPosition(catalog, from_snapshot=target.snapshot_id, clock=job.clock, ids=job.ids)
         beginning.look()
         beginning.open(lambda info: target, host="h", pid=1)
     found = catalog.latest()
@@ -334,7 +334,7 @@ def test_a_job_s_code_can_tell_roots_apart_that_count_the_same_epochs(tmp_path: 
     Job(open_store(str(tmp_path)), prefix=6)
     assert context.root_id() != first
     start = StartFrom(str(tmp_path / "job"))
-    fork = Beginning(Catalog(open_store(str(tmp_path)), "fork"), start_from=start, clock=job.clock, ids=job.ids)
+    fork = StartPosition(Catalog(open_store(str(tmp_path)), "fork"), start_from=start, clock=job.clock, ids=job.ids)
     fork.look()
     fork.open(lambda info: job.committer.last, host="h", pid=1)
     assert len({first, context.root_id(), JobContext("fork", str(tmp_path)).root_id()}) == 3

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from state_runtime.placement.assignment import CopyFound
-from state_runtime.placement.local_copies import find_copies
-from state_runtime.snapshot.local_versions import UNKNOWN_VERSIONS, LocalVersions
+from state_runtime.placement.copies_on_host import find_copies
+from state_runtime.snapshot.shard_versions import UNKNOWN_VERSIONS, ShardVersions
 from state_runtime.spark.executor import executor_id
 
-WANTED = LocalVersions.of(f"{shard:016x}" for shard in (10, 11, 12))
+WANTED = ShardVersions.of(f"{shard:016x}" for shard in (10, 11, 12))
 
 
 def put(folder: Path, *names: str, at_s: int = 0) -> None:

@@ -18,11 +18,12 @@ from test_processors_handle import Calls
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.operator import EpochClock, RowSlice
-from state_runtime.processors.user import flavours, list_state, map_state, scope
+from state_runtime.processors.user import handler_input as flavours
+from state_runtime.processors.user import list_state, map_state, scope
 from state_runtime.processors.user.handle import StateDeclaration, layout_of
 from state_runtime.processors.user.list_state import ORDINAL_BITS
 from state_runtime.processors.user.map_state import MapState, entry_hashes
-from state_runtime.processors.user.refusals import InvalidStateValue
+from state_runtime.processors.user.user_errors import InvalidStateValue
 from state_runtime.state.table import StateSchema
 
 ONE = grouped([("a", 0)], spread)

@@ -18,8 +18,8 @@ from pyspark.sql import Row
 from state_runtime.base.errors import InvalidData
 from state_runtime.processors.columns import from_python, to_python
 from state_runtime.processors.grouping import GroupedRows
-from state_runtime.processors.user.flavours import RowFlavour
 from state_runtime.processors.user.frames import frames_to_batches, nullable_integers, split_frame, table_to_frame
+from state_runtime.processors.user.handler_input import RowInput
 
 ROWS = pa.RecordBatch.from_arrays(
     [
@@ -294,7 +294,7 @@ def test_a_time_that_python_cannot_represent_names_its_column_and_is_no_fault_of
     rows = pa.record_batch([column], names=["opened"])
     starts = np.array([0, 1])
     shard = GroupedRows(rows, starts, starts + 1, np.array([1, 2], np.uint64), [column], starts)
-    flavour = RowFlavour("o", ["opened"], rows.schema, 10, 10)
+    flavour = RowInput("o", ["opened"], rows.schema, 10, 10)
     for convert in (flavour.inputs, flavour.keys):
         with pytest.raises(InvalidData, match=r"operator 'o': column 'opened' .* years are 1 to 9999"):
             list(convert(shard))

@@ -32,7 +32,7 @@ from state_runtime.processors.user.handle import (
     layout_of,
     timers_schema,
 )
-from state_runtime.processors.user.refusals import InvalidStateUse, InvalidStateValue, plain
+from state_runtime.processors.user.user_errors import InvalidStateUse, InvalidStateValue, plain
 
 NO_ROWS = grouped([], spread)
 ONE_ROW = grouped([("a", 0)], spread)

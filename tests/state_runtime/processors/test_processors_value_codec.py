@@ -19,7 +19,7 @@ from model import examples
 from pyspark.sql import Row
 
 from state_runtime.base.errors import InvalidData
-from state_runtime.processors.user.refusals import InvalidStateValue, plain
+from state_runtime.processors.user.user_errors import InvalidStateValue, plain
 from state_runtime.processors.user.value_codec import ValueCodec, local_timestamps
 
 ZONES = ["UTC", "America/New_York", "Asia/Kolkata"]

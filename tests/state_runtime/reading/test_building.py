@@ -20,7 +20,7 @@ from state_runtime import reading
 from state_runtime.base import faults
 from state_runtime.base.errors import InvalidConfiguration, InvalidData, MissingSnapshot, SnapshotInUse
 from state_runtime.base.limits import KIB
-from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.reading.building import SnapshotBuilder, settled
 from state_runtime.reading.export import export_state
 from state_runtime.reading.reader import SnapshotReader
@@ -266,7 +266,7 @@ def test_a_job_starts_from_a_built_snapshot_and_needs_nothing_of_it(
     seed = builder.commit()
     expected = SnapshotReader(builder.root, seed).fingerprint(OPERATOR, "timers")
     ids = CountingIds(77)
-    beginning = Beginning(
+    beginning = StartPosition(
         Catalog(store, "child", FakeClock()),
         start_from=StartFrom(f"{url}/seed"),
         storage_options=options,
@@ -279,7 +279,7 @@ def test_a_job_starts_from_a_built_snapshot_and_needs_nothing_of_it(
         return Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, 1)
 
     first = beginning.open(empty, host="h", pid=1).last
-    own = Beginning(Catalog(store, "seed", FakeClock()), clock=FakeClock(), ids=ids)
+    own = StartPosition(Catalog(store, "seed", FakeClock()), clock=FakeClock(), ids=ids)
     assert own.look() == seed
     for table in seed.layers[0].tables:
         builder.root.delete(table.path)
@@ -303,7 +303,7 @@ def test_without_its_last_step_a_build_left_nothing_that_is_read_and_can_be_repe
 
 def begin(store: Store) -> Manifest | None:
     """What a start without any words would go on from; its writing part is run too."""
-    beginning = Beginning(Catalog(store, "job", FakeClock()), clock=FakeClock(), ids=CountingIds(9))
+    beginning = StartPosition(Catalog(store, "job", FakeClock()), clock=FakeClock(), ids=CountingIds(9))
     found = beginning.look()
     beginning.open(lambda info: Manifest(FORMAT_VERSION, info.uid, 0, 0, "", "fencing", 0, 1), host="h", pid=1)
     return found
@@ -350,7 +350,7 @@ def test_a_build_that_was_killed_is_never_begun_empty_and_can_be_repeated(
 def test_a_start_that_looked_before_a_build_began_does_not_fence_it() -> None:
     """The look finds nothing, then an import begins: the run is refused when it opens, and the import ends."""
     store = DictStore()
-    late = Beginning(Catalog(store, "job", FakeClock()), clock=FakeClock(), ids=CountingIds(9))
+    late = StartPosition(Catalog(store, "job", FakeClock()), clock=FakeClock(), ids=CountingIds(9))
     assert late.look() is None
     builder = builder_of(store.child("job"), entry_of_shape("value"))
     with pytest.raises(SnapshotInUse, match="has not ended, or was cut"):

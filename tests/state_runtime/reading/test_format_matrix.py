@@ -21,7 +21,7 @@ from test_changelog_off import STATE, Run
 from test_stage_task import Gather, operator, stage_task
 
 from state_runtime.base.settings import JobSettings
-from state_runtime.driver.beginning import Beginning, StartFrom
+from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.maintenance.convert.snapshot import convert
 from state_runtime.maintenance.delete.claimed import end_claim
 from state_runtime.materialize.records import apply
@@ -30,9 +30,9 @@ from state_runtime.pipeline.compatibility import reconcile
 from state_runtime.processors.operator import EpochClock
 from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
-from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.locate import OpenedSnapshot, open_place, open_snapshot
 from state_runtime.snapshot.manifest import Manifest, SnapshotFormat
+from state_runtime.snapshot.shard_versions import ShardVersions
 from state_runtime.state.table import StateSchema
 from state_runtime.store import Store, open_store
 from state_runtime.task.shard_access import TaskJob
@@ -79,7 +79,7 @@ def log_epoch(run: Run, *keys: str) -> Manifest:
         batch = run._of_shard(keys, shard)
         if batch.num_rows:
             gather = Gather()
-            task = stage_task(job, operator(), LocalVersions.of(run.versions), gather)
+            task = stage_task(job, operator(), ShardVersions.of(run.versions), gather)
             list(task([batch]))
             run.seen += gather.got
     for acknowledged in run.seen:
@@ -99,7 +99,7 @@ def log_epoch(run: Run, *keys: str) -> Manifest:
             parallelism=run.parallelism,
             operators=(operator().entry(),),
             segments=(*last.segments, *([segment] if segment is not None else [])),
-            versions={OPERATOR: LocalVersions.of(run.versions).encode()},
+            versions={OPERATOR: ShardVersions.of(run.versions).encode()},
         )
     )
 
@@ -258,7 +258,7 @@ def start_claim(snapshot: Snapshot, folder: Path) -> None:
 
 def started(source: Snapshot, place: Path, mode: Literal["NO_CLAIM", "CLAIM"]) -> Snapshot:
     """The first snapshot of a job that begins with a snapshot."""
-    beginning = Beginning(
+    beginning = StartPosition(
         Catalog(open_store(str(place / "store")), "job", FakeClock()),
         start_from=StartFrom(str(job_folder(source.place)), mode),
         clock=FakeClock(),

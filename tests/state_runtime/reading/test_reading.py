@@ -45,8 +45,8 @@ from state_runtime.reading.reader import SnapshotReader, hash_ranges
 from state_runtime.reading.rows import RowLayout
 from state_runtime.reading.sorting import sorted_rows
 from state_runtime.restore.uploaded_files import direct, read_listing
-from state_runtime.snapshot.boundary import advance_boundary
 from state_runtime.snapshot.catalog import Catalog
+from state_runtime.snapshot.expiry_boundary import advance_boundary
 from state_runtime.snapshot.fencing import open_job_root
 from state_runtime.snapshot.manifest import Manifest, OperatorEntry, StateEntry
 from state_runtime.snapshot.paths import manifest_path

@@ -26,7 +26,7 @@ from state_runtime.base.errors import InvalidData
 from state_runtime.base.settings import JobSettings
 from state_runtime.materialize import fold as folding
 from state_runtime.restore import sources, stream
-from state_runtime.snapshot.local_versions import LocalVersions
+from state_runtime.snapshot.shard_versions import ShardVersions
 from state_runtime.state import table
 from state_runtime.state.table import StateSchema, bounded_slices, fold, hashes_of
 from state_runtime.task import persist
@@ -167,10 +167,10 @@ def test_a_key_with_more_than_is_read_back_is_refused_before_it_is_committed(
     """By the task that would write it: two versions of a key must fit into one column when they are read."""
     gather = Gather()
     monkeypatch.setattr(persist.refuse_large_keys, "__defaults__", (1_000,))
-    task = stage_task(job, operator(), LocalVersions.none(1), gather, trusted=[0])
+    task = stage_task(job, operator(), ShardVersions.none(1), gather, trusted=[0])
     list(task([rows(*(f"small {n}" for n in range(200)))]))
     assert len(gather.got) == 1, "many keys may have more"
-    task = stage_task(job, operator(), LocalVersions.none(1), gather, trusted=[0])
+    task = stage_task(job, operator(), ShardVersions.none(1), gather, trusted=[0])
     with pytest.raises(
         InvalidData, match=r"operator 'counts', state '.*': the key with the hash .* has .* bytes in this"
     ):

@@ -14,9 +14,9 @@ from schedule import Plan, run_seed
 
 from state_runtime.base.actor import Actor
 from state_runtime.snapshot import commit, fencing
-from state_runtime.snapshot.boundary import NO_BOUNDARY
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
+from state_runtime.snapshot.expiry_boundary import NO_BOUNDARY
 from state_runtime.store import Created, FsspecStore
 
 GUARD_SEEDS_MAX = 1500

@@ -19,7 +19,7 @@ from state_runtime.snapshot.control import (
     request_savepoint,
     request_stop,
 )
-from state_runtime.snapshot.savepoint import SavepointThen
+from state_runtime.snapshot.savepoint_record import SavepointThen
 
 
 def ask(root: DictStore, term: int, name: str, clock: FakeClock, ids: CountingIds, then: SavepointThen = "continue") -> ControlRequest:  # fmt: skip

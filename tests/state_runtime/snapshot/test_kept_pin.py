@@ -12,7 +12,7 @@ from model import CountingIds, FakeClock
 
 from state_runtime.base.actor import Actor
 from state_runtime.base.errors import OutcomeUnknown, SnapshotExpired, StoreRefused, Unavailable
-from state_runtime.snapshot.boundary import Boundary, advance_boundary
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, advance_boundary
 from state_runtime.snapshot.kept_pin import LASTS_MS, RENEWED_AFTER_MS, KeptPin, kept_pin
 from state_runtime.snapshot.paths import manifest_path
 from state_runtime.snapshot.pins import SnapshotPin, pin_snapshot, read_pins
@@ -50,7 +50,7 @@ class World:
         """What a collector does that finds no pin that is not void."""
         assert all(pin.is_void(self.clock.now_ms()) for pin in self.pins())
 
-        def without_it(now: Boundary) -> Boundary | None:
+        def without_it(now: ExpiryBoundary) -> ExpiryBoundary | None:
             return now.announcing([3], [3, 4])
 
         announced = advance_boundary(self.root, without_it, clock=self.clock, ids=self.actor.ids)

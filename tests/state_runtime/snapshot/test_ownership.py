@@ -6,7 +6,7 @@ import pytest
 from maintenance_root import FakeWorld, Job
 
 from state_runtime.base.errors import Fenced
-from state_runtime.snapshot.boundary import place_of_newest_run
+from state_runtime.snapshot.expiry_boundary import place_of_newest_run
 from state_runtime.snapshot.paths import run_mark_path
 
 

@@ -21,7 +21,7 @@ from state_runtime.base.errors import (
 )
 from state_runtime.base.limits import SAVEPOINT_NOTE_CHARS_MAX, SAVEPOINT_TAGS_MAX
 from state_runtime.snapshot.document import encode_document
-from state_runtime.snapshot.savepoint import (
+from state_runtime.snapshot.savepoint_record import (
     ALLOWED,
     ATTEMPTS_MAX,
     STALE_MS,

@@ -25,9 +25,9 @@ from state_runtime.changelog.inflight import InflightPass, RowsLeft
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_segment
 from state_runtime.driver.heartbeat import Heartbeat
-from state_runtime.driver.savepoints import Savepoints
-from state_runtime.driver.task_book import TaskBook, epoch_of
-from state_runtime.maintenance.copy.savepoint import SavepointWork, savepoint_of_stopped
+from state_runtime.driver.savepoint_requests import Savepoints
+from state_runtime.driver.task_history import TaskHistory, epoch_of
+from state_runtime.maintenance.copy.make_savepoint import SavepointWork, savepoint_of_stopped
 from state_runtime.maintenance.delete.claimed import ClaimEnding, end_claim
 from state_runtime.maintenance.delete.roots import delete_root
 from state_runtime.maintenance.delete.snapshots import delete_snapshots, give_up, remove_given_up
@@ -37,12 +37,12 @@ from state_runtime.maintenance.marks import Marker, read_existing
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import materialize
 from state_runtime.reading.references import references
-from state_runtime.snapshot.boundary import NO_BOUNDARY
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.claim import Claim, claim_root
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import request_savepoint
 from state_runtime.snapshot.document import encode_document
+from state_runtime.snapshot.expiry_boundary import NO_BOUNDARY
 from state_runtime.snapshot.fencing import open_job_root, open_run
 from state_runtime.snapshot.manifest import InflightNumbers, OpenBatch, RowsLayout
 from state_runtime.snapshot.ownership import JobProof
@@ -756,7 +756,7 @@ def test_a_heartbeat_that_slept_tells_nothing_of_its_epochs_in_the_next_jobs_roo
             old.committer.ownership = ownership_of(old, root)
             savepoints = Savepoints(root, old.committer.info, 1, clock=world.clock, ids=CountingIds(8))
             beat = Heartbeat(root, old.committer, 1.0, world.clock, threading.Event(), savepoints)
-            driver: Any = SimpleNamespace(tasks=TaskBook(), restoring=lambda: (0, 0), progress=None)
+            driver: Any = SimpleNamespace(tasks=TaskHistory(), restoring=lambda: (0, 0), progress=None)
             beat.watch(driver)
             for number in range(1, 4):
                 done = Acknowledgement(epoch="e", stage=0, shard=0, input_rows=1)

@@ -18,11 +18,16 @@ from model import CountingIds
 from test_sleepers import REQUESTS_MAX, Asleep, one_at_a_time, ownership_of, play, restored
 
 from state_runtime.base.errors import SnapshotInUse, StillstateError
-from state_runtime.driver.savepoints import Savepoints
-from state_runtime.maintenance.copy.savepoint import SavepointWork, holder_of, resume_savepoint, savepoint_of_stopped
+from state_runtime.driver.savepoint_requests import Savepoints
+from state_runtime.maintenance.copy.make_savepoint import (
+    SavepointWork,
+    holder_of,
+    resume_savepoint,
+    savepoint_of_stopped,
+)
 from state_runtime.snapshot.control import open_requests, request_savepoint
 from state_runtime.snapshot.pins import pin_snapshot
-from state_runtime.snapshot.savepoint import SavepointRecord, create_savepoint, read_savepoint, record_path
+from state_runtime.snapshot.savepoint_record import SavepointRecord, create_savepoint, read_savepoint, record_path
 from state_runtime.store import Store
 
 __all__ = ["one_at_a_time"]

@@ -22,11 +22,11 @@ from state_runtime.base.errors import (
     UnsupportedFormat,
 )
 from state_runtime.base.process_space import process_space
-from state_runtime.snapshot.boundary import Boundary, read_boundary
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.control import pending_stop, request_stop
 from state_runtime.snapshot.document import FORMAT_VERSION, FORMAT_WITH_ROWS, encode_document
+from state_runtime.snapshot.expiry_boundary import ExpiryBoundary, read_boundary
 from state_runtime.snapshot.fencing import live_run, open_job_root, open_run, refuse_if_live
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.snapshot.manifest import Manifest, SourcePosition, StagedFile, StagedOutput
@@ -189,7 +189,7 @@ def test_a_collected_id_is_fenced_at_the_start_too(catalog: Catalog, clock: Fake
     """A root whose manifests vanished looks new; the boundary tells that it is not."""
     start(catalog, clock, ids)
     catalog.root.delete(manifest_path(1))
-    catalog.root.put(boundary_path(1), encode_document("boundary", Boundary(1, 5, (), 0, "u")))
+    catalog.root.put(boundary_path(1), encode_document("boundary", ExpiryBoundary(1, 5, (), 0, "u")))
     with pytest.raises(Fenced, match="collected boundary 5"):
         start(catalog, clock, ids)
     assert read_boundary(catalog.root).snapshot_id == 5

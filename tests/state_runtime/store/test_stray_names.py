@@ -15,7 +15,7 @@ from state_runtime.pipeline.sinks import ParquetSink
 from state_runtime.pipeline.source_position import SparkCheckpoint
 from state_runtime.snapshot.control import asked_to_stop, new_requests, open_requests, pending_stop, request_stop
 from state_runtime.snapshot.pins import read_pins
-from state_runtime.snapshot.savepoint import list_savepoints
+from state_runtime.snapshot.savepoint_record import list_savepoints
 from state_runtime.store import open_store
 
 TERM = f"{1:020d}"

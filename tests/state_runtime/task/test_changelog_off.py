@@ -16,7 +16,7 @@ from test_stage_task import Gather, operator, rows, stage_task
 
 from state_runtime.base.errors import CorruptData, CorruptManifest, CorruptSegment, MissingFile
 from state_runtime.base.settings import JobSettings
-from state_runtime.driver.file_book import FileBook
+from state_runtime.driver.file_index import FileIndex
 from state_runtime.materialize.records import apply
 from state_runtime.materialize.run import materialize
 from state_runtime.processors.operator import EpochClock
@@ -24,9 +24,9 @@ from state_runtime.reading.query import open_state
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.commit import Committer
 from state_runtime.snapshot.fencing import open_job_root, open_run
-from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import Manifest, ShardFilesEntry
 from state_runtime.snapshot.shard_files import ShardFiles, ShardListing, StoredFile
+from state_runtime.snapshot.shard_versions import NO_VERSION, ShardVersions
 from state_runtime.spark.columns import HASH_COLUMN
 from state_runtime.state.key_groups import hash_range_of_shard
 from state_runtime.store import open_store
@@ -48,7 +48,7 @@ class Run:
     backend: str = "arrow"
     host: str = "local"
     committer: Committer = field(init=False)
-    book: FileBook = field(init=False)
+    book: FileIndex = field(init=False)
     versions: list[str] = field(init=False)
     seen: list[Acknowledgement] = field(default_factory=list)
 
@@ -62,9 +62,9 @@ class Run:
             self.catalog, info, empty, clock=FakeClock(), ids=self.ids, host=f"h{number}", pid=number
         )
         last = self.committer.last
-        self.book = FileBook.begin(self.catalog.root, last, self.parallelism, ["counts"])
+        self.book = FileIndex.begin(self.catalog.root, last, self.parallelism, ["counts"])
         named = last.versions.get("counts", "") if last.parallelism == self.parallelism else ""
-        self.versions = list(LocalVersions.decode(named, self.parallelism))
+        self.versions = list(ShardVersions.decode(named, self.parallelism))
 
     def epoch(self, *keys: str, wake: Iterable[int] = ()) -> Manifest:
         """One epoch that ends in a checkpoint; every shard is visited if the listing is not complete."""
@@ -95,7 +95,7 @@ class Run:
                 batch = batch.set_column(at, HASH_COLUMN, pa.array(first.view(np.int64)))
             gather = Gather()
             listed = SimpleNamespace(value=self.book.of_tasks())
-            task = stage_task(job, operator(), LocalVersions.of(self.versions), gather, listed=listed)
+            task = stage_task(job, operator(), ShardVersions.of(self.versions), gather, listed=listed)
             list(task([batch]))
             self.seen += gather.got
         for acknowledged in self.seen:
@@ -111,7 +111,7 @@ class Run:
                 parallelism=self.parallelism,
                 operators=(entry,),
                 shards=self.book.entry,
-                versions={"counts": LocalVersions.of(self.versions).encode()},
+                versions={"counts": ShardVersions.of(self.versions).encode()},
             )
         )
         self.book = self.book.checkpointed()

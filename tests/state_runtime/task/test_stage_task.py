@@ -16,9 +16,9 @@ from pyspark.sql import types as T
 from state_runtime.base.settings import CheckpointSettings, JobSettings
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart
 from state_runtime.changelog.parts import PartEntry
-from state_runtime.driver.batch_book import BatchBook
-from state_runtime.driver.governor import EpochBudget
-from state_runtime.driver.shard_book import ShardBook
+from state_runtime.driver.batch_progress import BatchProgress
+from state_runtime.driver.epoch_budget import EpochBudget
+from state_runtime.driver.shard_index import ShardIndex
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.pipeline.compile import Stage
 from state_runtime.pipeline.partial_rows import partial_rows
@@ -29,16 +29,16 @@ from state_runtime.processors.grouping import GroupedRows
 from state_runtime.processors.operator import EpochClock, RowSlice, ShardResult
 from state_runtime.snapshot.catalog import Catalog
 from state_runtime.snapshot.fencing import open_job_root, open_run
-from state_runtime.snapshot.local_versions import NO_VERSION, LocalVersions
 from state_runtime.snapshot.manifest import RowsLayout
+from state_runtime.snapshot.shard_versions import NO_VERSION, ShardVersions
 from state_runtime.spark.columns import HASH_COLUMN, SEQUENCE_COLUMN, WAKE_SEQUENCE
 from state_runtime.state.backend import LocalCopyUnusable
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.reader import StateReader
 from state_runtime.store import open_store
 from state_runtime.task.acknowledgement import Acknowledgement
-from state_runtime.task.row_passes import KeyColumns, SortedRows
 from state_runtime.task.shard_access import TaskJob
+from state_runtime.task.sorted_input import KeyColumns, SortedRows
 from state_runtime.task.stage import StageTask
 
 KEYS = pa.schema([("k", pa.string())])
@@ -126,7 +126,7 @@ def job(tmp_path: Path) -> TaskJob:
 
 
 def stage_task(
-    job: TaskJob, process: Any, versions: LocalVersions, gather: Gather, *, trusted: Iterable[int] = (), **other: Any
+    job: TaskJob, process: Any, versions: ShardVersions, gather: Gather, *, trusted: Iterable[int] = (), **other: Any
 ) -> StageTask:
     """The task of a pipeline with one operator and no sink."""
     return StageTask(
@@ -148,7 +148,7 @@ def run(
 ) -> tuple[list[pa.RecordBatch], Acknowledgement]:
     """One task over some input: what it emits and acknowledges."""
     gather = Gather()
-    task = stage_task(job, process, LocalVersions.of([version]), gather, trusted=[0])
+    task = stage_task(job, process, ShardVersions.of([version]), gather, trusted=[0])
     outputs = list(task(batches))
     (acknowledged,) = gather.got
     return outputs, acknowledged
@@ -183,7 +183,7 @@ def test_a_row_that_wakes_a_shard_is_no_input(job: TaskJob) -> None:
 def test_spark_reads_the_output_in_pieces_while_the_task_works(job: TaskJob) -> None:
     """One large batch would be turned into rows after the last row was processed, while the checkpoint is made."""
     gather = Gather()
-    task = stage_task(job, operator(), LocalVersions.none(1), gather, trusted=[0])
+    task = stage_task(job, operator(), ShardVersions.none(1), gather, trusted=[0])
     keys = [f"k{n}" for n in range(25_000)]
     sizes = []
     for piece in task([rows(*keys)]):
@@ -208,10 +208,10 @@ def test_waiting_rows_have_the_columns_that_their_operator_reads_now(aggregated_
     part = RowsPart("changelog/rows.seg", PartEntry("rows", "counts", "", "", 0, 0, "d", 2, 0, *whole))
     waits = InflightPass("counts", 1, 0, RowsLayout(""), (part,), (RowsLeft(*whole, 2, 20),))
     context: Any = SimpleNamespace(entries=(), sinks={}, parallelism=1)
-    books: Any = SimpleNamespace(shards=ShardBook.at_start(1, {}, {}, ["counts"]), needed_rows=frozenset())
+    books: Any = SimpleNamespace(shards=ShardIndex.at_start(1, {}, {}, ["counts"]), needed_rows=frozenset())
     tasks = StageTasks(context, None, books, None, None)  # type: ignore[arg-type]
     budget = EpochBudget(None, {}, frozenset())
-    task = tasks._stage_task(None, None, budget, BatchBook(0, passes=(waits,)), False, stage, 0)  # type: ignore[arg-type]
+    task = tasks._stage_task(None, None, budget, BatchProgress(0, passes=(waits,)), False, stage, 0)  # type: ignore[arg-type]
     keys = pa.array(["a", "a"])
     stored = pa.RecordBatch.from_arrays([keys, pa.array([1, 2])], names=["k", "gone"])
     host: Any = SimpleNamespace(read=lambda held: SortedRows(stored, hash_rows([keys]), pa.array([0, 1]).to_numpy()))

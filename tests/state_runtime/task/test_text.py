@@ -31,8 +31,8 @@ from state_runtime.processors.user.frames import frames_to_batches
 from state_runtime.processors.user.keyed_batch import KeyedBatch
 from state_runtime.processors.user.vectorized import VectorizedOperator
 from state_runtime.reading.tables import TableWriter
-from state_runtime.snapshot.local_versions import LocalVersions
 from state_runtime.snapshot.manifest import OperatorEntry, StateEntry
+from state_runtime.snapshot.shard_versions import ShardVersions
 from state_runtime.spark.columns import HASH_COLUMN, INITIAL_COLUMN, SEQUENCE_COLUMN
 from state_runtime.state.keyhash import hash_rows
 from state_runtime.state.table import StateSchema
@@ -151,7 +151,7 @@ def test_whatever_a_task_accepts_every_reader_reads(
     batch = rows(texts(keys), of_kind(kind, values)).slice(before, len(given_rows))
     gather = Gather()
     operator = last_of(batch.schema.field(VALUE).type)
-    task = stage_task(job, operator, LocalVersions.none(1), gather, trusted=[0])
+    task = stage_task(job, operator, ShardVersions.none(1), gather, trusted=[0])
     bad_key, bad_value = (first_bad(column) for column in zip(*given_rows, strict=True))
     if bad_key is None and bad_value is None:
         for output in task([batch]):
@@ -176,7 +176,7 @@ def test_a_broken_text_of_the_initial_state_is_named_as_such(job: TaskJob) -> No
     batch = rows(texts([None]), texts([None]))
     initial = pa.StructArray.from_arrays([texts([b"a"]), texts([b"\xff"])], ["k", VALUE])
     batch = batch.append_column(INITIAL_COLUMN, initial)
-    task = stage_task(job, last_of(pa.string()), LocalVersions.none(1), Gather(), trusted=[0])
+    task = stage_task(job, last_of(pa.string()), ShardVersions.none(1), Gather(), trusted=[0])
     with pytest.raises(InvalidData, match="column 'v' of the initial state"):
         list(task([batch]))
 

@@ -1,0 +1,99 @@
+"""Whether to request a materialization run now, decided from what Dagster already ran for the job; pure.
+
+No storm: one run at a time, none while another materialization is under way or waits to be adopted, and after a run,
+however it ended, none for a while. A failing one is tried again for ever, later each time: the job does not suffer from
+it, only its log grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stillstate.orchestration.materialization.health import FoldHealth
+from stillstate.orchestration.run_phases import ENDED, UNDER_WAY, RunPhase
+from stillstate.orchestration.text import counted_text, time_text
+
+__all__ = ["FoldDecision", "FoldRun", "decide_fold", "failed_in_a_row", "fold_run_key"]
+
+BACK_OFF_S: Final = 30.0  # after the first failure; doubled for each further one
+BACK_OFF_MAX_S: Final = 3600.0
+# After a success: the driver adopts it with its next checkpoint, and until then the log looks as long as before.
+PAUSE_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class FoldRun:
+    """One Dagster run that materialized, or should have.
+
+    Attributes:
+        after_record: the newest materialization when it was requested; None for one that a person or a schedule
+            started.
+        ended_s: when it ended, or was created if that is not known.
+    """
+
+    run_id: str
+    phase: RunPhase
+    after_record: int | None = None
+    attempt: int = 0
+    ended_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FoldDecision:
+    """`attempt` is the number of the attempt to request now, None for none; `reason` says why, for the tick's log."""
+
+    attempt: int | None
+    reason: str
+
+
+def fold_run_key(job: str, after_record: int, attempt: int) -> str:
+    """One materialization, one attempt, one run: Dagster never starts a second run for a key."""
+    return f"{job}:materialize:{after_record}:{attempt}"
+
+
+def failed_in_a_row(runs: Sequence[FoldRun]) -> int:
+    """How many of the newest runs failed.
+
+    Those that have not ended do not count. One that a person ended did not fold, and it did not fail either: it ends
+    the row as a success does.
+    """
+    count = 0
+    for run in runs:
+        if run.phase == "failed":
+            count += 1
+        elif run.phase in ENDED:
+            break
+    return count
+
+
+def decide_fold(
+    why: str, health: FoldHealth, runs: Sequence[FoldRun], now_s: float, *, waiting: int | None
+) -> FoldDecision:
+    """Decide for a job whose log should be folded.
+
+    Args:
+        why: what made it due.
+        health: its materializations, as of now.
+        runs: its runs, newest first.
+        now_s: wall clock.
+        waiting: a materialization that the driver has yet to adopt.
+    """
+    for run in runs:
+        if run.phase in UNDER_WAY:
+            return FoldDecision(None, f"run {run.run_id[:8]} is {run.phase}")
+    if health.running:
+        return FoldDecision(None, f"materialization {health.last_id} is under way")
+    if waiting is not None:
+        return FoldDecision(None, f"materialization {waiting} waits for the job's next checkpoint")
+    last = next((run for run in runs if run.phase in ENDED), None)
+    if last is not None:
+        failed = failed_in_a_row(runs)
+        pause_s = min(BACK_OFF_S * 2.0 ** min(failed - 1, 30), BACK_OFF_MAX_S) if failed else PAUSE_S
+        next_s = last.ended_s + pause_s
+        if next_s > now_s:
+            after = f"after {counted_text(failed, 'failure')}" if failed else "after the last one"
+            return FoldDecision(None, f"due ({why}); {after} the next run follows at {time_text(round(next_s * 1000))}")
+    same = [run.attempt for run in runs if run.after_record == health.last_id and run.phase != "abandoned"]
+    return FoldDecision(1 + max(same, default=0), f"due ({why})")

@@ -1,0 +1,112 @@
+"""Whether the next epoch is narrow, one task for all shards: by what the newest ones showed; pure.
+
+In an epoch of few rows a shuffle and a task for each shard are most of the time. One task does the same, one shard
+after the other (task/single_task.py). It never changes a result, so the choice is nobody's but this run's.
+
+Never narrow is an epoch that goes on with rows in flight: it has a backlog, for which all cores are wanted, and the
+rows of many epochs. One that has a deadline may be; each shard of its task keeps to the deadline as a task of its own
+would, and what is left waits as ever. But if the deadline comes before one task would be refused, shards beside each
+other get further until then, so that the batch takes fewer epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from state_runtime.driver.context import DriverContext
+from state_runtime.pipeline.compile import Stage
+from state_runtime.store import LocalStore
+from state_runtime.task.acknowledgement import Acknowledgement
+from state_runtime.task.single_task import SingleTaskLimits
+
+__all__ = ["LIMITS", "SingleTask", "may_be_single_task"]
+
+LIMITS = SingleTaskLimits()
+"""Beyond them a narrow epoch is refused."""
+ROWS_MAX = 16_384
+"""That came for the operator with the most of them. Far more are done sooner by all cores with a shuffle; where the two
+meet was not measured (docs/design/0033-floor.md)."""
+TASKS_MS_MAX = 500.0
+"""With code of a user's that takes longer over few rows, shards had better run beside each other."""
+SHARDS_MAX = 16
+"""A shard takes some milliseconds even without rows; many of them are faster on all cores."""
+PAUSE_EPOCHS = 32
+PAUSE_EPOCHS_MAX = 1 << 15
+"""A guess that was wrong is an epoch that was slow, or ran twice: the more often, the longer until the next one."""
+
+
+@dataclass
+class SingleTask:
+    """The choice for each epoch of a run.
+
+    Life cycle: made with the run → per epoch `choose`, (`refused`), then `seen` with what its tasks did.
+
+    Attributes:
+        allowed: see `may_be_single_task`.
+    """
+
+    allowed: bool
+    _is_small: bool = False
+    _is_chosen: bool = False
+    _pause: int = 0
+    _last_pause: int = 0
+
+    def choose(self, within_s: float | None, *, goes_on: bool) -> bool:
+        """Whether the next epoch is to be narrow. The first one of a run is not: it restores, and may have a backlog.
+
+        Args:
+            within_s: the epoch's time; None: as long as it takes.
+            goes_on: it goes on with rows in flight.
+        """
+        fits = within_s is None or within_s >= LIMITS.time_max_s
+        self._is_chosen = self.allowed and self._is_small and self._pause == 0 and fits and not goes_on
+        return self._is_chosen
+
+    def refused(self) -> None:
+        """The narrow epoch was too much for one task."""
+        self._is_chosen = False
+        self._pause = self._last_pause = min(max(PAUSE_EPOCHS, self._last_pause * 2), PAUSE_EPOCHS_MAX)
+
+    def seen(self, acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage], tasks_ms: float) -> None:
+        """Learn from an epoch; nothing from one that no shard had anything to do in.
+
+        Args:
+            tasks_ms: what its action took.
+        """
+        if not acknowledged:
+            return
+        # Before this epoch's own doing starts a pause: it is of those that come after it.
+        self._pause = max(0, self._pause - 1)
+        if self._is_chosen and tasks_ms > TASKS_MS_MAX:
+            self.refused()
+        uploads = any(a.changes.uploads.uploads for a in acknowledged)
+        leaves = any(not a.is_done for a in acknowledged)
+        is_quick = _rows_max(acknowledged, stages) <= ROWS_MAX and tasks_ms <= TASKS_MS_MAX
+        self._is_small = is_quick and not uploads and not leaves
+
+
+def may_be_single_task(context: DriverContext, *, has_executors: bool) -> bool:
+    """Whether a run's epochs may be narrow at all.
+
+    Of several executors each has its own shards. What a shard's task sends to a store is sent while those of other
+    shards do the same; one task would wait for each: for uploads without the changelog, and for a sink that is far
+    away. And a sink above an operator gets all rows of the source, of which the operator's may be few, and as many
+    tasks as the source has.
+    """
+    stages = context.pipeline.stages
+    of_operators = {name for stage in stages if stage.operator is not None for name in stage.sinks}
+    is_near = all(isinstance(context.sinks[name].store(), LocalStore) for name in of_operators)
+    begins_with_operator = bool(stages) and stages[0].operator is not None
+    is_one_process = not has_executors and context.settings.changelog == "on" and context.parallelism <= SHARDS_MAX
+    return is_one_process and is_near and begins_with_operator
+
+
+def _rows_max(acknowledged: Iterable[Acknowledgement], stages: Sequence[Stage]) -> int:
+    """Of the operator with the most rows; those that Spark aggregated before are counted one by one: it has all of them
+    to aggregate in the one task."""
+    rows: dict[int, int] = {}
+    for a in acknowledged:
+        if stages[a.stage].operator is not None:
+            rows[a.stage] = rows.get(a.stage, 0) + a.input_rows
+    return max(rows.values(), default=0)
