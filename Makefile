@@ -179,6 +179,7 @@ map: setup ## Draw which folder imports which; fails if one imports a folder abo
 
 .PHONY: format
 format: setup ## Format the code
+	$(BIN)/python -m tests.literals
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

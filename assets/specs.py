@@ -88,8 +88,7 @@ def materialized_spec(mount: Mount, job: JobSpec) -> dg.AssetSpec:
         deps=[mount.checkpoints(job.name)],
         description=(
             f"State tables of `{job.name}`: each materialization folded its changelog into sorted tables, so that a "
-            "restart has less "
-            f"to replay. {who} The data version is the number of the materialization."
+            f"restart has less to replay. {who} The data version is the number of the materialization."
         ),
         kinds={"spark", "parquet"},
         metadata={

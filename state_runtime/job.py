@@ -652,8 +652,7 @@ class KeyedStream:
         if not callable(getattr(processor, "handleInputRows", None)) or not callable(getattr(processor, "init", None)):
             raise InvalidPipeline(
                 f"operator {uid!r}: {type(processor).__name__} is not a StatefulProcessor (init, handleInputRows); "
-                "pass an "
-                "instance, not the class"
+                "pass an instance, not the class"
             )
         step = ProcessorStep(
             uid=uid,

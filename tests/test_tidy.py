@@ -24,6 +24,7 @@ from tests.import_map import (
     room_of,
     upward,
 )
+from tests.literals import refilled
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = our_files()
@@ -480,6 +481,13 @@ def path_ends() -> frozenset[str]:
     return frozenset("/".join(p[at:]) for p in parts for at in range(len(p)))
 
 
+@every(FILES)
+def test_texts_take_no_more_lines_than_they_need(file: Path) -> None:
+    """A sentence that is torn for no reason is read twice. `make format` mends it."""
+    source = file.read_text()
+    assert refilled(source) == source
+
+
 @every([*FILES, *documents()])
 def test_every_path_that_a_text_names_exists(file: Path) -> None:
     """A reader who follows it must arrive."""
@@ -629,6 +637,7 @@ BROKEN = {
     test_assets_are_built_from_the_configuration_and_numbers_alone: "from stillstate.orchestration.jobs import x\n",
     test_values_of_many_fields_are_made_by_name: "ENTRY = SegmentEntry('a', 1, '', 1, 1, 1)\n",
     test_lines_of_code_fit_a_window: "# " + "a" * 119 + "\n",
+    test_texts_take_no_more_lines_than_they_need: 'F = (\n    "a sentence that "\n    "is torn"\n)\n',
     test_every_path_that_a_text_names_exists: "# see state_runtime/not/there.py\n",
     test_formats_and_planners_do_no_io: "def f(path):\n    return open(path)\n",
     test_no_pickle_is_ever_loaded: "import pickle\n",

@@ -120,7 +120,6 @@ def _text(result: ConversionResult, target: str) -> str:
         return f"{snapshot} was converted before; nothing was done"
     return (
         f"{snapshot} in {duration_text(result.seconds)}: {result.tables_written} files with "
-        f"{bytes_text(result.bytes_written)} "
-        f"written, {result.objects_copied} with {bytes_text(result.bytes_copied)} copied; {result.states} states "
-        "compared equal"
+        f"{bytes_text(result.bytes_written)} written, {result.objects_copied} with {bytes_text(result.bytes_copied)} "
+        f"copied; {result.states} states compared equal"
     )

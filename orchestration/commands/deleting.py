@@ -104,8 +104,7 @@ def _delete_snapshots(
     plan = plan_deletion(root, ids, clock=SYSTEM_CLOCK, damaged=damaged)
     what = (
         f"{job}: {count_text(len(ids))} snapshots with {count_text(plan.objects)} objects ({bytes_text(plan.bytes)}) "
-        "that "
-        f"nothing else needs; {count_text(plan.shared_objects)} objects stay, because others need them."
+        f"that nothing else needs; {count_text(plan.shared_objects)} objects stay, because others need them."
     )
     if dry_run:
         if as_json:

@@ -110,9 +110,8 @@ def import_spark(
     else:
         print(
             f"batch {result.batch_id} of query {result.query_id} is snapshot {result.manifest.snapshot_id} in "
-            f"{given.target}, in "
-            f"{duration_text(result.seconds)}: {result.states} states with {count_text(result.rows)} rows, "
-            f"{bytes_text(result.bytes)}"
+            f"{given.target}, in {duration_text(result.seconds)}: {result.states} states with "
+            f"{count_text(result.rows)} rows, {bytes_text(result.bytes)}"
         )
 
 

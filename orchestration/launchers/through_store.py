@@ -338,9 +338,8 @@ class StoreLauncher(ABC):
             else " and was ended"
         )
         return LaunchFailed(
-            f"the driver of {self._job.name!r} did not run within "
-            f"{self._job.launcher.start_timeout_s:g} s{trouble}{ended}; raise "
-            f"launcher.start_timeout_s if the machine is slow. {LOG_FOLLOWS} {begun.log}:\n"
+            f"the driver of {self._job.name!r} did not run within {self._job.launcher.start_timeout_s:g} "
+            f"s{trouble}{ended}; raise launcher.start_timeout_s if the machine is slow. {LOG_FOLLOWS} {begun.log}:\n"
             f"{self._tail(begun.log)}",
             Unavailable.exit_code if trouble else 1,
         )

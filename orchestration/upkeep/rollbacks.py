@@ -44,10 +44,9 @@ def rollback_text(job: str, plan: RollbackPlan) -> str:
         else ""
     )
     return (
-        f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. "
-        f"{count_text(plan.abandoned)} newer snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; "
-        f"{data}Input since then is read again. Output that was published since then stays, and comes again under "
-        "higher epoch numbers."
+        f"{job}: {f'go back to {plan.place}' if plan.place else 'begin empty'}. {count_text(plan.abandoned)} newer "
+        f"snapshot ids (up to {plan.newest.snapshot_id}) are given up as its past; {data}Input since then is read "
+        "again. Output that was published since then stays, and comes again under higher epoch numbers."
     )
 
 

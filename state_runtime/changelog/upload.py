@@ -121,8 +121,7 @@ class Uploader:
             if not room() and not self.run.wait(room, self.policy.upload_s(size)):
                 raise StoreUnavailable(
                     f"no room for an upload of {size:,} bytes to {root.url}: uploads of {self._in_flight:,} bytes do "
-                    "not end. "
-                    "Check the network; raise upload.in_flight_bytes_max if the store is only slow"
+                    "not end. Check the network; raise upload.in_flight_bytes_max if the store is only slow"
                 )
             self._in_flight += size
             wait_ms = (self._clock.monotonic_s() - begun_s) * 1000

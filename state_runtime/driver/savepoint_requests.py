@@ -61,8 +61,7 @@ class Savepoints:
     not answer.
 
     Life cycle: `start` once the run is fenced off others → (`hear` | `begin`)* → `wait` → `close`. What is then not
-        complete is left
-    for the next run, or for `stillstate savepoint --resume`.
+    complete is left for the next run, or for `stillstate savepoint --resume`.
     """
 
     def __init__(

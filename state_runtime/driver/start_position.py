@@ -209,9 +209,8 @@ class StartPosition:
             f"({start.mode}); it began {f'with {began}' if began is not None else 'without one'}. Nothing was changed. "
             "To go on from its newest snapshot, leave --from (or start_from in the file) out. To go back, in place, to "
             f"a savepoint or a copy of this job: `stillstate rollback {info.name} {start.place}`; to an older snapshot "
-            "of its own also: --from-snapshot ID. To begin a new job from that place, give it a name of its "
-            "own, or first "
-            "remove this one with `stillstate delete --root`. (The place that it began with may be named in "
+            "of its own also: --from-snapshot ID. To begin a new job from that place, give it a name of its own, or "
+            "first remove this one with `stillstate delete --root`. (The place that it began with may be named in "
             "start_from.)"
         )
 
@@ -297,8 +296,7 @@ class StartPosition:
     def _unfinished(self, started: StartedFrom) -> InvalidConfiguration:
         return InvalidConfiguration(
             f"job {self._catalog.job!r} in {self._root.url} was begun from {started} and has no snapshot yet; it does "
-            "not begin "
-            "empty. Start it from there again: what was copied is kept. Or remove that folder to begin anew"
+            "not begin empty. Start it from there again: what was copied is kept. Or remove that folder to begin anew"
         )
 
     def _find(self, start: StartFrom, info: JobInfo | None) -> OpenedSnapshot:
@@ -313,8 +311,7 @@ class StartPosition:
         if info is not None and recorded is None:
             raise InvalidConfiguration(
                 f"job {info.name!r} in {self._root.url} was begun empty and has no snapshot yet. If no driver is about "
-                "to start "
-                "it, remove its job.json, and start it again"
+                "to start it, remove its job.json, and start it again"
             )
         wanted = recorded.snapshot_id if recorded is not None and place.snapshot_id is None else place.snapshot_id
         try:
@@ -330,8 +327,7 @@ class StartPosition:
         if source.info.max_parallelism != MAX_PARALLELISM:
             raise InvalidConfiguration(
                 f"{root.url} was created with max_parallelism {source.info.max_parallelism}, and this version has "
-                f"{MAX_PARALLELISM}: "
-                "keys would belong to other shards. Nothing was changed"
+                f"{MAX_PARALLELISM}: keys would belong to other shards. Nothing was changed"
             )
         if recorded is not None and not _is_same(recorded, self._started_from(source)):
             raise self._unfinished(recorded)
@@ -359,8 +355,7 @@ class StartPosition:
             if pin.snapshot_id == source.manifest.snapshot_id and not pin.is_void(now_ms) and not own:
                 raise SnapshotInUse(
                     f"{source.place} cannot be claimed: it is pinned ({pin.reason}) for {pin.holder}. Take the pin off "
-                    "first, or "
-                    "start with NO_CLAIM, which leaves the snapshot as it is"
+                    "first, or start with NO_CLAIM, which leaves the snapshot as it is"
                 )
 
     # --- opening -------------------------------------------------------------------------------------------------
@@ -559,8 +554,7 @@ class StartPosition:
         if info is not None and held is None:
             raise SnapshotInUse(
                 f"the claim on {source.root.url} was taken back since job {info.name!r} began to start from it, so its "
-                "job may have "
-                f"gone on. Remove {self._root.url}, which has no snapshot, and start again"
+                f"job may have gone on. Remove {self._root.url}, which has no snapshot, and start again"
             )
         again = held is not None and held.place == self._root.url
         uid = info.uid if info is not None else held.job_uid if held is not None and again else self._ids.uid()

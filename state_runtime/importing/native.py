@@ -157,8 +157,7 @@ def _check_sources(opened: OpenedSource, native: NativeCheckpoint, where: str) -
     if streams and streams != native.sources:
         raise InvalidConfiguration(
             f"the job reads {streams} streaming sources, and the query in {where} has {native.sources}; they must be "
-            "the same ones in the "
-            "same order, so that it goes on where the query stood"
+            "the same ones in the same order, so that it goes on where the query stood"
         )
 
 
@@ -282,8 +281,7 @@ def _selected(
         shown = [", ".join(f"{name} {kind}" for name, kind in columns) or "none" for columns in (there, wanted)]
         raise InvalidConfiguration(
             f"{where} has the columns ({shown[0]}) in the checkpoint, and ({shown[1]}) in the job. Give the job the "
-            "schemas that the query "
-            "had; they can be changed after the import"
+            "schemas that the query had; they can be changed after the import"
         )
     return [f"{path}.{quoted(name)} AS {quoted(names[role, name])}" for name, _ in wanted]
 

@@ -95,9 +95,8 @@ def read_checkpoint(root: Store) -> NativeCheckpoint:
     if planned > committed:
         raise InvalidData(
             f"batch {planned} of the query in {where} was planned and is not committed (the newest commit is "
-            f"{committed}): the query "
-            "still runs, or was killed in the batch. Let it finish: start it once more with Trigger.AvailableNow and "
-            "wait for its end"
+            f"{committed}): the query still runs, or was killed in the batch. Let it finish: start it once more with "
+            "Trigger.AvailableNow and wait for its end"
         )
     if planned < committed:
         raise CorruptData(f"{where} has commits/{committed} without offsets/{committed}; the checkpoint is damaged")
@@ -141,8 +140,7 @@ def check_unmoved(root: Store, found: NativeCheckpoint) -> None:
     if (planned, committed) != (found.batch_id, found.batch_id):
         raise InvalidData(
             f"the query in {root.url} went on to batch {max(planned, committed)} while its state was read at batch "
-            f"{found.batch_id}; "
-            "nothing was published. Stop the query, and import again"
+            f"{found.batch_id}; nothing was published. Stop the query, and import again"
         )
 
 
@@ -190,8 +188,7 @@ def _check_provider(header: Mapping[str, Any], where: str) -> None:
     if not provider.endswith(_ROCKSDB):
         raise InvalidData(
             f"the query in {where} keeps its state with {provider.rpartition('.')[2] or 'an unknown provider'}; only "
-            f"{_ROCKSDB} can be "
-            "imported, which transformWithState needs"
+            f"{_ROCKSDB} can be imported, which transformWithState needs"
         )
 
 
@@ -259,8 +256,7 @@ def _log_lines(root: Store, source: int, names: list[str], last: int) -> list[st
         if str(entry) not in names:
             raise CorruptData(
                 f"{root.url}/sources/{source} has no entry {entry} of the log of seen files, whose last is {last}; "
-                "without it files "
-                "would be read twice"
+                "without it files would be read twice"
             )
         lines += _entry(root, source, str(entry))
     return lines

@@ -100,8 +100,7 @@ def _operator(number: int, row: Mapping[str, Any], where: str) -> NativeOperator
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
             f"Spark's description of operator {number} in {where} cannot be read ({type(error).__name__}: {error}); it "
-            "was written by "
-            "a version of Spark that is not known"
+            "was written by a version of Spark that is not known"
         ) from error
     return NativeOperator(number, int(row["numPartitions"]), time_mode, output_mode, states)
 
@@ -149,8 +148,7 @@ def _check(native: NativeOperator, own: StatefulProcessorOperator) -> None:
         raise InvalidConfiguration(
             f"operator {own.uid!r} of the job does not fit operator {native.number} of the query: it has "
             f"{_shown(_signature(own))}, and the query has {_shown(native.signature)}. Give the job the same class and "
-            "the same modes; "
-            "it can be changed after the import"
+            "the same modes; it can be changed after the import"
         )
 
 

@@ -91,8 +91,7 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
         if root.exists(manifest_path(snapshot_id)):
             raise StoreUnavailable(
                 f"the listing of snapshots in {root.url} lacks snapshot {snapshot_id}, which exists: it is cut short "
-                "or stale. "
-                "Nothing was deleted; try again"
+                "or stale. Nothing was deleted; try again"
             )
         if snapshot_id in without:
             continue

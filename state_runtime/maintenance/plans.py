@@ -56,14 +56,12 @@ def check_fresh(made: Made, info: JobInfo, place: str, now_ms: int) -> None:
     if made.job_uid != info.uid or made.place != place:
         raise InvalidConfiguration(
             f"the plan was made for job {made.job!r} in {made.place}, not for {info.name!r} in {place}; nothing was "
-            "deleted. "
-            "Make a new plan"
+            "deleted. Make a new plan"
         )
     if now_ms - made.at_ms > PLAN_AGE_MAX_MS:
         raise InvalidConfiguration(
             f"the plan is {(now_ms - made.at_ms) / 86_400_000:.0f} days old, and one is good for "
-            f"{PLAN_AGE_MAX_MS // 86_400_000}; "
-            "nothing was deleted. Make a new plan"
+            f"{PLAN_AGE_MAX_MS // 86_400_000}; nothing was deleted. Make a new plan"
         )
 
 

@@ -326,8 +326,7 @@ def check_awake(pin: Pin, clock: Clock) -> None:
     if silent_ms >= PIN_KEPT_MS // 2:
         raise Unavailable(
             f"materialization {pin.record_id} was not heard of for {silent_ms / 3_600_000:.0f} hours: what it wrote "
-            "may be "
-            "collected by now, so it is not recorded. Materialize again"
+            "may be collected by now, so it is not recorded. Materialize again"
         )
 
 

@@ -43,9 +43,8 @@ def materialize_job(
     """Fold the changelog of a job's newest snapshot into its tables, as a Spark job.
 
     Safe at any moment: it changes nothing that exists. The running driver adopts the record with its next checkpoint,
-        or the next
-    run with its first. Whether it is time is the caller's question (`state_runtime.materialize.due`); this folds
-    whatever there is.
+    or the next run with its first. Whether it is time is the caller's question (`state_runtime.materialize.due`); this
+    folds whatever there is.
 
     Args:
         settings: `materialization.ratio` decides which cells get a new base.

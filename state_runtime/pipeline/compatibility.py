@@ -55,9 +55,8 @@ def refuse_drained(before: Manifest | None, where: str, *, allow_drained: bool) 
     if before is not None and before.drained and not allow_drained:
         raise InvalidConfiguration(
             f"snapshot {before.snapshot_id} of {where} was drained: all its windows and event-time timers have fired. "
-            "To go on from "
-            "it nevertheless, start with --allow-drained (allow_drained=True); rows for windows that were open then "
-            "make new ones"
+            "To go on from it nevertheless, start with --allow-drained (allow_drained=True); rows for windows that "
+            "were open then make new ones"
         )
 
 
@@ -97,8 +96,7 @@ def reconcile(
     if gone and not allow_dropped_state:
         raise InvalidPipeline(
             f"snapshot {before.snapshot_id} holds state of operator {gone[0]!r}, which the pipeline no longer has. Put "
-            "it "
-            "back (operators match by uid), or give its state up with allow_dropped_state"
+            "it back (operators match by uid), or give its state up with allow_dropped_state"
         )
     entries = []
     for new in operators:
@@ -154,8 +152,7 @@ class _Step:
         if self._shape(new.key_schema) != self._shape(old.key_schema):
             raise InvalidPipeline(
                 f"{where}: its keys are ({new.key_schema}) now, and ({old.key_schema}) in {self._snapshot}; state "
-                "cannot be "
-                f"found under other keys. {_NEW_UID}"
+                f"cannot be found under other keys. {_NEW_UID}"
             )
         # Format 1 did not write modes down; latest_by has none where it is by one descending column, an aggregate in
         # update mode, then as now.
@@ -178,8 +175,7 @@ class _Step:
             if state.name not in names and state.name not in self._deleted and not allow_dropped_state:
                 raise InvalidPipeline(
                     f"{where}, state {state.name!r}: {self._snapshot} holds it, and the operator no longer has it. Put "
-                    "it "
-                    "back; or delete it with deleteIfExists in the processor's init(), or with allow_dropped_state"
+                    "it back; or delete it with deleteIfExists in the processor's init(), or with allow_dropped_state"
                 )
         # A state that starts anew under its name says so itself, by `since`.
         dropped = dict(old.dropped) | {s.name: self._snapshot_id for s in old.states if s.name not in names}
@@ -200,8 +196,7 @@ class _Step:
         if self._shape(new.entry_schema) != self._shape(old.entry_schema):
             raise InvalidPipeline(
                 f"{where}: its map key is ({new.entry_schema}) now, and ({old.entry_schema}) in {self._snapshot}; "
-                "entries "
-                "cannot be found under other keys. Give the changed state another name"
+                "entries cannot be found under other keys. Give the changed state another name"
             )
         if new.time != old.time and "due" in (new.time, old.time):
             raise InvalidPipeline(
@@ -223,8 +218,7 @@ class _Step:
             if was is None and column.name.lower() in spelled:
                 raise InvalidPipeline(
                     f"{where}: the column {column.name!r} is spelled {spelled[column.name.lower()]!r} in "
-                    f"{self._snapshot}; "
-                    "Spark does not tell case apart. Spell it as it was"
+                    f"{self._snapshot}; Spark does not tell case apart. Spell it as it was"
                 )
             if was is None:
                 if column.type is None:
@@ -237,10 +231,8 @@ class _Step:
             ):
                 raise InvalidPipeline(
                     f"{where}: the column {column.name!r} is {column.type_text} now, and {was.type_text} in "
-                    f"{self._snapshot}; "
-                    "stored values do not fit. Types may only be widened (int to bigint, float to double). Set the "
-                    "type "
-                    "back, or give the changed column another name: then the old one is dropped"
+                    f"{self._snapshot}; stored values do not fit. Types may only be widened (int to bigint, float to "
+                    "double). Set the type back, or give the changed column another name: then the old one is dropped"
                 )
 
     @property

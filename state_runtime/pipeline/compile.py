@@ -385,7 +385,6 @@ def _initial_state(step: ProcessorStep, operator: Operator) -> DataFrame | None:
         if given != field_.type:
             raise InvalidPipeline(
                 f"{where}: key column {name!r} is {given}, and {field_.type} in the input; equal keys of different "
-                "types "
-                "have different hashes. Cast it"
+                "types have different hashes. Cast it"
             )
     return initial

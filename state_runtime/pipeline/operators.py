@@ -180,8 +180,7 @@ def output_schema(step: OperatorStep, operator: Operator, given: T.StructType) -
         ):
             raise InvalidPipeline(
                 f"operator {step.uid!r}: event_time_column {marked!r} must be a timestamp column of its output, which "
-                "has "
-                f"{schema.simpleString()}"
+                f"has {schema.simpleString()}"
             )
         metadata: dict[str, Any] = {DELAY_METADATA: 0}
     elif isinstance(step, DeduplicateStep) or (isinstance(step, AggregateStep) and step.output_mode == "append"):

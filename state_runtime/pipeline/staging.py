@@ -181,9 +181,8 @@ class _Staging:
         if broken is not None:
             raise InvalidData(
                 f"sink {self._spec.name!r}: row {broken[1]} of a batch has text in {broken[0]!r} whose bytes are not "
-                "UTF-8: it names no folder. Repair it before the sink, "
-                f".transform(lambda df: df.withColumn({broken[0]!r}, make_valid_utf8({broken[0]!r}))), or partition by "
-                "another column"
+                "UTF-8: it names no folder. Repair it before the sink, .transform(lambda df: "
+                f"df.withColumn({broken[0]!r}, make_valid_utf8({broken[0]!r}))), or partition by another column"
             )
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes

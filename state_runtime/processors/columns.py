@@ -124,9 +124,8 @@ def from_python(values: Sequence[Any], field: pa.Field, describe: Callable[[], s
         position, culprit = _first_misfit(values, field.type)
         raise InvalidData(
             f"{describe()}: column {field.name!r} is declared as {field.type}, but value {position + 1} of "
-            f"{len(values)} "
-            f"is a {type(culprit).__name__} that does not fit{told(error)}. Change the declared schema or convert the "
-            "value"
+            f"{len(values)} is a {type(culprit).__name__} that does not fit{told(error)}. Change the declared schema "
+            "or convert the value"
         ) from None  # Arrow's own message holds the value
 
 
@@ -178,8 +177,7 @@ def _converted(column: pa.Array, field: pa.Field, describe: Callable[[], str]) -
     except (pa.ArrowException, ValueError):
         raise InvalidData(
             f"{describe()}: column {field.name!r} is declared as {field.type} but holds {column.type} values that do "
-            "not fit. "
-            "Change the declared schema or convert the column"
+            "not fit. Change the declared schema or convert the column"
         ) from None  # Arrow's own message holds the value
     return fitted
 

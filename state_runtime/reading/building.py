@@ -301,8 +301,7 @@ def _refuse_snapshots(root: Store) -> None:
     if existing is not None:
         raise InvalidConfiguration(
             f"{root.url} has snapshots already (the newest is {existing.snapshot_id}); a snapshot is built in a place "
-            "of its own. "
-            "Give another place, or delete that job"
+            "of its own. Give another place, or delete that job"
         )
 
 

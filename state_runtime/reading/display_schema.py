@@ -31,11 +31,9 @@ class DisplaySchema:
     """The columns of one state.
 
     They have their own names: keys, then of a map its key, of a list the `position` (from 0), of windows and sessions
-        the
-    `window.start`, then values, and last `expires` (states with a TTL; null is never) or `due` (timers, windows,
-    buffered rows), as
-    times in UTC. Names that would be there twice get a prefix: `key.`, `entry.` (map keys), `value.`, or `state.` (all
-        others).
+    the `window.start`, then values, and last `expires` (states with a TTL; null is never) or `due` (timers, windows,
+    buffered rows), as times in UTC. Names that would be there twice get a prefix: `key.`, `entry.` (map keys),
+    `value.`, or `state.` (all others).
 
     Attributes:
         operator_kind: of the operator whose state it is.

@@ -57,8 +57,7 @@ class RowLayout:
         if self.state.kind == "rows":
             raise InvalidConfiguration(
                 f"{self.versions.name} holds {self.operator.kind} rows, whose form is the operator's own; they cannot "
-                "be written "
-                "from a table. Start from a snapshot of the job instead"
+                "be written from a table. Start from a snapshot of the job instead"
             )
         return self.shown.names
 

@@ -178,8 +178,7 @@ class StillstateDataSource(DataSource):
             # Never its value: it may be a credential.
             raise InvalidConfiguration(
                 f"option {unknown[0]!r} is not known; there are: {', '.join(_OPTIONS)}. Credentials go into the "
-                "environment, or to "
-                "register(spark, storage_options=…)"
+                "environment, or to register(spark, storage_options=…)"
             )
         if self.options.get("inflight"):
             clash = [name for name in ("what", "operator", "state", "columns") if self.options.get(name)]

@@ -117,9 +117,8 @@ class Committer:
         body = manifest.encode()
         if not _create(self._root, manifest, body):
             self._fenced = (
-                f"snapshot {manifest.snapshot_id} was committed by another run "
-                f"(newest term {newest_term(self._root)}, this is term {self.term.term}); this run stops and publishes "
-                "nothing"
+                f"snapshot {manifest.snapshot_id} was committed by another run (newest term {newest_term(self._root)}, "
+                f"this is term {self.term.term}); this run stops and publishes nothing"
             )
             raise Fenced(self._fenced)
         try:

@@ -128,8 +128,7 @@ def refuse_if_handed_over(root: Store, *, mover: str = "", is_builder: bool = Fa
     if root.exists(CONVERSION_FILE) and not root.list_names(SNAPSHOTS_DIR):
         raise SnapshotInUse(
             f"{root.url} is not complete: the conversion that fills it has not ended. Repeat `stillstate convert`: it "
-            "goes on where it "
-            "stopped; or remove the folder"
+            "goes on where it stopped; or remove the folder"
         )
     moving = read_moving(root)
     if moving is None or moving.uid == mover:
@@ -137,9 +136,8 @@ def refuse_if_handed_over(root: Store, *, mover: str = "", is_builder: bool = Fa
     if moving.role == "source":
         raise SnapshotInUse(
             f"{root.url} is being moved to {moving.other_url} (by process {moving.pid} on {moving.host}): use it "
-            "there. "
-            f"If the move was cut, finish it with `stillstate move {root.url} {moving.other_url}`, or take it back "
-            "with --abort"
+            f"there. If the move was cut, finish it with `stillstate move {root.url} {moving.other_url}`, or take it "
+            "back with --abort"
         )
     outcome = read_outcome(root)
     if outcome is None or outcome.uid != moving.uid or outcome.outcome != "complete" or not root.exists(JOB_FILE):

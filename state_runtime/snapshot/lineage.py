@@ -117,9 +117,7 @@ def check_belongs(manifest: Manifest, info: JobInfo, where: str, *, own: bool) -
         return
     raise JobRootMismatch(
         f"snapshot {manifest.snapshot_id} in {where} is of job {manifest.job_uid}, but job.json there is of job "
-        f"{info.name!r} "
-        f"({info.uid}): files of two job roots were mixed. Nothing was changed. Restore the folder from a copy; or, if "
-        "a job was "
-        "deleted or moved from here before this one began and a run of it slept meanwhile, remove "
-        f"{manifest_path(manifest.snapshot_id)}"
+        f"{info.name!r} ({info.uid}): files of two job roots were mixed. Nothing was changed. Restore the folder from "
+        "a copy; or, if a job was deleted or moved from here before this one began and a run of it slept meanwhile, "
+        f"remove {manifest_path(manifest.snapshot_id)}"
     )

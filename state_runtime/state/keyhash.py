@@ -185,8 +185,7 @@ def value_hasher(kinds: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], int]
 def _no_hash(kind: pa.DataType) -> InvalidData:
     return InvalidData(
         f"a key column of type {kind} has no hash; keys are booleans, signed numbers, strings, binary, dates, "
-        "timestamps "
-        "in microseconds, and structs and arrays of these"
+        "timestamps in microseconds, and structs and arrays of these"
     )
 
 

@@ -101,8 +101,7 @@ class StateReader(Protocol):
 
         Returns:
             A batch of the state's schema, key after key as given and in order of `entry` within one; and `len(keys) +
-            1`
-            offsets: key number k has the rows from offsets[k] up to (without) offsets[k + 1].
+            1` offsets: key number k has the rows from offsets[k] up to (without) offsets[k + 1].
         """
         ...
 

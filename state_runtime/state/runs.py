@@ -181,10 +181,9 @@ def plan_merge(rows_newest_first: Sequence[int], runs_max: int) -> int:
     """How many of the newest runs to merge into one (1: none).
 
     Tiered: nothing while there are at most `runs_max` runs. Then the newer half is merged, and as long as the next
-        older
-    run is not larger than twice what is merged already, it is taken along: so from 4 runs on each row is rewritten
-        about
-    log2(state / epoch) times over its life (twice that at worst), and small states stay in one or two runs.
+    older run is not larger than twice what is merged already, it is taken along: so from 4 runs on each row is
+    rewritten about log2(state / epoch) times over its life (twice that at worst), and small states stay in one or two
+    runs.
     """
     if len(rows_newest_first) <= runs_max:
         return 1

@@ -661,8 +661,7 @@ def adapt(
     agree.
 
     Value columns are matched by name: added ones are null or have their default, dropped ones are left out, the others
-        are
-    brought into order and widened (`widens`).
+    are brought into order and widened (`widens`).
 
     Args:
         defaults: values of added columns, without prefix; tombstones stay null.

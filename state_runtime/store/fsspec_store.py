@@ -155,8 +155,7 @@ class FsspecStore(Store):
             if not self._options.single_writer:
                 raise StoreNotCapable(
                     f"{self.url} refuses conditional writes ({self._options.redact(str(error))}); use a store that has "
-                    "them, or "
-                    "declare `single_writer: true` if nothing else ever writes to this job"
+                    "them, or declare `single_writer: true` if nothing else ever writes to this job"
                 ) from self._shown_cause(error)
             self._write_once(path, body, conditional=False)
 
@@ -377,8 +376,7 @@ class FsspecStore(Store):
         if type(error).__name__ in _NO_CREDENTIALS:
             return StoreRefused(
                 f"{what}No credentials were found: give storage_options `key` and `secret`, name a `storage_profile`, "
-                "set "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
             )
         if isinstance(error, FileNotFoundError):
             return StoreRefused(f"{what}There is no such bucket. Create it first, or correct the store's URL")

@@ -120,8 +120,7 @@ class StoreOptions:
         elif "profile" in rest and scheme not in ("", "file", "memory"):
             raise InvalidConfiguration(
                 "storage_profile (option `profile`) names a profile of the AWS configuration, and the store is "
-                f"{scheme}://. "
-                "Leave it off, and give the options of the store's own library"
+                f"{scheme}://. Leave it off, and give the options of the store's own library"
             )
         return StoreOptions(scheme, given, rest, single_writer)
 
@@ -199,9 +198,8 @@ def _check_credentials(options: Mapping[str, Any], ours: Mapping[str, Any]) -> N
     if bool(key) != bool(secret):
         missing, there = ("secret", "key") if key else ("key", "secret")
         raise InvalidConfiguration(
-            f"storage option {missing!r} is missing: {there!r} alone is no credential. "
-            "Give both, or neither and let AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or the machine's "
-            "role say it"
+            f"storage option {missing!r} is missing: {there!r} alone is no credential. Give both, or neither and let "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or the machine's role say it"
         )
     if options.get("token") and not key:
         raise InvalidConfiguration("storage option 'token' needs 'key' and 'secret' beside it; give all three, or none")

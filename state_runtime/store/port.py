@@ -213,8 +213,7 @@ class Store(ABC):
         """Check that the store keeps its promises here and now; called once at a run's start. Leaves nothing.
 
         A name is created twice: the second must be refused, and the first content stay. A listing must show it at once,
-            and
-        say when it was written.
+        and say when it was written.
 
         Raises:
             StoreNotCapable: one of these is not so.
@@ -227,9 +226,8 @@ class Store(ABC):
             refused = self.create(name, second) is Created.LOST
             if not (kept and refused and self.read(name, 1024) == first):
                 raise StoreNotCapable(
-                    f"{self.url} does not honour create-if-absent, so two runs could overwrite each other. "
-                    "Use a store with conditional writes (S3, GCS, Azure, a local file system), or declare "
-                    "`single_writer: true` "
+                    f"{self.url} does not honour create-if-absent, so two runs could overwrite each other. Use a store "
+                    "with conditional writes (S3, GCS, Azure, a local file system), or declare `single_writer: true` "
                     "if nothing else ever writes to this job"
                 )
             self._check_listed(name)
@@ -241,14 +239,12 @@ class Store(ABC):
         if listed is None:
             raise StoreNotCapable(
                 f"a listing of {self.url} does not show an object that was just written there: the newest snapshot "
-                "would be "
-                "overlooked. Use a store whose listings are consistent, and no cache in front of it"
+                "would be overlooked. Use a store whose listings are consistent, and no cache in front of it"
             )
         if listed.modified_ms <= 0:
             raise StoreNotCapable(
                 f"listings of {self.url} do not say when an object was written: garbage collection could not tell new "
-                "from old. "
-                "Use another store"
+                "from old. Use another store"
             )
 
     def _listed(self, name: str) -> StoredObject | None:
@@ -265,8 +261,7 @@ def warn_single_writer(url: str) -> None:
     """Say what a declared single writer is without, on a store that cannot refuse a second one."""
     _LOG.warning(
         "%s does not honour create-if-absent, and single_writer is declared: names are looked up before they are "
-        "written, so a run that "
-        "was replaced is found out, but two writers within the same moment are not. See that nothing else starts this "
-        "job",
+        "written, so a run that was replaced is found out, but two writers within the same moment are not. See that "
+        "nothing else starts this job",
         url,
     )

@@ -93,8 +93,7 @@ class S3Store(FsspecStore):
             if not token or token == arguments.get("ContinuationToken"):
                 raise StoreUnavailable(
                     f"the listing of {path or 'the root'} in {self.url} was cut off and does not say how it goes on; "
-                    "nothing is "
-                    "concluded from it. Try again, and look for a proxy in front of the store"
+                    "nothing is concluded from it. Try again, and look for a proxy in front of the store"
                 )
             arguments["ContinuationToken"] = token
 

@@ -317,8 +317,7 @@ def _converted_before(source: OpenedSnapshot, target: Store) -> Manifest | None:
     if came is None or came.mode != "CONVERT" or came.commit_id != source.manifest.commit_id:
         raise InvalidConfiguration(
             f"{target.url} holds snapshot {manifest.snapshot_id} of job {manifest.job_uid}, which did not come from "
-            f"{source.place}; "
-            "nothing was changed. Convert to an empty folder"
+            f"{source.place}; nothing was changed. Convert to an empty folder"
         )
     return manifest
 
@@ -336,8 +335,7 @@ def _check_free(source: OpenedSnapshot, target: Store, intent: _Intent | None) -
         if intent.commit_id != source.manifest.commit_id:
             raise InvalidConfiguration(
                 f"{target.url} holds the beginning of a conversion of snapshot {intent.snapshot_id} of job "
-                f"{intent.job_uid}, not of "
-                f"{source.place}; repeat that one, or empty the folder"
+                f"{intent.job_uid}, not of {source.place}; repeat that one, or empty the folder"
             )
         return
     there = next(iter(target.list_objects("")), None)
@@ -412,8 +410,7 @@ class _Conversion:
         if differences:
             raise CorruptData(
                 f"{self.source.place} and its conversion in {self.target.url} differ: {'; '.join(differences[:5])}. "
-                "Nothing was "
-                "published. Look at the source with `stillstate verify`; if it is sound, please report this"
+                "Nothing was published. Look at the source with `stillstate verify`; if it is sound, please report this"
             )
         return ConversionResult(
             manifest=draft,

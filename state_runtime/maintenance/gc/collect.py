@@ -118,8 +118,7 @@ def _check_age(min_age_s: float, *, unsafe: bool) -> None:
     if min_age_s < MIN_AGE_SAFE_S and not unsafe:
         raise InvalidConfiguration(
             f"an age floor of {min_age_s:g} s is below {MIN_AGE_SAFE_S:g} s: clocks of stores and machines differ by "
-            "more. "
-            "Take a higher one, or --unsafe-min-age if this store has one clock and it never jumps"
+            "more. Take a higher one, or --unsafe-min-age if this store has one clock and it never jumps"
         )
 
 

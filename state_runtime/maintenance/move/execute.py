@@ -323,8 +323,7 @@ def _give_up(source: Store, parent: Store | None, plan: MovePlan, uid: str, acto
     if failed:
         raise Unavailable(
             f"{plan.target_url} is complete, but {len(failed)} objects could not be removed from {source.url}, among "
-            "them "
-            f"{failed[0].path}: {failed[0].message}. Repeat the move"
+            f"them {failed[0].path}: {failed[0].message}. Repeat the move"
         )
     return tuple(f.path for f in done.failures)
 

@@ -279,8 +279,7 @@ def _look_at_target(
     if not begun and not done:
         raise InvalidConfiguration(
             f"{target.url} is not empty ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}) and not of this "
-            f"{mode}; "
-            "nothing was overwritten. Choose a folder that does not exist yet"
+            f"{mode}; nothing was overwritten. Choose a folder that does not exist yet"
         )
     if outcome is not None and outcome.outcome == "aborted":
         raise InvalidConfiguration(

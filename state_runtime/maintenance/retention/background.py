@@ -43,9 +43,8 @@ class BackgroundRetention:
     """Gives up checkpoints that no rule keeps and nobody needs, and removes what only they needed.
 
     Life cycle: idle → working (a thread) → idle. `committed` returns at once and never raises: a checkpoint never waits
-        for it. A round
-    that fails is logged and tried again after a pause that doubles; what it left is ended by the next, or by
-    `stillstate gc`.
+    for it. A round that fails is logged and tried again after a pause that doubles; what it left is ended by the next,
+    or by `stillstate gc`.
 
     What snapshots need is kept in mind, so a round reads no manifest of this run again. The requests of a round are in
     docs/design/0017-deletion.md.

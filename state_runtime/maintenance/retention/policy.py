@@ -87,8 +87,7 @@ def plan_retention(items: Sequence[Item], policy: RetentionPolicy, *, now_ms: in
     """Decide for each item; newest first, checkpoints before savepoints.
 
     The newest restorable one of each kind is kept by every policy. What is not restorable does not count; if it failed,
-    it ends by
-    `failed_ttl_s`, and else it is kept: what is not understood, or not ready, is nobody's to delete.
+    it ends by `failed_ttl_s`, and else it is kept: what is not understood, or not ready, is nobody's to delete.
 
     Args:
         now_ms: for what failed, and what dates of snapshots are compared with: at most the time of the caller's clock.

@@ -140,8 +140,7 @@ class FoundGood:
     """A local file that remembers which objects a verification has read and found good, so that a cut one goes on.
 
     One JSON line that says of what, then a path a line. A line that was cut by a crash is passed over. Objects never
-    change, so what
-    was good is good, unless the store loses it later: whoever wants to know begins with a new file.
+    change, so what was good is good, unless the store loses it later: whoever wants to know begins with a new file.
     """
 
     def __init__(self, file: Path, *, place: str, level: VerifyLevel) -> None:

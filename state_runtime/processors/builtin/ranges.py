@@ -127,8 +127,7 @@ class _Column:
             if bool(np.any(np.abs(rough - result.astype(np.float64)) > 1e18)):
                 raise InvalidData(
                     f"operator {self.uid!r}: the sum of a window leaves the range of long (Spark's "
-                    "ARITHMETIC_OVERFLOW). "
-                    "Sum a double"
+                    "ARITHMETIC_OVERFLOW). Sum a double"
                 )
         return result
 

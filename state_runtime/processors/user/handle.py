@@ -163,15 +163,13 @@ class DeclaringHandle:
         if name in self.declared:
             raise InvalidPipeline(
                 f"[STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED] operator {self._operator!r} asks for state "
-                f"{name!r} "
-                "twice; give each its own name"
+                f"{name!r} twice; give each its own name"
             )
         if name in self.dropped:
             raise InvalidPipeline(
                 f"operator {self._operator!r} drops state {name!r} and asks for it again; init() runs in every epoch, "
-                "so the "
-                "state would never live longer than one. Give the new state a new name, or drop it in one version of "
-                "the job"
+                "so the state would never live longer than one. Give the new state a new name, or drop it in one "
+                "version of the job"
             )
         self.declared[name] = declaration
         return _Unusable(self._operator)
@@ -189,8 +187,7 @@ class Handle:
     """The handle of one shard in one epoch: `init(handle)` of a fresh processor gets it.
 
     Life cycle: (1) created: states can be asked for; (2) `initialized`: states and timers can be used while the passes
-        have
-    set a current key; (3) `closed`.
+    have set a current key; (3) `closed`.
 
     Attributes:
         scope: what is current.
@@ -262,8 +259,7 @@ class Handle:
         if stateName not in self._dropped:
             raise InvalidPipeline(
                 f"operator {self._operator!r}: init() drops state {stateName!r} in the task but did not when the job "
-                "was built; "
-                "init() must do the same every time"
+                "was built; init() must do the same every time"
             )
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -391,14 +387,12 @@ def _checked_ttl(operator: str, time_mode: TimeMode, name: str, ttl_ms: int | No
     if not isinstance(ttl_ms, int) or ttl_ms < 0:
         raise InvalidPipeline(
             f"[STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE] operator {operator!r}, state {name!r}: a TTL is a "
-            "whole number "
-            "of milliseconds, more than 0 (0 or None for no TTL)"
+            "whole number of milliseconds, more than 0 (0 or None for no TTL)"
         )
     if ttl_ms and time_mode != "processing":
         raise InvalidPipeline(
             f"[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] operator {operator!r}: Cannot use TTL for "
-            f"state={name} in "
-            f"timeMode={_SPARKS_TIME_MODE[time_mode]}, use TimeMode.ProcessingTime() instead."
+            f"state={name} in timeMode={_SPARKS_TIME_MODE[time_mode]}, use TimeMode.ProcessingTime() instead."
         )
     return ttl_ms
 
@@ -406,14 +400,12 @@ def _checked_ttl(operator: str, time_mode: TimeMode, name: str, ttl_ms: int | No
 def _wrong_time_mode(operator: str, operation: str) -> str:
     return (
         f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] operator {operator!r}: Failed to "
-        "perform stateful "
-        f"processor operation={operation} with invalid timeMode=None"
+        f"perform stateful processor operation={operation} with invalid timeMode=None"
     )
 
 
 def _wrong_handle_state(operator: str, operation: str, state: str) -> str:
     return (
         f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] operator {operator!r}: Failed to "
-        "perform "
-        f"stateful processor operation={operation} with invalid handle state={state}"
+        f"perform stateful processor operation={operation} with invalid handle state={state}"
     )

@@ -238,8 +238,7 @@ class KeyedBatch:
         if mask.dtype != np.bool_ or mask.shape != (self.num_keys,):
             raise InvalidData(
                 f"operator {self._operator!r}, state {name!r}: {method}(where=…) needs {self.num_keys} booleans, one "
-                "per key "
-                f"and none null, not {mask.dtype} of shape {mask.shape}"
+                f"per key and none null, not {mask.dtype} of shape {mask.shape}"
             )
         return mask
 

@@ -119,8 +119,7 @@ class ListState(Collection):
         if not rows:
             raise InvalidStateValue(
                 f"Error updating value state: [ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] {self._where}: {method}() "
-                "got no "
-                "element; clear() empties a list"
+                "got no element; clear() empties a list"
             )
         return rows
 
@@ -128,8 +127,7 @@ class ListState(Collection):
         if element is None:
             raise InvalidStateValue(
                 f"Error updating value state: [ILLEGAL_STATE_STORE_VALUE.NULL_VALUE] {self._where}: {method}() got "
-                "None as an "
-                "element; an element is a tuple, of nulls perhaps"
+                "None as an element; an element is a tuple, of nulls perhaps"
             )
         return self._codec.row_of(element, method)
 
@@ -158,8 +156,7 @@ class ListState(Collection):
         if self._ordinal + count > 1 << ORDINAL_BITS:
             raise InvalidData(
                 f"{self._where}: more than {1 << ORDINAL_BITS:,} elements are appended by one task in one epoch; read "
-                "fewer "
-                "rows per epoch or raise the parallelism"
+                "fewer rows per epoch or raise the parallelism"
             )
         places = np.arange(count, dtype=np.uint64) + np.uint64(self._first_place + self._ordinal)
         self._ordinal += count

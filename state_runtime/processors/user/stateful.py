@@ -408,6 +408,5 @@ class _Epoch:
             raise InvalidData(
                 f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] operator {operator.uid!r}: it emitted a row whose "
                 f"{operator.output_event_time!r} is not later than the watermark {late_ms} ms; a later operator would "
-                "take it "
-                "for late. Emit rows after the watermark"
+                "take it for late. Emit rows after the watermark"
             )

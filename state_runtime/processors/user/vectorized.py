@@ -127,9 +127,8 @@ class VectorizedProcessor(ABC):
 
         Returns:
             Output as a table or record batch, a list or iterator of them (the method may be a generator), or None.
-            Columns are
-            matched by name with the declared output schema: a missing one is an error, others are ignored, types are
-            converted where every value fits.
+            Columns are matched by name with the declared output schema: a missing one is an error, others are ignored,
+            types are converted where every value fits.
         """
 
     def process_due(self, name: str, batch: KeyedBatch) -> Output:
@@ -345,8 +344,7 @@ class VectorizedOperator(WokenWhenDue):
             if len(at) != 1:
                 raise InvalidData(
                     f"{where}: column {field.name!r} is declared, and process() gave it {'twice' if at else 'not'}: it "
-                    "gave "
-                    f"{', '.join(part.schema.names)}. Give every declared column once"
+                    f"gave {', '.join(part.schema.names)}. Give every declared column once"
                 )
             columns.append(fit_column(part.column(at[0]), field, lambda: where))
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
