@@ -1,7 +1,7 @@
 """What a migration to another store does beside starting and stopping drivers: the root goes there, the old one is
 given up in the end, or the new one is, and the job is home again.
 
-    move       the old root is fenced and copied; the record comes along; then the new one counts (config/job_location.py)
+    move       the old root is fenced and copied; the record comes along; then the new one counts (job_location.py)
     leave      the old root is deleted; what stays in its place turns every start away
     go-home    the record goes on in the old root; the new one is deleted, so that the old one counts; it is let go
 

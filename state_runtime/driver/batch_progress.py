@@ -92,7 +92,7 @@ class BatchProgress:
         cut = [cut_by_shards(p, parallelism) for p in passes]
         before = frozenset(batch.settled)
         settled = frozenset(o.uid for o in takewhile(lambda o: o.uid in before, operators))
-        book = BatchProgress(
+        progress = BatchProgress(
             late_watermark_ms=batch.late_watermark_ms,
             settled=settled,
             passes=tuple(cut),
@@ -103,8 +103,8 @@ class BatchProgress:
         # Of other shards nobody knows which were done with what is due: a key may have moved from one that was not to
         # one without rows in flight. So all that is due still is looked at once more; and below an operator that is not
         # settled all that is due waits in any case.
-        goes_on = parallelism == parallelism_before and batch.begun == book.level(operators)
-        return replace(book, begun_with=batch.begun) if goes_on else book
+        goes_on = parallelism == parallelism_before and batch.begun == progress.level(operators)
+        return replace(progress, begun_with=batch.begun) if goes_on else progress
 
     # --- what is in it -------------------------------------------------------------------------------------------
 
@@ -170,14 +170,14 @@ class BatchProgress:
         order = {o.uid: number for number, o in enumerate(operators)}
         left_over = sorted((p for p in passes.values() if p.left), key=lambda p: (order.get(p.operator, 0), p.epoch))
         settled, begun_with = _settled(self, operators, {p.operator for p in left_over}, did_due, is_due)
-        book = replace(
+        progress = replace(
             self,
             settled=settled,
             begun_with=begun_with,
             passes=tuple(left_over),
             listed_in=self.listed_in if tuple(left_over) == self.passes else "",
         )
-        return _tidied(book) if left_over or book.level(operators) else None
+        return _tidied(progress) if left_over or progress.level(operators) else None
 
     def placed(self, segment: SegmentEntry, parts: Iterable[PartEntry]) -> BatchProgress:
         """After a segment was written.
@@ -214,10 +214,10 @@ class BatchProgress:
         )
 
 
-def _tidied(book: BatchProgress) -> BatchProgress:
+def _tidied(progress: BatchProgress) -> BatchProgress:
     """Without segments that are not needed any more."""
-    needed = {part.segment for passed in book.passes for part in passed.parts} | {book.listed_in}
-    return replace(book, segments={path: s for path, s in book.segments.items() if path in needed})
+    needed = {part.segment for passed in progress.passes for part in passed.parts} | {progress.listed_in}
+    return replace(progress, segments={path: s for path, s in progress.segments.items() if path in needed})
 
 
 def _settled(

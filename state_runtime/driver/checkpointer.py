@@ -25,11 +25,11 @@ from state_runtime.changelog.merge_changes import fold_changes
 from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_segment
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.epoch import EpochTimes
 from state_runtime.driver.file_index import carried_source_logs
 from state_runtime.driver.interval import Interval, is_checkpoint_due, objects_of
 from state_runtime.driver.numbers import checkpoint_ms, waited
-from state_runtime.driver.run_state import RunState
 from state_runtime.maintenance.gc.background import BackgroundCollection
 from state_runtime.maintenance.retention.background import BackgroundRetention
 from state_runtime.materialize import BackgroundMaterializer
@@ -83,7 +83,7 @@ class Checkpointer:
         self,
         context: DriverContext,
         committer: Committer,
-        books: RunState,
+        state: DriverState,
         uploader: Uploader,
         is_catching_up: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -94,7 +94,7 @@ class Checkpointer:
         self._is_catching_up = is_catching_up
         self._context = context
         self._committer = committer
-        self._books = books
+        self._state = state
         self._uploader = uploader
         # Complete numbers of the newest checkpoint of this run; its manifest has them without the end.
         self._previous: Progress | None = None
@@ -154,7 +154,7 @@ class Checkpointer:
         for name, spec in context.sinks.items():
             named = {f.staged for output in last.outputs if output.sink == name for f in output.files}
             spec.remove_abandoned(term.term, named, since_terms[name])
-        if self._books.files is None:
+        if self._state.files is None:
             self.materializer.look(last)
 
     def close(self, fold_timeout_s: float) -> None:
@@ -169,7 +169,7 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """Whether a checkpoint follows the newest epoch, or now."""
-        return is_checkpoint_due(self._books.interval, self._context.settings, self._context.clock.monotonic_s())
+        return is_checkpoint_due(self._state.interval, self._context.settings, self._context.clock.monotonic_s())
 
     def flush(self, *, lists_rows: bool = False) -> int:
         """Write the changes in memory as one segment, folded, and rows in flight as another one; the bytes that they
@@ -181,7 +181,7 @@ class Checkpointer:
         Raises:
             StoreUnavailable, OutcomeUnknown: the run ends; nobody can reach what was written.
         """
-        books, context = self._books, self._context
+        state, context = self._state, self._context
         snapshot_id = self._committer.last.snapshot_id + 1
         begin = partial(
             begin_segment,
@@ -192,7 +192,7 @@ class Checkpointer:
             ids=context.ids,
             uploader=self._uploader,
         )
-        interval, batch = books.interval, books.batch
+        interval, batch = state.interval, state.batch
         # Rows that were done with before anything was written need not be.
         rows = only_parts(interval.rows, batch.needed if batch is not None else frozenset())
         is_listed = batch is None or not batch.passes or bool(batch.listed_in)
@@ -201,19 +201,19 @@ class Checkpointer:
         rows_begun = begin(rows, passes=passes)
         segment = begun.result() if begun is not None else None
         rows_segment = rows_begun.result() if rows_begun is not None else None
-        books.flushed(segment)
+        state.flushed(segment)
         if rows_begun is not None and rows_segment is not None:
-            books.rows_flushed(rows_segment, rows_begun.parts, listed=bool(passes))
-        if books.files is not None:
+            state.rows_flushed(rows_segment, rows_begun.parts, listed=bool(passes))
+        if state.files is not None:
             term = self._committer.term.term
-            books.listing_written(
-                books.files.written(context.root, term=term, snapshot_id=snapshot_id, ids=context.ids)
+            state.listing_written(
+                state.files.written(context.root, term=term, snapshot_id=snapshot_id, ids=context.ids)
             )
         return sum(s.total_bytes for s in (segment, rows_segment) if s is not None)
 
     def commit_alone(self, spark: SparkSession) -> Progress:
         """A checkpoint that no epoch has just ended in; its numbers are those of an epoch that did nothing else."""
-        interval = self._books.interval
+        interval = self._state.interval
         latest = interval.numbers or Progress()
         nothing = Progress(
             snapshot_id=latest.snapshot_id,
@@ -233,13 +233,13 @@ class Checkpointer:
         Args:
             numbers, times: of the epoch that ends here; those before it are in the interval.
         """
-        context, books, last = self._context, self._books, self._committer.last
+        context, state, last = self._context, self._state, self._committer.last
         waited_ms = self._waited_ms(times)
         segment_bytes = self.flush(lists_rows=True)
         segment_s = context.clock.monotonic_s()
         faults.reach("segment-written")
 
-        interval = books.interval
+        interval = state.interval
         layers, segments, files = self._below()
         draft = replace(
             interval.head,
@@ -248,8 +248,8 @@ class Checkpointer:
             shards=files,
             segments=segments,
             outputs=interval.outputs,
-            versions={uid: versions.encode() for uid, versions in books.shards.versions.items()},
-            open_batch=books.batch.entry() if books.batch is not None else None,
+            versions={uid: versions.encode() for uid, versions in state.shards.versions.items()},
+            open_batch=state.batch.entry() if state.batch is not None else None,
             previous=self._previous,
         )
         numbers = replace(
@@ -277,7 +277,7 @@ class Checkpointer:
         numbers = self._timed(numbers, times, phases)
         faults.reach("manifest-written")
 
-        books.checkpointed(committed, manifest_s)
+        state.checkpointed(committed, manifest_s)
         self.is_committing = False
         self.materializer.settled(committed)
         phases["manifest"] = (manifest_s - segment_s) * 1000
@@ -309,7 +309,7 @@ class Checkpointer:
                 context.pipeline.sinks[output.sink].settle(context.sinks[output.sink], output)
         published_s = context.clock.monotonic_s()
         faults.reach("published")
-        if self._books.files is None:
+        if self._state.files is None:
             self.materializer.start_if_due(done.manifest, can_wait=self._is_catching_up())
         self.retention.committed(done.manifest)
         self.collection.committed()
@@ -349,7 +349,7 @@ class Checkpointer:
 
     def _below(self) -> tuple[tuple[LayerEntry, ...], tuple[SegmentEntry, ...], ShardFilesEntry | None]:
         """What the next manifest names of the state: layers, segments, files of shards."""
-        last, pending, files = self._committer.last, self._books.interval.segments, self._books.files
+        last, pending, files = self._committer.last, self._state.interval.segments, self._state.files
         if files is None:
             base = self.materializer.take(last)
             return base.layers, (*base.segments, *pending), base.shards
@@ -359,7 +359,7 @@ class Checkpointer:
 
     def _uploaded(self, interval: Interval, draft: Manifest) -> set[str]:
         """What a manifest leads to, is the first to, and does not name itself."""
-        files, record = self._books.files, self.materializer.record_of(draft)
+        files, record = self._state.files, self.materializer.record_of(draft)
         return {*interval.uploaded, *(files.uploaded if files is not None else ()), *([record] if record else [])}
 
     def _waited_ms(self, times: EpochTimes) -> float:

@@ -15,9 +15,9 @@ from state_runtime.base.errors import ChangesPending, TooMuchForOneTask
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.aggregated import Aggregated
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.epoch import EpochRun, Gathered, LimitsOf, PlannedEpoch
 from state_runtime.driver.epoch_plan import plan_epoch
-from state_runtime.driver.run_state import RunState
 from state_runtime.driver.single_task import SingleTask, may_be_single_task
 from state_runtime.driver.stage_tasks import StageTasks
 from state_runtime.placement.anchors import AnchoredPlan, has_executors
@@ -50,19 +50,19 @@ class SparkEngine:
         self,
         context: DriverContext,
         committer: Committer,
-        books: RunState,
+        state: DriverState,
         spark: SparkSession,
         *,
         flush: Callable[[], tuple[int, float]],
         discard: Discard,
     ) -> None:
         self._context = context
-        self._books = books
+        self._state = state
         self._spark = spark
         self._flush = flush
         self._discard = discard
         self._acknowledgements = Acknowledgements(spark.sparkContext)
-        self._tasks = StageTasks(context, committer, books, spark.sparkContext, self._acknowledgements.accumulator)
+        self._tasks = StageTasks(context, committer, state, spark.sparkContext, self._acknowledgements.accumulator)
         self._placement = self._tasks.placement(spark)
         able = frozenset(s.operator.uid for s in context.pipeline.stages if s.operator and s.partial is not None)
         self._aggregated = Aggregated(context.settings.partial_aggregation, able)
@@ -118,7 +118,7 @@ class SparkEngine:
                     _LOG.info("epoch %d needs changes that were not written yet: %s", planned.clock.epoch, typed)
                     flushed_bytes, flushed_ms = self._flush()
                     if planned.goes_on:
-                        planned = replace(planned, batch=self._books.batch)  # its rows have places on the store now
+                        planned = replace(planned, batch=self._state.batch)  # its rows have places on the store now
                 else:
                     raise
             # With the time that there was before: what was done meanwhile is not the tasks'.
@@ -150,7 +150,7 @@ class SparkEngine:
         """One Spark action; the acknowledgements, the event times seen, and when (monotonic) the plan was ready."""
         job: TaskJob = self._tasks.job(planned.acting, planned.clock.late_watermark_ms)
         pipeline = self._context.pipeline
-        with self._tasks.of_action(job, planned.limits.budget, self._books.batch, narrow=narrow) as task:
+        with self._tasks.of_action(job, planned.limits.budget, self._state.batch, narrow=narrow) as task:
             plan = plan_epoch(
                 frame,
                 pipeline,

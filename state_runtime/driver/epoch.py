@@ -18,9 +18,9 @@ from state_runtime.base.errors import CorruptData, check
 from state_runtime.changelog.changes import TaskChanges
 from state_runtime.driver.batch_progress import BatchProgress, ShardRows
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.driver_state import EpochOutcome, Standing
 from state_runtime.driver.due import woken
 from state_runtime.driver.epoch_budget import EpochBudget
-from state_runtime.driver.run_state import EpochOutcome, Standing
 from state_runtime.driver.shard_index import ShardIndex, ShardStep
 from state_runtime.pipeline.compile import Stage
 from state_runtime.pipeline.inflight_fit import functions_of

@@ -4,7 +4,7 @@
 2. plan      what the epoch does, by the run's state (driver/epoch.py)
 3. run       one action of the engine; tasks restore, process, log and acknowledge (driver/engine.py)
 4. gather    what the tasks acknowledged, walked through once
-5. state     where the run stands now; it is pending until a manifest names it (driver/run_state.py)
+5. state     where the run stands now; it is pending until a manifest names it (driver/driver_state.py)
 6. commit    if a checkpoint is due, by default after each epoch: segment, manifest (driver/checkpointer.py)
 7. publish   what sinks staged gets its final name
 8. report    the epoch's numbers, and those of its tasks
@@ -31,6 +31,7 @@ from state_runtime.changelog.writer import source_log_changes
 from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.driver.checkpointer import Checkpointer
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.empty_outputs import with_empty_outputs
 from state_runtime.driver.engine import SparkEngine
 from state_runtime.driver.epoch import (
@@ -48,7 +49,6 @@ from state_runtime.driver.epoch import (
 from state_runtime.driver.epoch_budget import BudgetPlanner
 from state_runtime.driver.numbers import of_epoch, of_rows_in_flight
 from state_runtime.driver.retries import Retries
-from state_runtime.driver.run_state import RunState
 from state_runtime.driver.task_history import TaskHistory, epoch_of
 from state_runtime.pipeline.odd_times import OddTimes
 from state_runtime.pipeline.source_position import SparkCheckpoint
@@ -80,7 +80,7 @@ class EpochLine:
         committer: Committer,
         checkpoint: SparkCheckpoint,
         spark: SparkSession,
-        books: RunState,
+        state: DriverState,
         *,
         on_progress: Callable[[Progress], None] | None,
         wait: Callable[[float], bool],
@@ -91,7 +91,7 @@ class EpochLine:
         self._committer = committer
         self._checkpoint = checkpoint
         self._spark = spark
-        self._books = books
+        self._state = state
         self._on_progress = on_progress
         self._skipped_rows = skipped_rows
         self._is_savepoint_asked = is_savepoint_asked
@@ -99,18 +99,18 @@ class EpochLine:
         self._odd_times = OddTimes(context.pipeline.watermarks)
         self._governor = BudgetPlanner(context.settings, context.pipeline.operators, context.parallelism)
         self.checkpointer = Checkpointer(
-            context, committer, books, self._uploader, lambda: self._governor.is_catching_up
+            context, committer, state, self._uploader, lambda: self._governor.is_catching_up
         )
         self.engine = SparkEngine(
             context,
             committer,
-            books,
+            state,
             spark,
             flush=self._flush,
             discard=lambda acknowledged, epoch: self.checkpointer.remove(acknowledged, None, epoch),
         )
         self.retries = Retries(
-            books,
+            state,
             committer,
             self.checkpointer,
             self.engine.so_far,
@@ -125,7 +125,7 @@ class EpochLine:
     def is_unproven(self) -> bool:
         """Whether the run is on trial and has not shown yet that it can restore every shard and commit: the first epoch
         shows it, whether rows come or not."""
-        return self._context.on_trial and self._books.epochs == 0
+        return self._context.on_trial and self._state.epochs == 0
 
     def run(self, frame: DataFrame, request: EpochRequest) -> bool:
         """One epoch; whether it ended in a checkpoint that a savepoint was asked for.
@@ -134,7 +134,7 @@ class EpochLine:
             frame: the batch, or a frame of its columns without rows.
 
         Raises:
-            StillstateError: typed; the books may hold what never happened.
+            StillstateError: typed; the driver's state may hold what never happened.
         """
         numbers, tasks, is_for_savepoint = self.retries.take("epoch", partial(self._epoch, frame, request))
         self.row_bytes = row_bytes_after(self.row_bytes, (a for _, a in tasks.ran))
@@ -163,7 +163,7 @@ class EpochLine:
         with collection_paused():
             source = self._read(request)
             limits_of = partial(self._limits_of, request)
-            plan = planned(request, self._books.standing(), self._context, limits_of)
+            plan = planned(request, self._state.standing(), self._context, limits_of)
             run = self.engine.run(frame, plan, limits_of)
             faults.reach("action-done")
             tasks = gathered(run.acknowledged, self._context.pipeline.stages)
@@ -177,7 +177,7 @@ class EpochLine:
         return self._leave_pending(numbers, times), tasks, False
 
     def _read(self, request: EpochRequest) -> SourceRead:
-        before = self._books.interval.head.source
+        before = self._state.interval.head.source
         if request.batch_id is None:
             return SourceRead(before)
         position = self._checkpoint.position(request.batch_id)
@@ -186,7 +186,7 @@ class EpochLine:
 
     def _limits_of(self, request: EpochRequest, batch: BatchProgress | None) -> EpochLimits:
         """What an epoch that begins now may take, without a batch whatever it takes."""
-        clock, interval = self._context.clock, self._books.interval
+        clock, interval = self._context.clock, self._state.interval
         interval_s, now_s = self._context.settings.checkpoint.interval_s, clock.monotonic_s()
         left_s = max(0.0, interval_s - (now_s - interval.began_s)) if interval_s else 0.0
         budget = self._governor.plan(
@@ -199,14 +199,14 @@ class EpochLine:
 
     def _advance(self, run: EpochRun, tasks: Gathered, source: SourceRead, times: EpochTimes) -> Progress:
         """Make what an epoch did the run's state; its numbers as far as they are known."""
-        context, books, clock = self._context, self._books, run.planned.clock
+        context, state, clock = self._context, self._state, run.planned.clock
         if run.planned.has_action:
             self._odd_times.look(run.planned.request.time_ms, run.event_times)
-        counted = books.interval.numbers or self._committer.last.progress
+        counted = state.interval.numbers or self._committer.last.progress
         staged = staged_outputs([s for a in run.acknowledged for s in a.staged], context.sinks, clock.epoch)
         outputs = with_empty_outputs(staged, context, self._committer.term.term)
-        after = outcome_of(run, tasks, books.standing(), context, source, outputs)
-        books.epoch_done(after)
+        after = outcome_of(run, tasks, state.standing(), context, source, outputs)
+        state.epoch_done(after)
 
         moved = self.engine.learn(run, tasks, times.phases["process"])
         self._governor.seen(tasks.ran)
@@ -226,7 +226,7 @@ class EpochLine:
             after.batch,
             epoch=clock.epoch,
             now_ms=run.time.batch_time_ms,
-            dropped_rows=books.take_dropped_rows(),
+            dropped_rows=state.take_dropped_rows(),
         )
         segment_bytes = numbers.segment_bytes + run.flushed_bytes
         return replace(numbers, moved_shards=moved, inflight=inflight, segment_bytes=segment_bytes)
@@ -236,11 +236,11 @@ class EpochLine:
 
         What it changed is flushed if it is too much to be held in memory, or if nothing but the memory has it.
         """
-        books = self._books
+        state = self._state
         segment_bytes, flushed_ms = 0, 0.0
         if (
-            books.interval.holds_more_than(self._context.settings.checkpoint.pending_bytes_max)
-            or books.shards.any_stranded
+            state.interval.holds_more_than(self._context.settings.checkpoint.pending_bytes_max)
+            or state.shards.any_stranded
         ):
             segment_bytes, flushed_ms = self._flush()
         ended_s = self._context.clock.monotonic_s()
@@ -253,9 +253,9 @@ class EpochLine:
             (ended_s - times.started_s) * 1000,
             {**times.phases, "segment": times.flushed_ms + flushed_ms},
         )
-        books.epoch_pending(numbers)
+        state.epoch_pending(numbers)
         faults.reach("epoch-pending")
-        return replace(numbers, epochs=books.interval.epochs)
+        return replace(numbers, epochs=state.interval.epochs)
 
     def _flush(self) -> tuple[int, float]:
         """Write the changes in memory as a segment; its bytes, and the milliseconds that it took."""

@@ -22,12 +22,12 @@ from state_runtime.base.errors import Fenced
 from state_runtime.base.fair_lock import FairLock
 from state_runtime.base.progress import Progress
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.due import fires_at, is_anything_due
 from state_runtime.driver.epoch import EpochRequest, advanced, holds_batch
 from state_runtime.driver.epoch_line import EpochLine
 from state_runtime.driver.newest_published import newest_published
 from state_runtime.driver.processing_time import ProcessingTime
-from state_runtime.driver.run_state import RunState
 from state_runtime.driver.savepoint_requests import Savepoints
 from state_runtime.driver.task_history import TaskHistory
 from state_runtime.pipeline.source_position import SparkCheckpoint
@@ -71,14 +71,14 @@ class EpochDriver:
         self._committer = committer
         self._checkpoint = checkpoint
         self._savepoints = savepoints
-        self._books = RunState.open(context, committer.last, newest_published(context, committer.last))
+        self._state = DriverState.open(context, committer.last, newest_published(context, committer.last))
         self._time = ProcessingTime(committer.clock, committer.last, committer.follows_ms)
         self._line = EpochLine(
             context,
             committer,
             checkpoint,
             spark,
-            self._books,
+            self._state,
             on_progress=on_progress,
             wait=threading.Event().wait if wait is None else wait,
             skipped_rows=skipped_rows,
@@ -94,7 +94,7 @@ class EpochDriver:
     @property
     def epochs(self) -> int:
         """How many epochs the run has done."""
-        return self._books.epochs
+        return self._state.epochs
 
     @property
     def progress(self) -> Progress | None:
@@ -116,7 +116,7 @@ class EpochDriver:
 
         For the heartbeat, from its thread: Spark delivers acknowledgements one by one as tasks end.
         """
-        done, total = self._line.engine.arrived(), self._books.shards.shard_count
+        done, total = self._line.engine.arrived(), self._state.shards.shard_count
         return (0, 0) if done is None or self.epochs > 0 else (min(done, total), total)
 
     def mark(self) -> tuple[int, int, int]:
@@ -155,7 +155,7 @@ class EpochDriver:
         self._finish_batch(frame)
         with self._turn() as is_wanted:
             # Returning without work is safe: Spark's own commit log is scratch, the manifest is the truth.
-            head = self._books.interval.head
+            head = self._state.interval.head
             if is_wanted and not holds_batch(head, batch_id, lambda: self._checkpoint.position(batch_id)):
                 planned_ms = self._checkpoint.clock(batch_id).batch_time_ms
                 self._run(frame, batch_id, self._now_ms(planned_ms))
@@ -170,7 +170,7 @@ class EpochDriver:
         is_open = True
         while is_open:
             with self._turn() as is_wanted:
-                is_open = is_wanted and self._books.batch is not None
+                is_open = is_wanted and self._state.batch is not None
                 if is_open:
                     self._run(self._without_rows(frame), None, self._now_ms())
 
@@ -268,7 +268,7 @@ class EpochDriver:
             if self.failure is not None:
                 return
             with self._failing():
-                while self._books.batch is not None:
+                while self._state.batch is not None:
                     self._run(empty, None, self._now_ms(), unlimited=True)
                 # Timers fire timers: each round is an epoch. Code that sets the next one from the one that fires never
                 # ends.
@@ -276,7 +276,7 @@ class EpochDriver:
                 for _ in range(epochs_max):
                     self._run(empty, None, self._now_ms(), drains=True)
                     faults.reach("drain-epoch")
-                    if not fires_at(self._context.pipeline.operators, self._books.shards, END_OF_TIME_MS):
+                    if not fires_at(self._context.pipeline.operators, self._state.shards, END_OF_TIME_MS):
                         break
                 else:
                     _LOG.warning(
@@ -295,7 +295,7 @@ class EpochDriver:
                 self._checkpoint_and_begin()
 
     def _checkpoint_and_begin(self) -> None:
-        if self._books.interval.epochs:
+        if self._state.interval.epochs:
             with self._failing():
                 self._line.checkpoint()
         self._begin_savepoints()
@@ -315,7 +315,7 @@ class EpochDriver:
         except BaseException as error:
             self.failure = typed_error(error)
             if not self._line.checkpointer.is_committing and not isinstance(self.failure, Fenced):
-                self._line.checkpointer.remove(self._line.engine.so_far(), self._books.interval)
+                self._line.checkpointer.remove(self._line.engine.so_far(), self._state.interval)
             raise self.failure from cause_of(self.failure, error)
         finally:
             self._is_at_work = False
@@ -323,16 +323,16 @@ class EpochDriver:
     # --- an epoch ------------------------------------------------------------------------------------------------
 
     def _now_ms(self, planned_ms: int | None = None) -> int:
-        return self._time.now_ms(self._books.interval.head, planned_ms)
+        return self._time.now_ms(self._state.interval.head, planned_ms)
 
     def _is_due(self, now_ms: int) -> bool:
-        head = self._books.interval.head
-        if self._books.batch is not None:
+        head = self._state.interval.head
+        if self._state.batch is not None:
             return True
         if head.time is None or head.source is None:
             return False
         time = advanced(self._context, head, now_ms)
-        return is_anything_due(self._context.pipeline.operators, self._books.shards, head.time, time)
+        return is_anything_due(self._context.pipeline.operators, self._state.shards, head.time, time)
 
     def _run(
         self,
@@ -351,5 +351,5 @@ class EpochDriver:
 
     def _is_savepoint_asked(self) -> bool:
         """Whether a checkpoint of the head would be a savepoint's."""
-        is_open = self._books.batch is not None
+        is_open = self._state.batch is not None
         return self._savepoints is not None and self._savepoints.is_asked(batch_is_open=is_open)

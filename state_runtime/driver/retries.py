@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from state_runtime.base.errors import can_pass
 from state_runtime.driver.checkpointer import Checkpointer
-from state_runtime.driver.run_state import RunState
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.snapshot.commit import Committer
 from state_runtime.spark.errors import typed_error
 from state_runtime.task.acknowledgement import Acknowledgement
@@ -41,7 +41,7 @@ class Retries:
 
     def __init__(
         self,
-        books: RunState,
+        state: DriverState,
         committer: Committer,
         checkpointer: Checkpointer,
         so_far: Callable[[], list[Acknowledgement]],
@@ -49,7 +49,7 @@ class Retries:
         tolerable: int,
         wait: Callable[[float], bool],
     ) -> None:
-        self._books = books
+        self._state = state
         self._committer = committer
         self._checkpointer = checkpointer
         self._so_far = so_far
@@ -61,15 +61,15 @@ class Retries:
         """Take a step; again, while what makes it fail can pass, and at most `tolerable` times in a row.
 
         A run that ends costs a start of Spark and a restore; a store that is away for two minutes should not. A step
-        that failed has not happened: the books are as before it, and what it staged and uploaded is removed as far as
-        the stores answer, and never named by a manifest.
+        that failed has not happened: the driver's state is as before it, and what it staged and uploaded is removed as
+        far as the stores answer, and never named by a manifest.
 
         Not tried again: anything after a manifest's create was tried, because it may have happened; what comes after
         the manifest; an error that the same call gets again.
         """
         failures = 0
         while True:
-            before, last = self._books.standing(), self._committer.last
+            before, last = self._state.standing(), self._committer.last
             try:
                 return step()
             except Exception as error:
@@ -79,8 +79,8 @@ class Retries:
                 is_open = self._checkpointer.is_committing or self._committer.last is not last
                 if is_open or not can_pass(typed) or failures > self._tolerable:
                     raise
-                self._checkpointer.remove(self._so_far(), self._books.interval.since(before.interval))
-                self._books.back_to(before)
+                self._checkpointer.remove(self._so_far(), self._state.interval.since(before.interval))
+                self._state.back_to(before)
                 wait_s = min(_WAIT_MAX_S, _WAIT_S * _WAIT_GROWTH ** (failures - 1))
                 _LOG.warning(
                     "%s %d failed (%d of at most %d times in a row) and is run again in %.0f s: %s: %s",

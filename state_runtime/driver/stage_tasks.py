@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.driver.context import DriverContext
+from state_runtime.driver.driver_state import DriverState
 from state_runtime.driver.epoch_budget import EpochBudget
-from state_runtime.driver.run_state import RunState
 from state_runtime.driver.single_task import LIMITS
 from state_runtime.pipeline.compile import Stage
 from state_runtime.pipeline.operators import arrow_schema
@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StageTasks:
-    """Puts together what tasks need to know, from the books as they are when it is asked.
+    """Puts together what tasks need to know, from the driver's state as it is when it is asked.
 
     Life cycle: made with the run → per action `job`, then `of_action` around planning and running it.
 
@@ -45,11 +45,11 @@ class StageTasks:
     """
 
     def __init__(
-        self, context: DriverContext, committer: Committer, books: RunState, spark: SparkContext, accumulator: Any
+        self, context: DriverContext, committer: Committer, state: DriverState, spark: SparkContext, accumulator: Any
     ) -> None:
         self._context = context
         self._committer = committer
-        self._books = books
+        self._state = state
         self._spark = spark
         self._accumulator = accumulator
 
@@ -60,7 +60,7 @@ class StageTasks:
             time: the epoch's clock, as tasks act by it.
             late_ms: the watermark that rows are late by.
         """
-        context, last, head = self._context, self._committer.last, self._books.interval.head
+        context, last, head = self._context, self._committer.last, self._state.interval.head
         return TaskJob(
             name=context.job_name,
             uid=self._committer.info.uid,
@@ -74,7 +74,7 @@ class StageTasks:
             parallelism=context.parallelism,
             clock=EpochClock(time.batch_time_ms, time.watermark_ms, late_ms, head.epoch + 1),
             settings=context.settings,
-            pending=self._books.interval.segments,
+            pending=self._state.interval.segments,
             shards=self._flushed_files(),
             root_id=root_id(context.root.url),
             base_commit_id=last.commit_id,
@@ -100,15 +100,15 @@ class StageTasks:
 
     def placement(self, spark: SparkSession) -> Placement:
         """Keeps the shards of the run on their executors."""
-        context, last, books = self._context, self._committer.last, self._books
+        context, last, state = self._context, self._committer.last, self._state
 
         def wanted() -> tuple[int, Mapping[str, ShardVersions]]:
             # Before the first epoch the copies are those of the run before, which may have had another parallelism.
-            if books.epochs == 0:
+            if state.epochs == 0:
                 return last.parallelism, {
                     uid: ShardVersions.decode(stored, last.parallelism) for uid, stored in last.versions.items()
                 }
-            return context.parallelism, books.shards.versions
+            return context.parallelism, state.shards.versions
 
         return Placement(
             spark,
@@ -129,7 +129,7 @@ class StageTasks:
         stage: Stage,
         number: int,
     ) -> StageTask:
-        context, shards = self._context, self._books.shards
+        context, shards = self._context, self._state.shards
         uid = stage.operator.uid if stage.operator is not None else ""
         passes = batch.of_operator(uid) if batch is not None else ()
         return StageTask(
@@ -147,7 +147,7 @@ class StageTasks:
             listed=listed,
             passes=passes,
             unaggregated=arrow_schema(stage.input) if passes and stage.partial is not None else None,
-            needed_rows=self._books.needed_rows,
+            needed_rows=self._state.needed_rows,
             budget=budget.stages.get(uid, NO_LIMITS),
             narrow=self._narrow_limits() if narrow else None,
         )
@@ -158,7 +158,7 @@ class StageTasks:
         return replace(LIMITS, bytes_max=min(LIMITS.bytes_max, self._context.settings.task_bytes_max))
 
     def _share_listing(self) -> Broadcast[Mapping[str, ListedFiles]] | None:
-        files = self._books.files
+        files = self._state.files
         listed = files.of_tasks() if files is not None else {}
         return self._spark.broadcast(listed) if listed else None
 
@@ -167,7 +167,7 @@ class StageTasks:
 
         Shards that changed after it are pending, and do not ask for it.
         """
-        entry = self._books.files.flushed if self._books.files is not None else None
+        entry = self._state.files.flushed if self._state.files is not None else None
         return entry if entry != self._committer.last.shards else None
 
 

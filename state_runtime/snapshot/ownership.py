@@ -10,7 +10,7 @@ What is unique to each process and each job says whose the root is:
     job.json            the job's uid; a new job of the same name has another one
     snapshots/<n>       the newest snapshot that a run has committed, with its commit id: not in a backup that is older,
                         nor in another job's root
-    boundary/run-…      a run's own mark (snapshot/expiry_boundary.py): it goes with the root, and is not in a backup that is
+    boundary/run-…      a run's own mark (expiry_boundary.py): it goes with the root, and is not in a backup that is
                         older than the run
     terms/<n>.json      the run's term as the run wrote it; the same
     a newer run's mark  another run has been started: if it has fenced this one, the root is no longer this one's
@@ -273,7 +273,7 @@ def advance_own_boundary(
         except Fenced as error:
             take_back_boundary(root, written)
             raise Fenced(
-                f"{error}. ExpiryBoundary {written.sequence} was written meanwhile; it was taken back, and nothing else was "
+                f"{error}. Boundary {written.sequence} was written meanwhile; it was taken back, and nothing else was "
                 "changed"
             ) from error
 

@@ -91,7 +91,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "inflight-begun-of-the-first-open-operator",
         "state_runtime/driver/batch_progress.py",
-        " and batch.begun == book.level(operators)",
+        " and batch.begun == progress.level(operators)",
         "",
         f"{_BATCH_BOOK}test_below_a_new_operator_all_that_is_due_is_looked_at_once_more",
     ),
@@ -125,8 +125,8 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "inflight-rows-without-batch",
-        "state_runtime/driver/head.py",
-        'check(not any(left for a in done.acknowledged for left in a.left.values()), "rows are left without a batch")',
+        "state_runtime/driver/epoch.py",
+        'check(not any(left for a in run.acknowledged for left in a.left.values()), "rows are left without a batch")',
         "pass",
         f"{_SCHEDULE}test_rows_that_an_epoch_without_a_batch_leaves_fail_it",
     ),
@@ -168,7 +168,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "inflight-copies-needed",
-        "state_runtime/driver/run_state.py",
+        "state_runtime/driver/driver_state.py",
         "return self._committed_rows | (self._batch.needed if self._batch is not None else frozenset())",
         "return frozenset()",
         f"{_SCHEDULE}test_a_restart_in_place_reads_neither_state_nor_rows_in_flight_from_the_store",

@@ -1,4 +1,4 @@
-"""Deleting snapshots, savepoints and whole jobs. ExpiryBoundary first, then data, the record last; refused if somebody needs
+"""Deleting snapshots, savepoints and whole jobs. Boundary first, then data, the record last; refused if somebody needs
 them.
 
     refuse ──▶ announce ──▶ settle ──▶ data ──▶ manifest            (snapshots; see snapshot/expiry_boundary.py)

@@ -55,7 +55,7 @@ def process(world: World) -> None:
 
 def restored(driver: EpochDriver) -> set[int]:
     """How many shards of each operator the run has restored."""
-    return {len(shards) for shards in driver._books.shards.trusted.values()}
+    return {len(shards) for shards in driver._state.shards.trusted.values()}
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])

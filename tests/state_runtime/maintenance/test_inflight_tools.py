@@ -372,7 +372,7 @@ def test_other_formats_carry_them(made: InflightRoot, root: Store, to: Any) -> N
 
 @pytest.mark.long
 def test_a_run_goes_on_after_every_tool_had_its_turn(tmp_path: Path) -> None:
-    """WrittenTables, collected, with no older snapshot, from a copy in another place, with another parallelism: what readers see
+    """Materialized, collected, with no older snapshot, from a copy in another place, with another parallelism: what readers see
     is what an aligned run gives."""
     aligned = World(tmp_path / "aligned", random.Random(0), [list(b) for b in BATCHES])
     go_on(aligned, JobSettings(parallelism=2, local_dir=str(tmp_path / "a"), materialization=MaterializationSettings(by="dagster"), placement="off", checkpoint=CheckpointSettings(mode="aligned")))  # fmt: skip

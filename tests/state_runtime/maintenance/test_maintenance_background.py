@@ -210,7 +210,7 @@ def test_a_round_that_fails_is_tried_again_after_a_pause() -> None:
 
 
 def test_a_new_run_ends_what_a_killed_one_began() -> None:
-    """ExpiryBoundary written, data not removed: the first round of the next run does it."""
+    """Boundary written, data not removed: the first round of the next run does it."""
     world = FakeWorld()
     job = Job(world.connect(), world.clock).checkpoints(20)
     from state_runtime.maintenance.delete.snapshots import give_up

@@ -1,4 +1,4 @@
-"""The books in which a run's driver keeps what it knows beside the newest manifest."""
+"""What a run's driver knows beside the newest manifest."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from state_runtime.driver.shard_index import ShardIndex
 from state_runtime.pipeline.compatibility import usable_versions
 from state_runtime.snapshot.manifest import Manifest, SegmentEntry, StagedOutput
 
-__all__ = ["EpochOutcome", "RunState", "Standing"]
+__all__ = ["DriverState", "EpochOutcome", "Standing"]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What the books say at one moment."""
+    """All of it at one moment."""
 
     interval: Interval
     shards: ShardIndex
@@ -40,7 +40,7 @@ class EpochOutcome:
 
     Attributes:
         head: a draft of the next manifest.
-        shards, files, batch: the books after it.
+        shards, files, batch: after the epoch.
         changes, outputs, rows: of state, of sinks, of rows in flight.
     """
 
@@ -53,16 +53,16 @@ class EpochOutcome:
     rows: Sequence[TaskChanges] = ()
 
 
-class RunState:
-    """Where a run stands between two epochs. Nobody else writes into the books, and each method that does is an event.
+class DriverState:
+    """Where a run stands between two epochs. Nothing else writes into it, and each method that does is an event.
 
     Life cycle: `open` with the run → after each epoch `epoch_done`, then `checkpointed` if it ended in a checkpoint, or
     `epoch_pending` if it did not. `flushed`, and with the changelog off `listing_written`, come before either, and
     may come before an epoch's action is run once more. `back_to` an earlier moment after any of these but
     `checkpointed`.
 
-    Not thread-safe: written under the driver's lock. Each book is a value that never changes, so that another thread
-    may read one.
+    Not thread-safe: written under the driver's lock. Each part is a value that never changes, so that another
+    thread may read one.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunState:
         self._epochs = 0
 
     @staticmethod
-    def open(context: DriverContext, last: Manifest, published: int = 0) -> RunState:
+    def open(context: DriverContext, last: Manifest, published: int = 0) -> DriverState:
         """At the start of a run.
 
         Args:
@@ -111,8 +111,8 @@ class RunState:
                 shards = shards.visiting(dict.fromkeys(stored, every))
         interval = Interval(first_head(last, published), context.clock.monotonic_s())
         if context.drop_inflight:
-            return RunState(interval, shards, files, None, _given_up(last))
-        return RunState(interval, shards, files, _open_batch(context, last))
+            return DriverState(interval, shards, files, None, _given_up(last))
+        return DriverState(interval, shards, files, _open_batch(context, last))
 
     # --- what is in them -----------------------------------------------------------------------------------------
 
