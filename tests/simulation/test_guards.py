@@ -79,7 +79,9 @@ def _attributes() -> dict[tuple[str, ...], object]:
             for key, value in vars(module).items():
                 found[name, key] = value
                 if isinstance(value, type):
-                    found |= {(name, key, inner): each for inner, each in vars(value).items()}
+                    # Pydantic builds a model's schema when it is first used.
+                    own = {inner: each for inner, each in vars(value).items() if not inner.startswith("__pydantic")}
+                    found |= {(name, key, inner): each for inner, each in own.items()}
     return found
 
 
@@ -262,7 +264,7 @@ def test_with_the_manifest_first_a_copy_that_was_cut_is_a_broken_snapshot(
 
 
 def test_without_the_claims_create_two_children_own_one_source(monkeypatch: pytest.MonkeyPatch, guarded: Any) -> None:
-    from state_runtime.driver import beginning as start_from
+    from state_runtime.driver import start_position as start_from
     from state_runtime.snapshot.document import encode_document
     from state_runtime.snapshot.paths import CLAIM_FILE
 
@@ -280,7 +282,7 @@ def test_without_the_claims_create_two_children_own_one_source(monkeypatch: pyte
 
 def test_without_fencing_a_claimed_root_its_last_epochs_are_lost(monkeypatch: pytest.MonkeyPatch, guarded: Any) -> None:
     """The claimer would copy a snapshot, and the old job commit another after it."""
-    from state_runtime.driver import beginning as start_from
+    from state_runtime.driver import start_position as start_from
 
     def read_only(self: Any, source: Any, actor: Any) -> Any:
         claim.claim_root(source.root, claim.Claim("child", self._ids.uid(), self._root.url, 0))

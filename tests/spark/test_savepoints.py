@@ -129,7 +129,7 @@ def test_a_savepoint_under_input_is_the_state_of_its_position_and_disturbs_nothi
 # The command, for which every state is large: it folds in a Spark session of its own, and in no other way.
 _LARGE = """
 from stillstate.orchestration.cli import app
-from stillstate.orchestration.running import savepoints
+from stillstate.orchestration.running import make_savepoint as savepoints
 savepoints.HERE_BYTES_MAX, savepoints.convert_small = 0, None
 app()
 """

@@ -32,7 +32,7 @@ from state_runtime.base.errors import OutcomeUnknown, StoreUnavailable
 from state_runtime.driver import savepoint_requests as savepoints
 from state_runtime.driver.epochs import EpochDriver
 from state_runtime.driver.savepoint_requests import Savepoints
-from state_runtime.maintenance.copy import savepoint as savepoint_copy
+from state_runtime.maintenance.copy import make_savepoint as savepoint_copy
 from state_runtime.processors.builtin.windows import plan_windows
 from state_runtime.processors.declared.aggregates import count
 from state_runtime.processors.declared.windows import tumbling

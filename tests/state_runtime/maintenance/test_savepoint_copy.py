@@ -33,7 +33,7 @@ from state_runtime.base.errors import (
     StoreUnavailable,
 )
 from state_runtime.base.settings import CheckpointSettings, JobSettings
-from state_runtime.maintenance.copy import savepoint as savepoint_copy
+from state_runtime.maintenance.copy import make_savepoint as savepoint_copy
 from state_runtime.maintenance.copy.make_savepoint import (
     SavepointWork,
     pin_for_savepoint,

@@ -24,7 +24,7 @@ from test_stage_task import Gather, job, operator, rows, stage_task  # noqa: F40
 
 from state_runtime.base.errors import InvalidData
 from state_runtime.base.settings import JobSettings
-from state_runtime.materialize import fold as folding
+from state_runtime.materialize import write_tables as folding
 from state_runtime.restore import sources, stream
 from state_runtime.snapshot.shard_versions import ShardVersions
 from state_runtime.state import table
