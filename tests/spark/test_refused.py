@@ -16,6 +16,7 @@ from pyspark.sql.functions import current_timestamp, rand
 from state_runtime.base.errors import InvalidPipeline, UserCodeError
 from state_runtime.base.settings import JobSettings
 from state_runtime.pipeline.compile import TransformStep, compile_pipeline
+from state_runtime.pipeline.graph import Edge, Graph, SegmentNode, SourceNode
 from state_runtime.pipeline.repeatable import cut_by_epochs, unrepeatable_columns
 from state_runtime.pipeline.sources import cleans_up, open_source, unrepeatable_source, unwatched
 from state_runtime.spark.arrow import arrow_schema_of, arrow_type, spark_schema_of, spark_type
@@ -29,7 +30,7 @@ from state_runtime.spark.prepared import frames_of
 
 from ..refusal import everything_refused
 from .jobs import assert_equals_batch, rows_of, two_step_job, windowed_job, write_input
-from .test_sources import inbox, stateful_streams
+from .test_sources import inbox, of, stateful_streams
 
 pytestmark = pytest.mark.spark
 
@@ -98,17 +99,17 @@ def test_what_may_not_run_is_refused_by_what_is_printed(spark: SparkSession, tmp
     """State of Spark's, a source that forgets, and watermarks of which nobody could say what they saw."""
     for what, frame, _ in stateful_streams(spark, tmp_path):
         with pytest.raises(InvalidPipeline, match=f"keeps state, {what}"):
-            open_source(spark, "job", frame, None)
+            open_source(spark, "job", of(frame))
     reader = spark.readStream.format("socket").options(host="localhost", port=9)
     assert unrepeatable_source(reader.load()) == "socket"
     ticks = inbox(tmp_path, "c", [1])(spark)
     marked = ticks.withWatermark("at", "1 second")
     with pytest.raises(InvalidPipeline, match=r"withWatermark\('at', …\) is called on a stream that has"):
-        open_source(spark, "job", marked.select("at").withWatermark("at", "2 seconds"), None)
+        open_source(spark, "job", of(marked.select("at").withWatermark("at", "2 seconds")))
     for frame in (marked.union(ticks), marked.where("at > timestamp'2024-01-01'")):
         with pytest.raises(InvalidPipeline, match=r"as the last step of read\(\)"):
-            open_source(spark, "job", frame, None)
-    opened = open_source(spark, "job", ticks.where("n > 0").withWatermark("at", "1 second").select("k", "at"), None)
+            open_source(spark, "job", of(frame))
+    opened = open_source(spark, "job", of(ticks.where("n > 0").withWatermark("at", "1 second").select("k", "at")))
     assert [(column.name, column.node) for column in opened.watermarks] == [("at", None)]
 
 
@@ -171,8 +172,8 @@ def test_an_error_of_the_users_code_is_no_refusal(spark: SparkSession, tmp_path:
         raise TypeError("no such thing")
 
     before = set(INTERNALS._refused)
+    graph = Graph((SourceNode("", inbox(tmp_path, "a", [1])), SegmentNode((Edge(0),), TransformStep(fails))))
+    source = open_source(spark, "job", graph)
     with pytest.raises(UserCodeError, match="no such thing"):
-        compile_pipeline(
-            spark, open_source(spark, "job", inbox(tmp_path, "a", [1]), None), (TransformStep(fails),), JobSettings()
-        )
+        compile_pipeline(spark, source, graph, JobSettings())
     assert before == INTERNALS._refused
