@@ -12,11 +12,12 @@ from maintenance_root import FakeWorld, Job
 from model import CountingIds
 
 from state_runtime.base.errors import CorruptSegment
+from state_runtime.base.settings import UploadSettings
 from state_runtime.changelog.inflight import InflightPass, RowsLeft, RowsPart, check_passes, cut_by_shards
 from state_runtime.changelog.parts import PartEntry
 from state_runtime.changelog.reader import read_passes
 from state_runtime.changelog.rows import fit_rows
-from state_runtime.changelog.upload import Uploader, UploadPolicy
+from state_runtime.changelog.upload import Uploader
 from state_runtime.changelog.writer import begin_segment
 from state_runtime.snapshot.manifest import InflightNumbers, Manifest, OpenBatch, RowsLayout
 from state_runtime.state.key_groups import hash_range_of_shard, shard_of_hash
@@ -96,7 +97,7 @@ def listed(passed: InflightPass, operator: str) -> tuple[Store, Manifest]:
     last = job.committer.last
     begun = begin_segment(
         job.root, [], job_uid=job.committer.info.uid, term=job.committer.term.term, snapshot_id=last.snapshot_id + 1,
-        ids=CountingIds(8), uploader=Uploader(UploadPolicy(), world.clock), passes=(passed,),
+        ids=CountingIds(8), uploader=Uploader(UploadSettings(), world.clock), passes=(passed,),
     )  # fmt: skip
     assert begun is not None
     listing = begun.result()

@@ -56,14 +56,14 @@ class Run:
         self.root = open_store(str(folder / "store")).child("job")
         self.asked: dict[int, tuple[str, SavepointThen, bool]] = {}
         self.driver: Any = start(self.world, self.settings, savepoints=self._savepoints)
-        note = self.driver._on_progress
+        note = self.driver._line._on_progress
 
         def noting(progress: Any) -> None:
             note(progress)
             if self.driver.epochs in self.asked:
                 self._ask(*self.asked[self.driver.epochs])
 
-        self.driver._on_progress = noting
+        self.driver._line._on_progress = noting
 
     def _savepoints(self, committer: Committer) -> Savepoints:
         self.term = committer.term.term

@@ -470,7 +470,7 @@ def test_cells_are_small_enough_to_fold_and_few_enough_to_name_up_to_a_tebibyte(
 ) -> None:
     """Whatever is set: no cell of more than 512 MiB, which a fold can hold, unless the user asks for up to 1 GiB; and
     a manifest can name all tables, with as many deltas above each as folds leave there."""
-    sizes = FoldSizes.of(settings)
+    sizes = FoldSizes.of(settings.materialization)
     cells, _ = grid([stored(0, HASH_MAX, state_bytes)], [], [], sizes)
     assert state_bytes / len(cells) <= max(sizes.table_bytes, settings.materialization.cell_bytes_max, 256 * MIB)
     tables = len(cells) * (1 + sizes.bounded(len(cells)).deltas_max)
@@ -485,16 +485,13 @@ def test_the_settings_say_how_many_cells_there_are() -> None:
                 [stored(0, HASH_MAX, 8 * GIB)],
                 [],
                 [],
-                FoldSizes.of(JobSettings(materialization=MaterializationSettings(cells_max=n))),
+                FoldSizes.of(MaterializationSettings(cells_max=n)),
             )[0]
         )
         for n in (8, 64, 256)
     ]
     assert counts == [32, 64, 256]  # 8: the tables would pass `cell_bytes_max`
-    sizes = [
-        FoldSizes.of(JobSettings(materialization=MaterializationSettings(cells_max=8, cell_bytes_max=n * MIB)))
-        for n in (64, 1024)
-    ]
+    sizes = [FoldSizes.of(MaterializationSettings(cells_max=8, cell_bytes_max=n * MIB)) for n in (64, 1024)]
     assert [len(grid([stored(0, HASH_MAX, 8 * GIB)], [], [], size)[0]) for size in sizes] == [128, 8]
 
 
