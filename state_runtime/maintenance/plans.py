@@ -7,6 +7,7 @@ if what it would delete is needed by now. So an old plan never deletes more than
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -19,7 +20,7 @@ from state_runtime.snapshot.document import decode_document, document_kind, enco
 from state_runtime.snapshot.job_info import JobInfo
 from state_runtime.store import Store
 
-__all__ = ["PLAN_AGE_MAX_MS", "DeletionPlan", "Kind", "Made", "check_fresh"]
+__all__ = ["PLAN_AGE_MAX_MS", "Kind", "Made", "PlanDocument", "check_fresh"]
 
 Kind = Literal["retention", "gc"]
 """The twins: both delete by a plan."""
@@ -66,7 +67,7 @@ def check_fresh(made: Made, info: JobInfo, place: str, now_ms: int) -> None:
 
 
 @dataclass(frozen=True)
-class DeletionPlan:
+class PlanDocument(ABC):
     """What every plan of deletions has.
 
     Attributes:
@@ -84,9 +85,9 @@ class DeletionPlan:
         return hashlib.sha256(encode_document(self.KIND, self)).hexdigest()
 
     @property
+    @abstractmethod
     def is_empty(self) -> bool:
         """Whether it deletes nothing."""
-        raise NotImplementedError
 
     def write(self, file: Path) -> None:
         """Write it to a local file.

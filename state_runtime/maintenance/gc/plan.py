@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from state_runtime.maintenance.layout import ObjectKind
-from state_runtime.maintenance.plans import DeletionPlan
+from state_runtime.maintenance.plans import PlanDocument
 
 __all__ = ["Candidate", "GcPlan"]
 
@@ -28,7 +28,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GcPlan(DeletionPlan):
+class GcPlan(PlanDocument):
     """What garbage collection found: the first of its two passes.
 
     Attributes:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from state_runtime.base.settings import RetentionPolicy
-from state_runtime.maintenance.plans import DeletionPlan
+from state_runtime.maintenance.plans import PlanDocument
 from state_runtime.maintenance.retention.policy import Decision
 
 __all__ = ["RetentionPlan"]
 
 
 @dataclass(frozen=True)
-class RetentionPlan(DeletionPlan):
+class RetentionPlan(PlanDocument):
     """What a retention policy decides."""
 
     KIND: ClassVar[str] = "retention-plan"
