@@ -9,7 +9,7 @@ from state_runtime.driver.shard_index import ShardIndex
 from state_runtime.processors.operator import Operator
 from state_runtime.snapshot.manifest import TimeEntry
 
-__all__ = ["fires_at", "is_anything_due", "woken"]
+__all__ = ["did_due", "fires_at", "is_anything_due", "woken"]
 
 
 def is_anything_due(operators: Sequence[Operator], shards: ShardIndex, before: TimeEntry, time: TimeEntry) -> bool:
@@ -45,7 +45,7 @@ def woken(
         uid = operator.uid
         visited = set(shards.unvisited.get(uid, ()))
         is_event = operator.time_domain == "event"
-        if (not is_event or uid in does_due) and not _did_due(operator, batch):
+        if (not is_event or uid in does_due) and not did_due(operator, batch):
             visited.update(_due_shards(operator, shards, time))
         if batch is not None:
             visited.update(batch.rows_of_shards(uid, parallelism))
@@ -53,7 +53,7 @@ def woken(
     return found
 
 
-def _did_due(operator: Operator, batch: BatchProgress | None) -> bool:
+def did_due(operator: Operator, batch: BatchProgress | None) -> bool:
     """Whether an operator has done what the batch made due. What came of that (a timer that fired and set one that is
     due already) is due with the next batch, however many epochs this one takes.
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from state_runtime.driver.batch_progress import BatchProgress
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.driver_state import DriverState
+from state_runtime.driver.due import did_due
 from state_runtime.driver.epoch_budget import EpochBudget
 from state_runtime.driver.single_task import LIMITS
 from state_runtime.pipeline.compile import Stage
@@ -132,6 +133,8 @@ class StageTasks:
         context, shards = self._context, self._state.shards
         uid = stage.operator.uid if stage.operator is not None else ""
         passes = batch.of_operator(uid) if batch is not None else ()
+        # A shard may be visited for other reasons than what is due: nobody knows it yet, or its state becomes files.
+        was_done = stage.operator is not None and did_due(stage.operator, batch)
         return StageTask(
             job=job,
             stage=number,
@@ -148,7 +151,7 @@ class StageTasks:
             passes=passes,
             unaggregated=arrow_schema(stage.input) if passes and stage.partial is not None else None,
             needed_rows=self._state.needed_rows,
-            budget=budget.stages.get(uid, NO_LIMITS),
+            budget=replace(budget.stages.get(uid, NO_LIMITS), due_was_done=was_done),
             narrow=self._narrow_limits() if narrow else None,
         )
 

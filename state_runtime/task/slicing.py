@@ -42,6 +42,8 @@ class StageBudget:
         deadline_ms: wall clock at which no further slice begins; None: all rows are processed.
         within_s: so much of it is left at most, when a task begins, whatever the clock of its host says.
         does_due: whether what is due is done, by tasks that are done with their rows.
+        due_was_done: an earlier epoch of the batch did what is due, in shards without rows in flight. What has become
+            due there since (a timer that fired and set one that is due already) is due with the next batch.
         keep_bytes: per shard how much may be left, in memory.
         rows_per_s: of a task, in earlier epochs; 0 if not known.
     """
@@ -49,6 +51,7 @@ class StageBudget:
     deadline_ms: int | None = None
     within_s: float = 0.0
     does_due: bool = True
+    due_was_done: bool = False
     keep_bytes: tuple[int, ...] = ()
     rows_per_s: float = 0.0
 
@@ -103,7 +106,8 @@ class Slicer:
     @property
     def did_due(self) -> bool:
         """Whether what is due was done with the last slice."""
-        return self._budget.does_due and self.is_done
+        was_done = self._budget.due_was_done and not any(p.epoch for p in self._passes)
+        return self._budget.does_due and not was_done and self.is_done
 
     @property
     def is_done(self) -> bool:

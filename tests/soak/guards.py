@@ -103,6 +103,13 @@ GUARDS: tuple[Guard, ...] = (
         f"{_BATCH_BOOK}test_a_timer_that_sets_one_that_is_due_already_fires_again_with_the_next_batch",
     ),
     Guard(
+        "inflight-due-was-done",
+        "state_runtime/task/slicing.py",
+        "was_done = self._budget.due_was_done and not any(p.epoch for p in self._passes)",
+        "was_done = False",
+        f"{_SCHEDULE}test_what_became_due_again_waits_for_the_next_batch_in_shards_that_are_visited_all_the_same",
+    ),
+    Guard(
         "inflight-settled-not-woken",
         "state_runtime/driver/due.py",
         ' or (operator.time_domain == "event" and operator.uid in batch.settled)',

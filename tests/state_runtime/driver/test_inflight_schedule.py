@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import inflight_laws
 import pytest
 from inflight_chains import ALARMS, BALANCES, CHAINS, JOINS, ONCE, STEPS, Chain, Input
 from inflight_laws import (
@@ -34,7 +35,13 @@ from model import seeds
 
 from state_runtime.base import faults
 from state_runtime.base.errors import StillstateError, StoreUnavailable
-from state_runtime.base.settings import CheckpointSettings, JobSettings, MaterializationSettings, RetentionSettings
+from state_runtime.base.settings import (
+    CheckpointSettings,
+    JobSettings,
+    LocalRecoverySettings,
+    MaterializationSettings,
+    RetentionSettings,
+)
 from state_runtime.changelog.segment import FOOTER_BYTES, decode_index
 from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.snapshot.catalog import Catalog
@@ -89,6 +96,36 @@ def test_one_task_for_all_shards_gives_what_a_task_for_each_gives(tmp_path: Path
     refused in the middle has not happened."""
     seen = played(one_task_for_all_shards, chain, tmp_path, count)
     assert min(seen["narrow"], seen["refused"]) > 0, f"a law without cases: {seen}"
+
+
+def test_what_became_due_again_waits_for_the_next_batch_in_shards_that_are_visited_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with another parallelism and without the changelog visits every shard, to make files of its state; timers that
+    fired in the open batch, and set others that are due already, fired once more in it."""
+
+    def drawn(world: World, mode: str = "") -> JobSettings:
+        draw = world.draw
+        return JobSettings(
+            parallelism=draw.choice([1, 2, 3, 5]),
+            local_dir=str(world.root / "local"),
+            materialization=MaterializationSettings(by="nobody"),
+            placement="off",
+            runs_max=2,
+            checkpoint=CheckpointSettings(
+                batches=draw.choice([1, 1, 2, 5]),
+                pending_bytes_max=draw.choice([0, 2_000, 1 << 24]),
+                inline_bytes_max=draw.choice([0, 600, 1 << 18]),
+                mode=mode or draw.choice(["unaligned", "unaligned", "aligned-with-timeout", "aligned"]),
+                tolerable_failures=1_000,
+            ),
+            changelog=draw.choice(["on", "on", "on", "off"]),
+            backend=draw.choice(["arrow"] * 5 + ["rocksdb"]),
+            local_recovery=LocalRecoverySettings(enabled=draw.random() < 0.7),
+        )
+
+    monkeypatch.setattr(inflight_laws, "some_settings", drawn)
+    one_task_for_all_shards(Life("seed 7", tmp_path, random.Random(7), STEPS, monkeypatch))
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=[c.name for c in CHAINS])

@@ -85,3 +85,13 @@ def test_a_task_goes_on_while_it_would_leave_more_than_it_may() -> None:
     tight = StageBudget(deadline_ms=50_000, within_s=1.0, keep_bytes=(1_000,))
     rows, _ = processed(10_000, tight, row_s=0.001)
     assert 9_900 <= rows <= 10_000
+
+
+@pytest.mark.parametrize(("epoch", "does_due"), [(0, False), (7, True)])
+def test_what_is_due_was_done_in_shards_without_rows_in_flight(epoch: int, does_due: bool) -> None:
+    """They may be visited for another reason: what has become due there since waits for the next batch."""
+    given: Any = Rows(10)
+    given.epoch = epoch
+    slicer = Slicer([given], StageBudget(due_was_done=True), Clock(), shard=0, began_s=0.0, began_ms=0, rows_max=100)  # type: ignore[arg-type]
+    assert [part.is_last for part in slicer.slices()] == [does_due]
+    assert slicer.did_due is does_due
