@@ -398,8 +398,12 @@ class JobSettings(SettingsGroup):
             # `materialize=False` left it to another process.
             value = given[name] if key != "by" else "driver" if given[name] else "dagster"
             before = present.get(group, {})
-            before = before.model_dump(exclude_unset=True) if isinstance(before, SettingsGroup) else before
-            present[group] = {**before, key: value}
+            if isinstance(before, SettingsGroup):
+                before = before.model_dump(exclude_unset=True)
+            elif isinstance(before, bool):
+                before = {"enabled": before}  # `local_recovery=False`, which stays a way to say so
+            # Anything else is refused below, with its place.
+            present[group] = {**before, key: value} if isinstance(before, Mapping) else before
         return present
 
     if not TYPE_CHECKING:  # so that a misspelt name stays an error of types

@@ -1,10 +1,10 @@
 """The checkpoint of a run's driver: what is pending becomes a segment, a manifest, and then output that everybody sees.
 
-4. segment    the pending changes, folded and packed into one object
-5. manifest   create-if-absent of the next snapshot: from here on the epochs have happened
-6. publish    sinks give staged output its final name
+`commit`    the pending changes, folded and packed into one segment; then the manifest, create-if-absent of the next
+            snapshot: from here on the epochs have happened
+`publish`   sinks give staged output its final name
 
-(Steps 1 to 3 are an epoch's, in driver/epoch_line.py.)
+They are the steps 6 and 7 of an epoch (driver/epoch_line.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from state_runtime.driver.acknowledgements import Acknowledgements
 from state_runtime.driver.aggregated import Aggregated
 from state_runtime.driver.context import DriverContext
 from state_runtime.driver.driver_state import DriverState
-from state_runtime.driver.epoch import EpochRun, Gathered, LimitsOf, PlannedEpoch
+from state_runtime.driver.epoch import EpochRun, LimitsOf, PlannedEpoch, TasksDone
 from state_runtime.driver.epoch_plan import plan_epoch
 from state_runtime.driver.single_task import SingleTask, may_be_single_task
 from state_runtime.driver.stage_tasks import StageTasks
@@ -133,7 +133,7 @@ class SparkEngine:
             flushed_bytes=flushed_bytes,
         )
 
-    def learn(self, run: EpochRun, tasks: Gathered, process_ms: float) -> int:
+    def learn(self, run: EpochRun, tasks: TasksDone, process_ms: float) -> int:
         """Learn from an epoch that succeeded; how many shards moved to another executor in it."""
         moved = self._placement.ran((uid, a.shard, a.executor) for uid, a in tasks.ran)
         self._aggregated.seen(tasks.ran)

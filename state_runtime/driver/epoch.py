@@ -1,6 +1,6 @@
 """One epoch as values, each made of the one before it; pure.
 
-    EpochRequest → PlannedEpoch → EpochRun → Gathered → EpochOutcome
+    EpochRequest → PlannedEpoch → EpochRun → TasksDone → EpochOutcome
              planned     an engine runs it   gathered   outcome_of
 
 The request says what the epoch reads, the plan what it does, the run what its tasks acknowledged; gathered is that in
@@ -11,7 +11,7 @@ driver/epoch_line.py goes from one to the next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from state_runtime.base.errors import CorruptData, check
@@ -35,10 +35,10 @@ __all__ = [
     "EpochRequest",
     "EpochRun",
     "EpochTimes",
-    "Gathered",
     "LimitsOf",
     "PlannedEpoch",
     "SourceRead",
+    "TasksDone",
     "advanced",
     "gathered",
     "holds_batch",
@@ -180,7 +180,7 @@ class EpochRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
+class TasksDone:
     """What the tasks of an epoch did, walked through once.
 
     Attributes:
@@ -188,12 +188,14 @@ class Gathered:
         steps: the same for what the driver knows of shards.
         rows: and for the batch: what each task left of its input.
         last_row_at_ms: see `EpochTimes`.
+        row_bytes: how wide the widest rows from Spark were, in stages without state too; 0: none came.
     """
 
     ran: tuple[tuple[str, Acknowledgement], ...]
     steps: tuple[ShardStep, ...]
     rows: tuple[ShardRows, ...]
     last_row_at_ms: int | None
+    row_bytes: int
 
 
 def advanced(context: DriverContext, head: Manifest, batch_time_ms: int) -> TimeEntry:
@@ -255,12 +257,12 @@ def planned(request: EpochRequest, before: Standing, context: DriverContext, lim
     )
 
 
-def gathered(acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage]) -> Gathered:
+def gathered(acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage]) -> TasksDone:
     """What the tasks of an epoch did."""
     operators = {number: stage.operator for number, stage in enumerate(stages) if stage.operator is not None}
     functions = {number: functions_of(operator.entry()) for number, operator in operators.items()}
     ran = [(operators[a.stage].uid, a) for a in acknowledged if a.stage in operators]
-    return Gathered(
+    return TasksDone(
         ran=tuple(ran),
         steps=tuple(ShardStep(uid, a.shard, a.version, a.next_due_ms, a.is_pending) for uid, a in ran),
         rows=tuple(
@@ -268,12 +270,13 @@ def gathered(acknowledged: Sequence[Acknowledgement], stages: Sequence[Stage]) -
             for uid, a in ran
         ),
         last_row_at_ms=max((a.processed_at_ms for a in acknowledged), default=None),
+        row_bytes=max((a.row_bytes for a in acknowledged), default=0),
     )
 
 
 def outcome_of(
     run: EpochRun,
-    tasks: Gathered,
+    tasks: TasksDone,
     before: Standing,
     context: DriverContext,
     source: SourceRead,
@@ -305,7 +308,7 @@ def outcome_of(
     )
 
 
-def _batch_after(run: EpochRun, tasks: Gathered, context: DriverContext, shards: ShardIndex) -> BatchProgress | None:
+def _batch_after(run: EpochRun, tasks: TasksDone, context: DriverContext, shards: ShardIndex) -> BatchProgress | None:
     """The batch after an epoch; None if it is done, or if there was none."""
     batch = run.planned.batch
     if batch is None:
@@ -323,7 +326,7 @@ def _batch_after(run: EpochRun, tasks: Gathered, context: DriverContext, shards:
     )
 
 
-def row_bytes_after(before: int, acknowledged: Iterable[Acknowledgement]) -> int:
+def row_bytes_after(before: int, tasks: TasksDone) -> int:
     """How wide rows from Spark are after an epoch: its own, or as before. An epoch that goes on with a batch gets none
     from Spark, and the batch may be the wide one."""
-    return max((a.row_bytes for a in acknowledged), default=0) or before
+    return tasks.row_bytes or before

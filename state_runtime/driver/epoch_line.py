@@ -39,8 +39,8 @@ from state_runtime.driver.epoch import (
     EpochRequest,
     EpochRun,
     EpochTimes,
-    Gathered,
     SourceRead,
+    TasksDone,
     gathered,
     outcome_of,
     planned,
@@ -97,9 +97,9 @@ class EpochLine:
         self._is_savepoint_asked = is_savepoint_asked
         self._uploader = Uploader(context.settings.upload, context.clock)
         self._odd_times = OddTimes(context.pipeline.watermarks)
-        self._governor = BudgetPlanner(context.settings, context.pipeline.operators, context.parallelism)
+        self._budgets = BudgetPlanner(context.settings, context.pipeline.operators, context.parallelism)
         self.checkpointer = Checkpointer(
-            context, committer, state, self._uploader, lambda: self._governor.is_catching_up
+            context, committer, state, self._uploader, lambda: self._budgets.is_catching_up
         )
         self.engine = SparkEngine(
             context,
@@ -137,7 +137,7 @@ class EpochLine:
             StillstateError: typed; the driver's state may hold what never happened.
         """
         numbers, tasks, is_for_savepoint = self.retries.take("epoch", partial(self._epoch, frame, request))
-        self.row_bytes = row_bytes_after(self.row_bytes, (a for _, a in tasks.ran))
+        self.row_bytes = row_bytes_after(self.row_bytes, tasks)
         self.tasks = self.tasks.after(epoch_of(numbers, tasks.ran))
         self._report(replace(numbers, skipped_rows=self._skipped_rows()))
         return is_for_savepoint
@@ -158,7 +158,7 @@ class EpochLine:
 
     # --- the line ------------------------------------------------------------------------------------------------
 
-    def _epoch(self, frame: DataFrame, request: EpochRequest) -> tuple[Progress, Gathered, bool]:
+    def _epoch(self, frame: DataFrame, request: EpochRequest) -> tuple[Progress, TasksDone, bool]:
         started_s, proves = self._context.clock.monotonic_s(), self.is_unproven
         with collection_paused():
             source = self._read(request)
@@ -189,7 +189,7 @@ class EpochLine:
         clock, interval = self._context.clock, self._state.interval
         interval_s, now_s = self._context.settings.checkpoint.interval_s, clock.monotonic_s()
         left_s = max(0.0, interval_s - (now_s - interval.began_s)) if interval_s else 0.0
-        budget = self._governor.plan(
+        budget = self._budgets.plan(
             None if request.unlimited else batch,
             reads=request.reads,
             now_ms=clock.now_ms(),
@@ -197,7 +197,7 @@ class EpochLine:
         )
         return EpochLimits(budget, now_s + budget.due_after_s)
 
-    def _advance(self, run: EpochRun, tasks: Gathered, source: SourceRead, times: EpochTimes) -> Progress:
+    def _advance(self, run: EpochRun, tasks: TasksDone, source: SourceRead, times: EpochTimes) -> Progress:
         """Make what an epoch did the run's state; its numbers as far as they are known."""
         context, state, clock = self._context, self._state, run.planned.clock
         if run.planned.has_action:
@@ -209,9 +209,9 @@ class EpochLine:
         state.epoch_done(after)
 
         moved = self.engine.learn(run, tasks, times.phases["process"])
-        self._governor.seen(tasks.ran)
+        self._budgets.seen(tasks.ran)
         if run.planned.batch is not None:
-            self._governor.seen_of_batch(times.started_s, times.processed_s, is_done=after.batch is None)
+            self._budgets.seen_of_batch(times.started_s, times.processed_s, is_done=after.batch is None)
         _log_restores(tasks)
         numbers = of_epoch(
             run.acknowledged,
@@ -277,7 +277,7 @@ class EpochLine:
             _LOG.exception("the progress callback failed for epoch %d", progress.epoch)
 
 
-def _times_of(run: EpochRun, tasks: Gathered, started_s: float) -> EpochTimes:
+def _times_of(run: EpochRun, tasks: TasksDone, started_s: float) -> EpochTimes:
     return EpochTimes(
         started_s=started_s,
         due_s=run.planned.limits.due_s,
@@ -288,7 +288,7 @@ def _times_of(run: EpochRun, tasks: Gathered, started_s: float) -> EpochTimes:
     )
 
 
-def _log_restores(tasks: Gathered) -> None:
+def _log_restores(tasks: TasksDone) -> None:
     """A line for each shard that had to be restored; the sums are in the progress."""
     for uid, a in tasks.ran:
         if a.restored:

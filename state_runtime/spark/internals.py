@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException
 
 __all__ = ["INTERNALS", "Internal", "Internals", "given", "private", "private_of"]
 
@@ -102,14 +103,16 @@ def given(internal: Internal, inner: Callable[[], Answer], public: Callable[[], 
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error says that something is not there, rather than what happened in it."""
-    return not isinstance(error, Py4JJavaError) and not _is_of_ended_java(error)
+    """Whether an error says that something is not there, rather than what happened in it: a value that pyspark refuses
+    is an error of its own, which may be a TypeError as well."""
+    return not isinstance(error, (Py4JJavaError, PySparkException)) and not _is_of_ended_java(error)
 
 
 def _is_of_ended_java(error: Exception) -> bool:
     if type(error) is Py4JError:
-        # Of a call that was under way; Java's own refusals come with its trace.
-        return str(error).startswith(_CALLING) and "Trace:" not in str(error)
+        # Of a call that was under way, where Java's own refusals come with its trace; or of what an ended one had.
+        is_call = str(error).startswith(_CALLING) and "Trace:" not in str(error)
+        return is_call or "Target Object ID does not exist" in str(error)
     return isinstance(error, Py4JNetworkError)
 
 

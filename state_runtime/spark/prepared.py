@@ -253,18 +253,14 @@ def _try(spark: SparkSession, frames: PreparedFrames) -> None:
 
 
 def try_again(spark: SparkSession, frames: PreparedFrames) -> None:
-    """Plan an epoch from the plan of one before; no job runs. What is missing is refused by `spark/rebound.py`.
-
-    Raises:
-        ValueError: there is no such plan.
-    """
+    """Plan an epoch from the plan of one before; no job runs. What is missing is refused by `spark/rebound.py`; a plan
+    that does not do for another epoch is no refusal."""
     function = (_nothing, T.StructType([T.StructField("id", T.LongType())]))
     batch, shape = spark.createDataFrame([], "id long"), "a probe"
     made = frames.map_in_arrow(frames.numbered(batch, 1, "0"), function, ("id",), 0)
     frames.learns(shape)
     frames.learn(shape, batch, (made,))
-    if frames.again(shape, batch, (function,)) is None:
-        raise ValueError("the plan of an epoch does not do for another one of its shape")
+    frames.again(shape, batch, (function,))
 
 
 def _nothing(batches: Any) -> Any:

@@ -19,7 +19,9 @@ __all__ = ["probe_internals"]
 def probe_internals(spark: SparkSession) -> None:
     """Try what was not tried yet in this process. What is missing is said in a line each, and never raised."""
     frames = frames_of(spark)
-    if isinstance(frames, PreparedFrames) and INTERNALS.begin_probe(Internal.REBOUND_PLANS):
+    # Plans that Spark changes while they run are not taken again, and to make one would be a job.
+    is_adaptive = str(spark.conf.get("spark.sql.adaptive.enabled", "true")).lower() == "true"
+    if isinstance(frames, PreparedFrames) and not is_adaptive and INTERNALS.begin_probe(Internal.REBOUND_PLANS):
         _try_rebound(spark, frames)
     if INTERNALS.begin_probe(Internal.JAVA_EXCEPTIONS):
         _try_exceptions(spark)
@@ -28,7 +30,7 @@ def probe_internals(spark: SparkSession) -> None:
 def _try_rebound(spark: SparkSession, frames: PreparedFrames) -> None:
     try:
         try_again(spark, frames)
-    except (ValueError, PySparkException) as error:
+    except PySparkException as error:
         INTERNALS.refuse(Internal.REBOUND_PLANS, error)
 
 

@@ -105,7 +105,7 @@ def local_folder(job: TaskJob, what: str) -> Path:
 
 
 def state_folder(job: TaskJob) -> Path:
-    """`local_folder` of state, with what the job has on this host from other places of its root (job_folder.py)."""
+    """`local_folder` of state, with what the job has on this host from other places of its root (copy_ownership.py)."""
     folder = local_folder(job, "state")
     if job.run_uid and (folder, job.run_uid) not in _SETTLED:
         _SETTLED.add((folder, job.run_uid))

@@ -88,8 +88,8 @@ class StageTask:
             epoch's.
         needed_rows: digests of the parts that these or the newest checkpoint name.
         budget: how far its tasks go in this epoch.
-        narrow: the one task of the stage has the rows of all shards, within these limits (single_task.py); None: of
-            one.
+        narrow: the one task of the stage has the rows of all shards, within these limits (task/single_task.py); None:
+            of one.
     """
 
     job: TaskJob

@@ -304,3 +304,15 @@ def test_the_files_for_clusters_are_valid(tmp_path: Path, text: str, master: str
     job = load_spec(tmp_path / "stillstate.yaml", environ=environment).job("flights")
     assert job.launcher.kind == "spark-submit"
     assert job.launcher.master.startswith(master)
+
+
+def test_former_names_beside_the_former_switch_of_local_recovery_are_understood() -> None:
+    """It was a boolean beside them."""
+    with pytest.warns(DeprecationWarning, match="local_bytes_max"):
+        made = JobSettings(local_recovery=False, local_bytes_max=5)  # type: ignore[call-arg, arg-type]
+    assert (made.local_recovery.enabled, made.local_recovery.bytes_max) == (False, 5)
+    with (
+        pytest.warns(DeprecationWarning, match="checkpoint_interval_s"),
+        pytest.raises(InvalidConfiguration, match="checkpoint"),
+    ):
+        JobSettings(checkpoint=None, checkpoint_interval_s=5)  # type: ignore[call-arg, arg-type]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkTypeError
 
 from state_runtime.spark.internals import INTERNALS, Internal, given, private_of
 from tests.refusal import everything_refused, nothing_known
@@ -59,7 +60,14 @@ def test_what_is_not_there_is_asked_for_once(error: Exception, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    "error", [OfJava(), Py4JNetworkError("closed"), Py4JError("An error occurred while calling o1.count")]
+    "error",
+    [
+        OfJava(),
+        Py4JNetworkError("closed"),
+        Py4JError("An error occurred while calling o1.count"),
+        Py4JError("Target Object ID does not exist for this gateway :o7"),
+        PySparkTypeError("a value that pyspark refuses"),
+    ],
 )
 def test_an_exception_of_javas_and_an_ended_java_are_no_refusal(error: Exception) -> None:
     """A session that lost its Java, and a plan that Spark could not make, would turn a way off that is there."""
