@@ -39,6 +39,7 @@ class _Doubt:
     since_s: float
     asked_s: float | None = None
     is_contradicted: bool = False
+    is_confirmed: bool = False
 
 
 class TrustedClock:
@@ -67,23 +68,39 @@ class TrustedClock:
         return self._clock.monotonic_s()
 
     def now_ms(self) -> int:
-        """The time that is believed. While a step is in doubt it may ask the witness, at most once a minute."""
+        """The time that is believed. While a step is in doubt it may ask the witness, at most once a minute; other
+        threads go on meanwhile, for as long as a store takes to answer."""
         with self._lock:
-            now_s, wall_ms = self._clock.monotonic_s(), self._clock.now_ms()
-            went_on_ms = self._at_ms + (now_s - self._at_s) * 1000
-            is_believed = self._is_believed(wall_ms - went_on_ms, now_s)
-            self._at_s, self._at_ms = now_s, float(wall_ms) if is_believed else went_on_ms
-            return int(self._at_ms)
+            believed_ms, asks = self._go_on()
+        if not asks:
+            return believed_ms
+        told_ms = self._told_ms()
+        with self._lock:
+            self._hear(told_ms)
+            return self._go_on()[0]
 
-    def _is_believed(self, step_ms: float, now_s: float) -> bool:
+    def _go_on(self) -> tuple[int, bool]:
+        """Believe what is to be believed by now: the time, and whether this thread is to ask the witness."""
+        now_s, wall_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        went_on_ms = self._at_ms + (now_s - self._at_s) * 1000
+        doubt = self._doubted(wall_ms - went_on_ms, now_s)
+        asks = doubt is not None and (doubt.asked_s is None or now_s - doubt.asked_s >= _ASK_EVERY_S)
+        if doubt is not None and asks:
+            doubt.asked_s = now_s
+        elif doubt is not None and self._is_over(doubt, now_s):
+            doubt = self._doubt = None
+        self._at_s, self._at_ms = now_s, float(wall_ms) if doubt is None else went_on_ms
+        return int(self._at_ms), asks
+
+    def _doubted(self, step_ms: float, now_s: float) -> _Doubt | None:
+        """The doubt of a step: the one there is, or another one; None if it is no step."""
         doubt = self._doubt
         if abs(step_ms) <= CLOCK_JUMP_MS:
             if doubt is not None:
                 _LOG.warning("this machine's clock is right again, %.0f s after it jumped", now_s - doubt.since_s)
-                self._doubt = None
-            return True
-        if doubt is None or abs(step_ms - doubt.step_ms) > CLOCK_JUMP_MS:
-            self._doubt = doubt = _Doubt(step_ms, now_s)
+            self._doubt = None
+        elif doubt is None or abs(step_ms - doubt.step_ms) > CLOCK_JUMP_MS:
+            self._doubt = _Doubt(step_ms, now_s)
             _LOG.error(
                 "this machine's clock jumped by %.0f s. It is not believed: processing time goes on from before the "
                 "jump, and no timer fires and no state expires for it. It counts once the store's clock says the same, "
@@ -91,10 +108,13 @@ class TrustedClock:
                 step_ms / 1000,
                 CLOCK_LASTS_S,
             )
-        self._ask(doubt, now_s)
-        if self._doubt is None:
+        return self._doubt
+
+    def _is_over(self, doubt: _Doubt, now_s: float) -> bool:
+        """Whether a step is believed by now."""
+        if doubt.is_confirmed:
             _LOG.warning(
-                "the store's clock says the same: processing time follows the clock, by %.0f s", step_ms / 1000
+                "the store's clock says the same: processing time follows the clock, by %.0f s", doubt.step_ms / 1000
             )
             return True
         if doubt.is_contradicted or now_s - doubt.since_s < CLOCK_LASTS_S:
@@ -102,23 +122,16 @@ class TrustedClock:
         _LOG.error(
             "this machine's clock has been %.0f s off what it was for %.0f s: it is believed from now on. Timers fire "
             "and state expires by it",
-            step_ms / 1000,
+            doubt.step_ms / 1000,
             now_s - doubt.since_s,
         )
-        self._doubt = None
         return True
 
-    def _ask(self, doubt: _Doubt, now_s: float) -> None:
-        """Let the witness end the doubt, or contradict the step; it is asked now and then."""
-        if doubt.asked_s is not None and now_s - doubt.asked_s < _ASK_EVERY_S:
-            return
-        doubt.asked_s = now_s
-        told_ms = self._told_ms()
-        if told_ms is None:
-            return
-        doubt.is_contradicted = abs(told_ms - self._clock.now_ms()) > CLOCK_JUMP_MS
-        if not doubt.is_contradicted:
-            self._doubt = None
+    def _hear(self, told_ms: int | None) -> None:
+        """What the witness said of the clock as it is now; None: nothing."""
+        if self._doubt is not None and told_ms is not None:
+            self._doubt.is_contradicted = abs(told_ms - self._clock.now_ms()) > CLOCK_JUMP_MS
+            self._doubt.is_confirmed = not self._doubt.is_contradicted
 
     def _told_ms(self) -> int | None:
         try:

@@ -74,6 +74,7 @@ class BackgroundRetention:
         self._created: dict[int, int] = {}
         self._round_id = 0
         self._retry_s = 0.0
+        self._is_share_told = False
         self.failures_in_a_row = 0
         self.given_up = 0
 
@@ -199,14 +200,18 @@ class BackgroundRetention:
             try:
                 check_share(decisions, DELETED_SHARE_MAX)
             except InvalidConfiguration as error:
-                _LOG.error(
+                # Once, and not in each round: it may stay so for days.
+                _LOG.log(
+                    logging.DEBUG if self._is_share_told else logging.ERROR,
                     "old checkpoints in %s stay: %s. Either the clock is wrong, or the job stood still, or the rules "
                     "were changed: `stillstate retain` shows what they delete, and deletes it with --max-share 1. By "
                     "itself the driver does it once newer checkpoints are half of all",
                     self._root.url,
                     error,
                 )
+                self._is_share_told = True
                 return []
+        self._is_share_told = False
         return doomed
 
     def _tidy(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -127,6 +128,25 @@ def test_the_stores_clock_confirms_a_jump_or_contradicts_it() -> None:
         machine.passed_s += 0.1
         assert abs(clock.now_ms() - machine.right_ms) < 10
     assert asked == 1
+
+
+def test_a_store_that_takes_long_to_tell_the_time_holds_up_no_other_thread() -> None:
+    """A heartbeat, an upload and an epoch ask for the time; a store may hang for a minute."""
+    machine = Machine()
+    asked_by_others: list[int] = []
+
+    def witness_ms() -> int:
+        if machine.wrong_ms:
+            other = threading.Thread(target=lambda: asked_by_others.append(clock.now_ms()), daemon=True)
+            other.start()
+            other.join(timeout=30)
+        return machine.now_ms()
+
+    clock = TrustedClock(machine, witness_ms)
+    machine.wrong_ms = MONTH_MS
+    assert clock.now_ms() == machine.now_ms()
+    (other_ms,) = asked_by_others
+    assert abs(other_ms - machine.right_ms) < 10
 
 
 def test_a_store_on_another_machine_tells_the_time_and_leaves_nothing(tmp_path: Path) -> None:

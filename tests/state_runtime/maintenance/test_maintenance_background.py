@@ -140,7 +140,7 @@ def test_a_jump_of_the_clock_costs_no_history(caplog: pytest.LogCaptureFixture) 
     assert len(job.check()) == 73
 
 
-def test_what_is_old_goes_once_newer_checkpoints_are_half_of_all() -> None:
+def test_what_is_old_goes_once_newer_checkpoints_are_half_of_all(caplog: pytest.LogCaptureFixture) -> None:
     """A job that stood still for a month is such a jump too, and needs no operator. Nor does one whose rules go by number alone."""
     world = FakeWorld()
     job = Job(world.connect(), world.clock)
@@ -148,6 +148,8 @@ def test_what_is_old_goes_once_newer_checkpoints_are_half_of_all() -> None:
     run(job, retention, 26)
     world.clock.advance_s(MONTH_S)
     run(job, retention, 48)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1, "it is said once, and not in every round of a month"
     assert retention.given_up == 27, "the first run's fencing snapshot, and the old checkpoints"
     lowered = background(job)
     run(job, lowered, 1)
