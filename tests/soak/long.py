@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -208,7 +208,7 @@ def drive(folder: Path, epochs: int, every: int) -> None:
         return source.load().selectExpr(f"(value * 7919) % {KEYS} AS key")
 
     spark = build_session("soak-long", master="local[1]", conf={"spark.ui.enabled": "false"})
-    settings = replace(SETTINGS, local_dir=str(folder / "local"), scratch_dir=str(folder / "scratch"))
+    settings = SETTINGS.model_copy(update={"local_dir": str(folder / "local"), "scratch_dir": str(folder / "scratch")})
     job = StreamingJob(JOB, store=str(folder / "store"), settings=settings)
     counts = job.read(rows).key_by("key").aggregate(uid="counts", n=aggregates.count())
     counts.write(ParquetSink(str(folder / "out")))
