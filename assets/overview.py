@@ -189,8 +189,10 @@ def overview_spec(mount: Mount, jobs: int) -> dg.AssetSpec:
     """The asset."""
     spec = dg.AssetSpec(
         mount.overview(),
-        description="All jobs in one table: their health, and how old their newest checkpoints are; those that need attention come first. The tab Events shows it over the whole width. Materialized by the progress sensor when a "
-        "job's health or term changes, and every half hour: if `next_look_by` has passed, the sensor has stopped, and this table and the checks are as old as `looked_at` says.",
+        description="All jobs in one table: their health, and how old their newest checkpoints are; those that need "
+        "attention come first. The tab Events shows it over the whole width. Materialized by the progress sensor when "
+        "a job's health or term changes, and every half hour: if `next_look_by` has passed, the sensor has stopped, "
+        "and this table and the checks are as old as `looked_at` says.",
         group_name=mount.group or mount.name("stillstate"),
         kinds={"spark"},
         metadata={"streams": jobs, "dagster_jobs": "shared" if mount.is_shared else "per_job"},

@@ -6,9 +6,8 @@ from any machine and start quickly: neither Spark nor Dagster is imported for th
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-import click
 import typer
 import typer.core
 
@@ -59,10 +58,10 @@ SECTIONS: Final = {
 class Commands(typer.core.TyperGroup):
     """Shows the commands in `SECTIONS`."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in SECTIONS.values() for name in names]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         longest = max(len(name) for name in self.commands)
         for title, names in SECTIONS.items():
             with formatter.section(title):
@@ -70,6 +69,7 @@ class Commands(typer.core.TyperGroup):
                 formatter.write_dl(
                     [(name.ljust(longest), self.commands[name].get_short_help_str(room)) for name in names]
                 )
+
 
 # Our own text wraps by itself; rich would re-flow the table of exit codes.
 app = typer.Typer(

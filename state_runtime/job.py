@@ -23,7 +23,7 @@ from state_runtime.driver.run import BY_HAND, Allowed, JobRun, RunResult, Starte
 from state_runtime.driver.start_position import StartFrom, StartPosition
 from state_runtime.driver.trigger import sparks_trigger
 from state_runtime.maintenance.copy.objects import CopyProgress
-from state_runtime.pipeline.compile import TransformStep
+from state_runtime.pipeline.compile import TransformStep, UnionStep
 from state_runtime.pipeline.graph import Edge, Graph, Node, OperatorNode, Port, SegmentNode, SinkNode, SourceNode
 from state_runtime.pipeline.operators import (
     AggregateStep,
@@ -245,7 +245,11 @@ class _NoSuchStep(InvalidPipeline, AttributeError):
 
 
 class Stream:
-    """A stream of rows inside a job's pipeline."""
+    """A stream of rows inside a job's pipeline.
+
+    Any number of steps may go on from it, each a branch of its own: the rows are made once for all of them. `union`
+    brings branches together.
+    """
 
     def __init__(self, pipeline: _Pipeline, rows: Edge) -> None:
         self._pipeline = pipeline
@@ -322,6 +326,34 @@ class Stream:
             raise InvalidPipeline("transform() needs a function from DataFrame to DataFrame")
         node = SegmentNode((self._rows,), TransformStep(function, every_epoch))
         return Stream(self._pipeline, self._pipeline.add(node))
+
+    def union(self, *others: Stream) -> Stream:
+        """The rows of this stream and of others of the same job, column by column: `DataFrame.union`.
+
+        Columns are taken in their order and have this stream's names; types are widened as Spark does it. Nothing is
+        said of the order between rows of different streams.
+        """
+        return self._united(others, UnionStep())
+
+    def union_by_name(self, other: Stream, *, allow_missing_columns: bool = False) -> Stream:
+        """The rows of this stream and of another one of the same job, by the names of columns: `DataFrame.unionByName`.
+
+        Args:
+            allow_missing_columns: a column that one of them lacks is null there.
+        """
+        return self._united((other,), UnionStep(by_name=True, allow_missing_columns=allow_missing_columns))
+
+    def _united(self, others: Sequence[Stream], step: UnionStep) -> Stream:
+        if not others:
+            raise InvalidPipeline("union() needs another stream of the job")
+        for other in others:
+            if not isinstance(other, Stream):
+                hint = "; keyed streams are united before key_by()" if isinstance(other, KeyedStream) else ""
+                raise InvalidPipeline(f"union() takes streams of the job, not a {type(other).__name__}{hint}")
+            if other._pipeline is not self._pipeline:  # noqa: SLF001 - of this class
+                raise InvalidPipeline("union() takes streams of one job; this one is of another job")
+        rows = (self._rows, *(other._rows for other in others))  # noqa: SLF001 - of this class
+        return Stream(self._pipeline, self._pipeline.add(SegmentNode(rows, step)))
 
     def write(self, sink: Sink, *, name: str = "") -> Stream:
         """Hang a sink on the stream; the stream goes on.

@@ -83,7 +83,10 @@ def migrate(
         bool,
         typer.Option(
             "--move",
-            help="Move the job to the store that the file names in migration.to_store; the old root is deleted at the end.",
+            help=(
+                "Move the job to the store that the file names in migration.to_store; the old root is deleted at "
+                "the end."
+            ),
         ),
     ] = False,
     resume: Annotated[

@@ -220,7 +220,10 @@ def verify(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="A file that records what was verified; the same command with the same file continues where it was interrupted.",
+            help=(
+                "A file that records what was verified; the same command with the same file continues where it "
+                "was interrupted."
+            ),
             show_default=False,
         ),
     ] = None,

@@ -67,7 +67,10 @@ def savepoint(
         SavepointFormat,
         typer.Option(
             "--format",
-            help="native: as the job writes it, copied inside the store. canonical: a sorted Parquet set, written by the process that makes the savepoint.",
+            help=(
+                "native: as the job writes it, copied inside the store. canonical: a sorted Parquet set, written "
+                "by the process that makes the savepoint."
+            ),
         ),
     ] = "native",
     independent: Annotated[

@@ -48,7 +48,8 @@ def error_of(migration: Migration, job: str, failure: str = "") -> RolledBack | 
         return None
     if migration.fork_of:
         return RolledBack(
-            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; the objects copied for it were removed. {failure or migration.reason}"
+            f"job {job!r} was not forked from {migration.fork_of!r}, which goes on; the objects copied for it "
+            f"were removed. {failure or migration.reason}"
         )
     as_it_was = "runs again" if migration.was_running else "is stopped"
     return RolledBack(

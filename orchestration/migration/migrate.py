@@ -261,7 +261,8 @@ class Migrator:
                 if back is None:
                     down = "" if migration.fork_of else ", and the job may be down"
                     error.add_note(
-                        f"the migration could not be taken back: it stands at step {migration.step!r}{down}. Mend the cause named above, then continue with --resume"
+                        f"the migration could not be taken back: it stands at step {migration.step!r}{down}. "
+                        "Mend the cause named above, then continue with --resume"
                     )
                     raise
                 self._say(f"{migration.step} failed: {error}")

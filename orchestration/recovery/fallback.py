@@ -89,8 +89,8 @@ def decide_fallback(damage: Damage, policy: FallbackPolicy, launch: str) -> Fall
     if damage.restorable is None:
         return Fallback(
             None,
-            f"{said}; not one of the {damage.looked_at} newest snapshots and savepoints can be restored{others}. Go back "
-            "to a copy: `stillstate rollback`",
+            f"{said}; not one of the {damage.looked_at} newest snapshots and savepoints can be restored{others}. Go "
+            "back to a copy: `stillstate rollback`",
             is_refused=True,
         )
     back_to = damage.savepoint or damage.restorable

@@ -193,8 +193,8 @@ def while_migrating(
     return Health(
         "migrating",
         f"{migration} is under way, at this step since {time_text(migration.at_ms)}; recovery leaves the job alone "
-        f"until it is over. If no process continues it: `stillstate migrate {job} --resume`, or launch migrate_<job> in "
-        f"Dagster. The driver: {health.reason}",
+        f"until it is over. If no process continues it: `stillstate migrate {job} --resume`, or launch migrate_<job> "
+        f"in Dagster. The driver: {health.reason}",
         is_overdue=is_deserted or age_s > MIGRATION_QUIET_S,
         since_ms=migration.began_ms,
     )

@@ -215,6 +215,7 @@ class EpochLine:
         _log_restores(tasks)
         numbers = of_epoch(
             run.acknowledged,
+            first_stages=context.pipeline.first_stages,
             snapshot_id=self._committer.last.snapshot_id + 1,
             batch_id=source.position.batch_id if source.position is not None else -1,
             clock=clock,

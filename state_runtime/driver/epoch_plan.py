@@ -86,6 +86,8 @@ def plan_epoch(
         parallelism=parallelism, wake=wake, beginning=beginning, seats=seats, aggregated=aggregated, narrow=narrow
     )
     shape = asked.shape if is_batch and pipeline.plans_stay else None
+    if shape is not None and pipeline.graph.has_branches:
+        shape = (shape, made.partitions(frame))
     again = made.again(shape, frame, functions) if shape is not None else None
     watched = [column.node for column in pipeline.watermarks if column.node is not None]
     at_nodes = partial(event_times_at, frame, watched) if is_batch else tuple
@@ -97,7 +99,7 @@ def plan_epoch(
     steps = _planned(made, frame, pipeline, functions, asked)
     # What a plan of its own observed is not told for the plan that it is in.
     seen = at_nodes if watched else partial(steps.seen, steps.frames[0])
-    done = EpochPlan(partial(made.run, steps.frames[-1]), pipeline.watermarks, seen)
+    done = EpochPlan(partial(made.run, steps.leaves), pipeline.watermarks, seen)
     if has_looked is None:
         return done
     # A transform that looked at rows to make its plan does so in each epoch. It may have been another query's job: then
@@ -133,9 +135,16 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Planned:
-    """Attributes: frames: each but the last makes the rows that the next one reads; seen: of the first one."""
+    """An epoch's frames.
+
+    Attributes:
+        frames: each reads the rows of the batch, or of those before it; the leaves are the last ones.
+        leaves: what no other reads.
+        seen: of the first of `frames`.
+    """
 
     frames: Sequence[DataFrame]
+    leaves: Sequence[DataFrame]
     seen: Seen
 
 
@@ -148,8 +157,8 @@ def _planned(
         frame, seen = made.observe(frame, observed)
     stages = {stage.node: (number, stage) for number, stage in enumerate(pipeline.stages)}
     frames: list[DataFrame] = []
+    leaves: list[DataFrame] = []
     rows: dict[int, DataFrame] = {}
-    last = frame
     for index, node in enumerate(pipeline.graph.nodes):
         if isinstance(node, SinkNode):
             continue  # in the stage of the node that it hangs on
@@ -159,8 +168,15 @@ def _planned(
             number, stage = stages[index]
             *before, last = _staged(made, last, stage, functions[number], number, asked)
             frames += before
+        readers = len(pipeline.graph.readers(index))
+        if readers == 0:
+            leaves.append(last)
+        elif readers > 1:
+            # Else each reader would have all that is above it run again.
+            making, last = made.shared(last)
+            frames += making
         rows[index] = last
-    return _Planned((*frames, last), seen)
+    return _Planned((*frames, *leaves), leaves, seen)
 
 
 def _staged(

@@ -20,20 +20,29 @@ __all__ = ["checkpoint_ms", "of_epoch", "of_rows_in_flight", "waited"]
 def of_epoch(
     acknowledged: Sequence[Acknowledgement],
     *,
+    first_stages: frozenset[int],
     snapshot_id: int,
     batch_id: int,
     clock: EpochClock,
     state_rows_before: int,
 ) -> Progress:
-    """What the tasks of an epoch did; times and sizes of segments are the driver's to add."""
-    first_stage = min((a.stage for a in acknowledged), default=0)
+    """What the tasks of an epoch did; times and sizes of segments are the driver's to add.
+
+    Args:
+        first_stages: those that get rows which no other stage has seen. What came is what the one with the most rows
+            got: branches of a source get the same rows, or fewer.
+    """
+    rows: dict[int, int] = {}
+    for a in acknowledged:
+        rows[a.stage] = rows.get(a.stage, 0) + a.input_rows
+    came = {stage: count for stage, count in rows.items() if stage in first_stages} or dict(sorted(rows.items())[:1])
     files = [f for a in acknowledged for staged in a.staged for f in staged.files]
     uploads = sum((a.changes.uploads for a in acknowledged), UploadTotals())
     return Progress(
         snapshot_id=snapshot_id,
         batch_id=batch_id,
         timestamp_ms=clock.batch_time_ms,
-        input_rows=sum(a.input_rows for a in acknowledged if a.stage == first_stage),
+        input_rows=max(came.values(), default=0),
         output_rows=sum(f.rows for f in files),
         state_rows=state_rows_before + sum(a.rows_added for a in acknowledged),
         changed_rows=sum(a.changed_rows for a in acknowledged),

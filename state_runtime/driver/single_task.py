@@ -91,13 +91,14 @@ def may_be_single_task(context: DriverContext, *, has_executors: bool) -> bool:
 
     Of several executors each has its own shards. What a shard's task sends to a store is sent while those of other
     shards do the same; one task would wait for each: for uploads without the changelog, and for a sink that is far
-    away. And a sink above an operator gets all rows of the source, of which the operator's may be few, and as many
+    away. And a sink above all operators gets all rows of the source, of which the operator's may be few, and as many
     tasks as the source has.
     """
     stages = context.pipeline.stages
     of_operators = {name for stage in stages if stage.operator is not None for name in stage.sinks}
     is_near = all(isinstance(context.sinks[name].store(), LocalStore) for name in of_operators)
-    begins_with_operator = bool(stages) and stages[0].operator is not None
+    first = [stages[number] for number in context.pipeline.first_stages]
+    begins_with_operator = bool(first) and all(stage.operator is not None for stage in first)
     is_one_process = not has_executors and context.settings.changelog == "on" and context.parallelism <= SHARDS_MAX
     return is_one_process and is_near and begins_with_operator
 

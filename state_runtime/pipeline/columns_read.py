@@ -8,7 +8,7 @@ written, and Spark's scan leaves out what is not read. See docs/design/0028-colu
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -41,37 +41,55 @@ CORRUPT_COLUMN_CONF: Final = "spark.sql.columnNameOfCorruptRecord"
 
 
 class SourceReads:
-    """Which of the source's columns are read: followed through the transforms up to the first stage.
-
-    Attributes:
-        columns: what is read; None for all.
-    """
+    """Which of the source's columns are read: followed through the transforms up to the first stage of each branch."""
 
     def __init__(self, spark: SparkSession, schema: T.StructType) -> None:
         self._spark = spark
         self._given = spark.createDataFrame([], schema)
-        # The source without rows, through the transforms so far; None beyond the first stage, and where all is read.
-        self._frame: DataFrame | None = self._given
-        self.columns: frozenset[str] | None = None
+        # By node: the source without rows, through the transforms so far. Not of nodes that are beyond a stage.
+        self._frames: dict[int, DataFrame] = {}
+        self._columns: frozenset[str] | None = None  # until a stage reads something
+        self._is_all = False
 
-    def frame_of(self, schema: T.StructType) -> DataFrame:
-        """A frame without rows for the next transform, whose input has this schema."""
-        return self._frame if self._frame is not None else self._spark.createDataFrame([], schema)
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """What is read; None for all."""
+        return None if self._is_all else self._columns
 
-    def through(self, made: DataFrame, *, looked: bool) -> None:
-        """A transform has made something of `frame_of`.
+    def source(self, node: int) -> None:
+        """A node gives the source's rows."""
+        self._frames[node] = self._given
+
+    def frame_of(self, node: int, schema: T.StructType) -> DataFrame:
+        """A frame without rows for a transform of a node's rows, which have this schema."""
+        return self._frames.get(node) or self._spark.createDataFrame([], schema)
+
+    def through(self, node: int, inputs: Sequence[int], made: DataFrame, *, looked: bool) -> None:
+        """A transform has made the rows of a node, of what `frame_of` gave for its inputs.
 
         Args:
             looked: it ran a job to do so, which may read any column.
         """
-        if self._frame is not None:
-            self._frame = None if looked else made
+        given = [self._frames[n] for n in inputs if n in self._frames]
+        if looked and given:
+            self._is_all = True
+        elif len(inputs) > 1:
+            # A union: of each input all is read.
+            for frame in given:
+                self._needs(frame, tuple(map(quoted, frame.columns)))
+        elif given:
+            self._frames[node] = made
 
-    def by(self, wanted: tuple[str, ...] = ()) -> None:
-        """A stage reads these columns, as SQL; all, if empty."""
-        if self._frame is not None:
-            self.columns = columns_needed(self._given, self._frame, wanted or tuple(map(quoted, self._frame.columns)))
-        self._frame = None
+    def by(self, node: int, wanted: tuple[str, ...] = ()) -> None:
+        """A stage reads these columns of a node's rows, as SQL; all, if empty: then others can read no more of it."""
+        frame = self._frames.get(node) if wanted else self._frames.pop(node, None)
+        if frame is not None:
+            self._needs(frame, wanted or tuple(map(quoted, frame.columns)))
+
+    def _needs(self, frame: DataFrame, wanted: tuple[str, ...]) -> None:
+        needed = columns_needed(self._given, frame, wanted)
+        self._is_all |= needed is None
+        self._columns = (self._columns or frozenset()) | (needed or frozenset())
 
 
 def columns_read(operator: Operator) -> tuple[str, ...]:

@@ -3,10 +3,11 @@ starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -46,6 +47,7 @@ __all__ = [
     "CompiledPipeline",
     "Stage",
     "TransformStep",
+    "UnionStep",
     "compile_pipeline",
     "refuse_other_output",
     "runtime_columns",
@@ -67,6 +69,30 @@ class TransformStep:
 
     function: Callable[[DataFrame], DataFrame]
     every_epoch: bool = False
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"transform({getattr(self.function, '__name__', 'function')})"
+
+
+@dataclass(frozen=True)
+class UnionStep:
+    """The code of a segment that has the rows of several streams, column by column or by name."""
+
+    by_name: bool = False
+    allow_missing_columns: bool = False
+    every_epoch: ClassVar[bool] = False
+    where: ClassVar[str] = "union()"
+
+    def function(self, first: DataFrame, *others: DataFrame) -> DataFrame:
+        """All rows; no order between those of different streams."""
+        for other in others:
+            if self.by_name:
+                first = first.unionByName(other, allowMissingColumns=self.allow_missing_columns)
+            else:
+                first = first.union(other)
+        return first
 
 
 @dataclass(frozen=True)
@@ -130,6 +156,21 @@ class CompiledPipeline:
     def plans_stay(self) -> bool:
         """Whether the plan of one epoch does for another."""
         return not any(isinstance(node, SegmentNode) and node.code.every_epoch for node in self.graph.nodes)
+
+    @property
+    def first_stages(self) -> frozenset[int]:
+        """Numbers of the stages that get rows which no other stage has seen."""
+        numbers = {stage.node: number for number, stage in enumerate(self.stages)}
+        new: set[int] = set()  # nodes whose rows no stage has seen
+        found: set[int] = set()
+        for index, node in enumerate(self.graph.nodes):
+            if isinstance(node, SinkNode) or not (not node.inputs or any(edge.node in new for edge in node.inputs)):
+                continue
+            if index in numbers:
+                found.add(numbers[index])
+            else:
+                new.add(index)
+        return frozenset(found)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -196,17 +237,19 @@ class _Compiling:
     def source(self, index: int) -> None:
         if self._source.left is None:
             _check_names(self._source.frame.schema, "the source")
+        self._reads.source(index)
         self._schemas[index], self._updates[index] = self._source.frame.schema, ""
 
     def segment(self, index: int, node: SegmentNode) -> None:
-        before = node.inputs[0].node
+        before = [edge.node for edge in node.inputs]
         has_looked = job_watch(self._spark)
-        made = _transformed(self._reads.frame_of(self._schemas[before]), node.code)
+        made = _transformed([self._reads.frame_of(n, self._schemas[n]) for n in before], node.code)
         # It may look at rows (`count`, `first`, a write): not all that it reads is in its plan then.
-        self._reads.through(made, looked=has_looked())
+        self._reads.through(index, before, made, looked=has_looked())
         self._has_other_python |= has_python(made)
         _check_names(made.schema, f"step {type(node.code).__name__}")
-        self._schemas[index], self._updates[index] = made.schema, self._updates[before]
+        self._schemas[index] = made.schema
+        self._updates[index] = next(filter(None, (self._updates[n] for n in before)), "")
 
     def operator(self, index: int, node: OperatorNode) -> None:
         before, step = node.ports[0].input.node, node.step
@@ -225,6 +268,7 @@ class _Compiling:
         read = T.StructType([chosen.schema[name] for name in names]) if names else chosen.schema
         refuse_collations(chosen.told(read), f"operator {node.uid!r}")
         partial = partial_rows(operator, chosen.schema)
+        self._reads.by(before, reads)
         self._stage(index, operator, read, reads, initial=initial, partial=partial)
         _check_names(self._schemas[index], f"step {type(step).__name__}")
 
@@ -240,6 +284,7 @@ class _Compiling:
                     self._layouts[node.name] = layout
                 self._has_other_python |= node.sink.may_have_python
         if sinks and not isinstance(self._graph.nodes[index], OperatorNode):
+            self._reads.by(index)
             self._stage(index, None, schema)
 
     def compiled(self) -> CompiledPipeline:
@@ -248,6 +293,7 @@ class _Compiling:
         refuse_layouts_beside(self._layouts)
         if not self._stages:
             last = max(self._schemas)
+            self._reads.by(last)
             self._stage(last, None, self._schemas[last])  # somebody must count the rows
         return CompiledPipeline(
             tuple(self._stages),
@@ -271,7 +317,6 @@ class _Compiling:
         partial: PartialRows | None = None,
     ) -> None:
         """Of a node: what its sinks, and the nodes that read it, get goes through it."""
-        self._reads.by(reads)
         names, emit = tuple(node.name for node in self._graph.sinks(index)), bool(self._graph.readers(index))
         stage = Stage(
             operator, names, self._schemas[index], emit, initial, input=read, reads=reads, partial=partial, node=index
@@ -321,23 +366,30 @@ def _check_dots(schema: T.StructType) -> None:
         )
 
 
-def _transformed(given: DataFrame, step: TransformStep) -> DataFrame:
-    """What a transform makes of a frame without rows."""
+def _transformed(given: Sequence[DataFrame], step: TransformStep | UnionStep) -> DataFrame:
+    """What a stateless step makes of frames without rows."""
     try:
-        result = step.function(given)
+        result = step.function(*given)
     except StillstateError:
         raise
+    except AnalysisException as error:
+        if isinstance(step, UnionStep):
+            raise InvalidPipeline(f"{step.where}: {str(error).splitlines()[0]}") from error
+        raise _raised_in(step, error) from error
     except Exception as error:
-        name = getattr(step.function, "__name__", "function")
-        raise UserCodeError(
-            f"transform({name}) raised {raised_by_user(error)}. It was called with an empty frame of its input schema"
-        ) from error
+        raise _raised_in(step, error) from error
     if not isinstance(result, DataFrame):
-        raise InvalidPipeline(f"transform({getattr(step.function, '__name__', 'function')}) must return a DataFrame")
-    where = f"transform({getattr(step.function, '__name__', 'function')})"
-    warn_if_unrepeatable(result, where)
-    warn_if_cut_by_epochs(given, result, where)
+        raise InvalidPipeline(f"{step.where} must return a DataFrame")
+    warn_if_unrepeatable(result, step.where)
+    if isinstance(step, TransformStep):
+        warn_if_cut_by_epochs(given[0], result, step.where)
     return result
+
+
+def _raised_in(step: TransformStep | UnionStep, error: Exception) -> UserCodeError:
+    return UserCodeError(
+        f"{step.where} raised {raised_by_user(error)}. It was called with an empty frame of its input schema"
+    )
 
 
 def _check_updates(step: OperatorStep, updates: str) -> str:

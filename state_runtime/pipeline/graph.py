@@ -127,6 +127,11 @@ class Graph:
             if edge.node == index
         )
 
+    @property
+    def has_branches(self) -> bool:
+        """Whether the rows of a node have several readers."""
+        return any(len(self.readers(index)) > 1 for index in range(len(self.nodes)))
+
     def sinks(self, index: int) -> tuple[SinkNode, ...]:
         """The sinks that hang on a node."""
         return tuple(node for node in self.nodes if isinstance(node, SinkNode) and node.input.node == index)

@@ -15,7 +15,7 @@ from state_runtime.base.ids import Ids
 from state_runtime.base.settings import JobSettings
 from state_runtime.base.usercode import step_at
 from state_runtime.pipeline.compile import CompiledPipeline, compile_pipeline
-from state_runtime.pipeline.graph import Graph, OperatorNode, SegmentNode, SourceNode, check_graph
+from state_runtime.pipeline.graph import Graph, OperatorNode, SourceNode, check_graph
 from state_runtime.pipeline.sources import OpenedSource, open_source
 from state_runtime.store import Store
 
@@ -69,8 +69,7 @@ class Planned(Protocol):
 
 
 def refuse_unsupported(graph: Graph) -> None:
-    """Refuse what a graph can say and a run cannot do yet: it runs one chain, whose first operator may join two
-    sources.
+    """Refuse what a graph can say and a run cannot do yet: it reads one source, or two that its first operator joins.
 
     Raises:
         InvalidPipeline: with the line of the node that would have to be written otherwise.
@@ -88,20 +87,14 @@ def refuse_unsupported(graph: Graph) -> None:
         with step_at(each.at):
             if isinstance(each, SourceNode) and index not in read_at_once:
                 raise InvalidPipeline("the job already reads a source; union the streams inside one read()")
-            if isinstance(each, SegmentNode) and len(each.inputs) > 1:
-                raise InvalidPipeline("a step without state has several inputs; union the streams inside one read()")
             for edge in each.inputs:
                 if edge.output:
                     raise InvalidPipeline(f"the output {edge.output!r} is read, and a step has its main output only")
-                readers = graph.readers(edge.node)
-                if len(readers) > 1 and readers[-1] == index:
-                    raise InvalidPipeline(
-                        "the stream was already continued elsewhere. A pipeline is one chain; write() may hang any "
-                        "number of sinks on it, and two chains are two jobs"
-                    )
 
 
 def _joins_two_sources(graph: Graph, node: OperatorNode) -> bool:
-    """Whether they are two, and no sink takes their rows before the join."""
+    """Whether they are two, and nothing but the join takes their rows."""
     read = [edge.node for edge in node.inputs]
-    return len(read) == 2 and all(isinstance(graph.nodes[n], SourceNode) and not graph.sinks(n) for n in read)
+    return len(read) == 2 and all(
+        isinstance(graph.nodes[n], SourceNode) and not graph.sinks(n) and len(graph.readers(n)) == 1 for n in read
+    )

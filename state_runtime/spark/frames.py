@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import reduce
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, Observation
@@ -81,8 +82,21 @@ class Frames(Protocol):
         """A frame that is no epoch's; it may be made once and used in many plans."""
         ...
 
-    def run(self, frame: DataFrame) -> None:
-        """Have all rows made, for what is done on the way; the rows themselves are dropped where they are."""
+    def shared(self, frame: DataFrame) -> tuple[tuple[DataFrame, ...], DataFrame]:
+        """The rows of a frame for several readers, in the same partitions and order; made once for all of them.
+
+        Returns:
+            The frames that make the rows, for `learn`; and the frame to read, any number of times.
+        """
+        ...
+
+    def partitions(self, batch: DataFrame) -> int:
+        """How many partitions a batch has; the plan of rows that are shared depends on it. 0 where no plan is kept."""
+        ...
+
+    def run(self, frames: Sequence[DataFrame]) -> None:
+        """Have all rows of the frames made, in one job, for what is done on the way; the rows themselves are dropped
+        where they are."""
         ...
 
     def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> Planned | None:
@@ -102,14 +116,16 @@ class Frames(Protocol):
         """Take note of the plan of an epoch that was run.
 
         Args:
-            frames: each reads the rows of the one before, the first one the batch's; none, if another batch may have
-                others.
+            frames: each reads the rows of the batch, or of frames before it; none, if another batch may have others.
         """
         ...
 
 
 class PublicFrames:
     """See `Frames`; by pyspark's public ways."""
+
+    def __init__(self) -> None:
+        self._persisted: list[DataFrame] = []
 
     def select(self, frame: DataFrame, sql: tuple[str, ...]) -> DataFrame:
         return frame.selectExpr(*sql)
@@ -134,8 +150,27 @@ class PublicFrames:
     def kept(self, name: str, make: Callable[[], DataFrame]) -> DataFrame:
         return make()
 
-    def run(self, frame: DataFrame) -> None:
-        frame.write.format("noop").mode("overwrite").save()
+    def shared(self, frame: DataFrame) -> tuple[tuple[DataFrame, ...], DataFrame]:
+        self._persisted.append(frame.persist())
+        return (), frame
+
+    def partitions(self, batch: DataFrame) -> int:
+        return 0
+
+    def run(self, frames: Sequence[DataFrame]) -> None:
+        first, *others = frames
+        if others:
+            # Rows of one schema; what is read of them is nothing.
+            first, *others = (frame.selectExpr("CAST(NULL AS INT) AS n") for frame in frames)
+        try:
+            reduce(DataFrame.unionAll, others, first).write.format("noop").mode("overwrite").save()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let the executors forget shared rows."""
+        while self._persisted:
+            self._persisted.pop().unpersist()
 
     def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> None:
         return None

@@ -17,6 +17,7 @@ __all__ = [
     "columns_of",
     "dataset_of",
     "execution_of",
+    "is_adaptive",
     "items",
     "java_context",
     "java_frame",
@@ -66,6 +67,11 @@ def object_of(package: Any, name: str) -> Any:
 def dataset_of(spark: SparkSession, plan: Any) -> Any:
     """Scala's `Dataset` of a plan."""
     return object_of(classes(spark).org.apache.spark.sql.classic, "Dataset").ofRows(java_session(spark), plan)
+
+
+def is_adaptive(spark: SparkSession) -> bool:
+    """Whether Spark may change a plan while it runs it: then some of its jobs run when it is planned."""
+    return str(spark.conf.get("spark.sql.adaptive.enabled", "true")).lower() == "true"
 
 
 def items(sequence: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -23,13 +24,14 @@ from pyspark.sql.functions import expr
 
 from state_runtime.spark.frames import Frames, Planned, PublicFrames, Seen, StageFunction
 from state_runtime.spark.internals import INTERNALS, Internal, private, private_of
-from state_runtime.spark.jvm import classes, execution_of, items, java_frame, java_session, object_of
+from state_runtime.spark.jvm import classes, execution_of, is_adaptive, items, java_frame, java_session, object_of
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans, function_name
 from state_runtime.spark.sql import quoted
 
 __all__ = ["PreparedFrames", "frames_of", "try_again"]
 
 _OBSERVED = "__stillstate_observed"
+_PARTITION = "__stillstate_partition"
 _FUNCTION_BYTES_MAX = 1 << 20
 """A larger function travels as a broadcast of its own, which pyspark sees to."""
 
@@ -87,8 +89,25 @@ class PreparedFrames:
             frame = self._kept[name] = make()
         return frame
 
-    def run(self, frame: DataFrame) -> None:
-        execution_of(frame).toRdd().count()
+    def shared(self, frame: DataFrame) -> tuple[tuple[DataFrame, ...], DataFrame]:
+        if is_adaptive(frame.sparkSession):
+            # To plan such an exchange would be to run it.
+            return self._public.shared(frame)
+        partitions = int(execution_of(frame).toRdd().getNumPartitions())
+        numbered = self.select(frame, ("*", f"spark_partition_id() AS {_PARTITION}"))
+        exchanged = self.numbered(numbered, partitions, _PARTITION)
+        rows = _like(frame, self._own_plans.of(exchanged))
+        return (exchanged,), self.select(rows, tuple(map(quoted, frame.columns)))
+
+    def partitions(self, batch: DataFrame) -> int:
+        return int(execution_of(batch).toRdd().getNumPartitions())
+
+    def run(self, frames: Sequence[DataFrame]) -> None:
+        first, *others = (execution_of(frame).toRdd() for frame in frames)
+        try:
+            reduce(lambda rows, more: rows.union(more), others, first).count()
+        finally:
+            self._public.release()
 
     def again(self, shape: Hashable, batch: DataFrame, functions: Sequence[StageFunction]) -> Planned | None:
         if not self._rebound.knows(shape):
@@ -194,33 +213,38 @@ class _PythonFunctions:
 
 
 class _OwnPlans:
-    """Frames whose rows another plan makes, whose tasks are taken for a partitioning by one column.
+    """Frames whose rows another plan makes: Spark takes them as they are.
 
-    Spark puts no shuffle before an aggregate by that column and others, and none between its two halves: each task
-    aggregates its own rows. With a column of one value nothing is said of the rows that is not meant.
+    However many frames read them, one RDD makes them; so a shuffle on its top, and all that is below it, runs once in a
+    job. The rows' tasks may be taken for a partitioning by one column. Then Spark puts no shuffle before an aggregate
+    by that column and others, and none between its two halves: each task aggregates its own rows. With a column of one
+    value nothing is said of the rows that is not meant.
     """
 
     def __init__(self, spark: SparkSession) -> None:
         jvm = classes(spark)
         self._sequence = jvm.PythonUtils.toSeq
         self._array = jvm.java.util.ArrayList
-        self._partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        self._partitionings = jvm.org.apache.spark.sql.catalyst.plans.physical
         self._relation = jvm.org.apache.spark.sql.execution.LogicalRDD
         self._frames = object_of(jvm.org.apache.spark.sql.classic, "Dataset")
         self._none = object_of(jvm.scala, "None")
         self._nothing = self._sequence(self._array())
 
-    def of(self, frame: DataFrame, clustered_by: int) -> Any:
+    def of(self, frame: DataFrame, clustered_by: int | None = None) -> Any:
         """The rows of a frame, as a frame of the JVM.
 
         Args:
-            clustered_by: place of the column.
+            clustered_by: place of the column; None if Spark is to know nothing of the partitions.
         """
         session, execution = java_session(frame.sparkSession), execution_of(frame)
         rows, output = execution.toRdd(), execution.analyzed().output()
-        column = self._array()
-        column.add(output.apply(clustered_by))
-        partitioning = self._partitioning(self._sequence(column), rows.getNumPartitions())
+        if clustered_by is None:
+            partitioning = self._partitionings.UnknownPartitioning(rows.getNumPartitions())
+        else:
+            column = self._array()
+            column.add(output.apply(clustered_by))
+            partitioning = self._partitionings.HashPartitioning(self._sequence(column), rows.getNumPartitions())
         # output, rdd, partitioning, ordering, streaming, source, session, statistics, constraints, shared ids
         none, nothing = self._none, self._nothing
         plan = self._relation(output, rows, partitioning, nothing, False, none, session, none, none, False)
@@ -249,6 +273,9 @@ def _try(spark: SparkSession, frames: PreparedFrames) -> None:
     rows = execution_of(made).toRdd()
     if int(rows.getNumPartitions()) != 1:
         raise ValueError("rows are not where their number says")
+    if not is_adaptive(spark):
+        exchanged, read = frames.shared(made)
+        execution_of(read).toRdd().union(execution_of(exchanged[0]).toRdd())
     seen(frame)
 
 

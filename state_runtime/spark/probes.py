@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from state_runtime.spark.internals import INTERNALS, Internal
 from state_runtime.spark.java_errors import chain_of
+from state_runtime.spark.jvm import is_adaptive
 from state_runtime.spark.prepared import PreparedFrames, frames_of, try_again
 
 __all__ = ["probe_internals"]
@@ -20,8 +21,7 @@ def probe_internals(spark: SparkSession) -> None:
     """Try what was not tried yet in this process. What is missing is said in a line each, and never raised."""
     frames = frames_of(spark)
     # Plans that Spark changes while they run are not taken again, and to make one would be a job.
-    is_adaptive = str(spark.conf.get("spark.sql.adaptive.enabled", "true")).lower() == "true"
-    if isinstance(frames, PreparedFrames) and not is_adaptive and INTERNALS.begin_probe(Internal.REBOUND_PLANS):
+    if isinstance(frames, PreparedFrames) and not is_adaptive(spark) and INTERNALS.begin_probe(Internal.REBOUND_PLANS):
         _try_rebound(spark, frames)
     if INTERNALS.begin_probe(Internal.JAVA_EXCEPTIONS):
         _try_exceptions(spark)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -49,6 +50,8 @@ _PATTERNS: Final = ("CURRENT_LIKE", "EXPRESSION_WITH_RANDOM_SEED", "PLAN_EXPRESS
 _ROWS: Final = "RDDScanExec"
 _CONSTANT: Final = "RangeExec"
 _FUNCTION: Final = "MapInArrowExec"
+_BATCH: Final = -1
+"""The number of the rows that no plan of ours makes."""
 
 
 def function_name(number: int) -> str:
@@ -61,8 +64,8 @@ class ReboundPlan:
     """A plan that can be run once.
 
     Attributes:
-        plans: physical; each but the last makes the rows that the next one reads.
-        rows: of the last one.
+        plans: physical; each reads the rows of the batch, or of plans before it.
+        rows: of all that no other plan reads.
     """
 
     plans: tuple[Any, ...]
@@ -145,8 +148,7 @@ class ReboundPlans:
         """Keep the plan of an epoch that was run.
 
         Args:
-            frames: each reads the rows of the one before, the first one the batch's; none, if another batch may have
-                others.
+            frames: each reads the rows of the batch, or of frames before it; none, if another batch may have others.
         """
         known = self._shapes.get(shape)
         if known is None:
@@ -227,7 +229,7 @@ class _Template:
         given = analyzed(batch)
         if kind_of(given) != "LogicalRDD":
             return None
-        rows = given.rdd()
+        numbers = {int(given.rdd().id()): _BATCH}
         plans: list[_Node] = []
         order: tuple[Any, Any] | None = None
         for frame in frames:
@@ -237,11 +239,11 @@ class _Template:
                 return None
             if "Aggregate" in kinds and not plans:
                 order = given.outputPartitioning(), given.outputOrdering()
-            node = _node(execution.executedPlan(), rows.id())
+            node = _node(execution.executedPlan(), numbers)
             if node is None or not node.is_made:
                 return None
+            numbers[int(execution.toRdd().id())] = len(plans)
             plans.append(node)
-            rows = execution.toRdd()
         # Of new nodes: one that was run keeps the files of its shuffle for as long as it is there.
         new = tuple(node.with_new_nodes(maker) for node in plans)
         return _Template(maker, given.getClass(), given.output(), order, new)
@@ -253,12 +255,14 @@ class _Template:
         stages = frozenset[int]().union(*(node.stages for node in self.plans))
         if not self._fits(given) or stages != frozenset(range(len(functions))):
             return None
-        rows, plans = given.rdd(), []
-        for node in self.plans:
+        rows, plans = {_BATCH: given.rdd()}, []
+        for number, node in enumerate(self.plans):
             plan = node.bound(self.maker, rows, functions)
             plans.append(plan)
-            rows = self.maker.rows_of(plan)
-        return ReboundPlan(tuple(plans), rows, self.maker.collect)
+            rows[number] = self.maker.rows_of(plan)
+        read = frozenset[int]().union(*(node.reads for node in self.plans))
+        first, *others = (made for number, made in rows.items() if number != _BATCH and number not in read)
+        return ReboundPlan(tuple(plans), reduce(lambda a, b: a.union(b), others, first), self.maker.collect)
 
     def _fits(self, given: Any) -> bool:
         if not (self.rows.isInstance(given) and given.output().equals(self.output)):
@@ -277,6 +281,7 @@ class _Node:
         is_made: whether it is made again; else it stays, with all that is below it.
         fields: what a new one has from it.
         number: of a stage, if it runs its function.
+        source: of the plan whose rows it reads, or `_BATCH`; None if it reads none.
     """
 
     plan: Any
@@ -284,6 +289,13 @@ class _Node:
     children: tuple[_Node, ...] = ()
     fields: Mapping[str, Any] | None = None
     number: int | None = None
+    source: int | None = None
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """The plans, `_BATCH` among them, whose rows are read in it and below it."""
+        own = frozenset(() if self.source is None else (self.source,))
+        return own.union(*(child.reads for child in self.children))
 
     @property
     def stages(self) -> frozenset[int]:
@@ -291,12 +303,13 @@ class _Node:
         own = frozenset(() if self.number is None else (self.number,))
         return own.union(*(child.stages for child in self.children))
 
-    def bound(self, maker: _Maker, rows: Any, functions: Sequence[Any]) -> Any:
+    def bound(self, maker: _Maker, rows: Mapping[int, Any], functions: Sequence[Any]) -> Any:
         """A new plan, of other rows and functions."""
         if not self.is_made:
             return self.plan
         children = [child.bound(maker, rows, functions) for child in self.children]
-        return self._with(maker, children, rows, functions[self.number] if self.number is not None else None)
+        own = rows[self.source] if self.source is not None else None
+        return self._with(maker, children, own, functions[self.number] if self.number is not None else None)
 
     def _with(self, maker: _Maker, children: list[Any], rows: Any, function: Any = None) -> Any:
         of = self.fields
@@ -319,15 +332,20 @@ class _Node:
         )
 
 
-def _node(plan: Any, rows_id: int) -> _Node | None:
-    """From a physical plan; None if it has other rows than those of one RDD, or constant ones."""
+def _node(plan: Any, numbers: Mapping[int, int]) -> _Node | None:
+    """From a physical plan; None if it has other rows than those of known RDDs, or constant ones.
+
+    Args:
+        numbers: of the plans that make the rows, or `_BATCH`, by the ids of their RDDs.
+    """
     kind = kind_of(plan)
     below = items(plan.children())
     if not below:
-        if kind == _ROWS and plan.rdd().id() == rows_id:
-            return _Node(plan, True, (), _fields_of_rows(plan))
+        source = numbers.get(int(plan.rdd().id())) if kind == _ROWS else None
+        if source is not None:
+            return _Node(plan, True, (), _fields_of_rows(plan), source=source)
         return _Node(plan, False) if kind == _CONSTANT else None
-    found = [_node(child, rows_id) for child in below]
+    found = [_node(child, numbers) for child in below]
     children = tuple(child for child in found if child is not None)
     if len(children) < len(found):
         return None

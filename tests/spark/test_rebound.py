@@ -28,6 +28,7 @@ from state_runtime.spark.probes import probe_internals
 from state_runtime.spark.rebound import ReboundPlan, ReboundPlans
 from tests.job_settings import job_settings
 
+from . import branches
 from .jobs import assert_equals_batch, rows_of, settings, two_step_job, windowed_job, write_input
 
 pytestmark = pytest.mark.spark
@@ -121,6 +122,15 @@ def test_the_rows_are_those_of_a_plan_made_anew(
         assert {name: total for name, (_, total) in found.items()} == {n: total for n, (_, total) in wanted.items()}
     else:
         assert found == wanted
+
+
+def test_the_plan_of_branches_is_taken_again(spark: SparkSession, tmp_path: Path, plans: Counter[str]) -> None:
+    """Of several plans, which read the rows of each other."""
+    branches.write_input(tmp_path / "in", files=FILES)
+    branches.diamond(tmp_path).run(spark, trigger=ONCE)
+    branches.check_diamond(spark, tmp_path, is_ended=False)
+    assert plans["again"] >= 2
+    assert plans["missed"] == 0
 
 
 def test_a_chain_and_a_run_that_goes_on_give_what_a_batch_query_gives(

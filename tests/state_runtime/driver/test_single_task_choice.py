@@ -108,12 +108,13 @@ def context(tmp_path: Any, **changed: Any) -> Any:
         "changelog": "on",
         "parallelism": SHARDS_MAX,
         "stages": STAGES,
+        "first_stages": {0},
         "store": open_store(str(tmp_path)),
         **changed,
     }
     near, far = SimpleNamespace(store=lambda: values["store"]), SimpleNamespace(store=object)
     return SimpleNamespace(
-        pipeline=SimpleNamespace(stages=values["stages"]),
+        pipeline=SimpleNamespace(stages=values["stages"], first_stages=values["first_stages"]),
         settings=SimpleNamespace(changelog=values["changelog"]),
         parallelism=values["parallelism"],
         sinks={"out": near, "far": far},
@@ -127,10 +128,19 @@ def context(tmp_path: Any, **changed: Any) -> Any:
         ({"parallelism": SHARDS_MAX + 1}, False),
         ({"store": object()}, False),
         ({"stages": STAGES[::-1]}, False),
-        ({"stages": ()}, False),
+        ({"first_stages": {0, 1}}, False),
+        ({"stages": (), "first_stages": ()}, False),
         ({}, True),
     ],
-    ids=["changelog off", "many shards", "a far sink", "a sink above the operator", "no operator", "executors"],
+    ids=[
+        "changelog off",
+        "many shards",
+        "a far sink",
+        "a sink above the operator",
+        "a sink beside the operator",
+        "no operator",
+        "executors",
+    ],
 )
 def test_only_where_one_process_has_everything_near_it_may_be_narrow(
     tmp_path: Any, changed: dict[str, Any], has_executors: bool

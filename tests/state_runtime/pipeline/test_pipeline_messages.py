@@ -123,7 +123,7 @@ def test_sparks_names_of_arguments_and_their_order_are_understood(stream: Any, n
     [
         ((Calls(), OUT), {}, r'needs uid="…"'),
         ((Calls(), OUT), {"uid": "u", "outputStructType": OUT}, "output_schema twice; in Spark it is named outputStructType"),
-        ((Calls(), OUT), {"uid": "u", "outputmode": "x"}, r"outputmode is none of its arguments; .*output_mode \(outputMode\)"),
+        ((Calls(), OUT), {"uid": "u", "outputmode": "x"}, r"outputmode is not one of its arguments; .*output_mode \(outputMode\)"),
         ((Calls(), OUT, "a", "b", None, "c", "d"), {"uid": "u"}, "got 7 arguments"),
         ((Calls(),), {"uid": "u"}, "needs output_schema; in Spark it is named outputStructType"),
         ((), {"uid": "u", "outputStructType": OUT}, "needs processor; in Spark it is named statefulProcessor"),
@@ -248,7 +248,7 @@ def test_an_error_while_a_job_is_built_names_the_line_once() -> None:
         (lambda s: s.withWatermark("t", "1 s"), r"withWatermark\(…\) on the stream that read\(\) returns"),
         (lambda s: s.groupBy("k"), r"key_by\(…\) says"),
         (lambda s: s.select("k"), r"\.transform\(lambda df: df\.select\(…\)\)"),
-        (lambda s: s.agregate(uid="u"), r"its methods are aggregate, key_by, transform, window, write"),
+        (lambda s: s.agregate(uid="u"), r"its methods are aggregate, key_by, transform, union, union_by_name, window, write"),
         (lambda s: s.key_by("k").write(None), r"a KeyedStream has no write.* must follow key_by\(…\)"),
         (lambda s: s.key_by("k").transformWithState(1), r"here it is transform_with_state\(…\)"),
     ],
