@@ -1,8 +1,9 @@
 """Whether a plan of garbage collection may be executed: checked apart from the survey that made it, against the current
 state of the store.
 
-This module knows no watermark and no floor by kind. It checks the conditions that every plan must fulfil: no object
-that a snapshot, a pin or a materialization needs now, no young object, no snapshot that has not expired, and not nearly all.
+This module knows no watermark and no floor by kind. It checks the conditions that every plan must fulfil. The plan must
+not delete an object that a snapshot, a pin or a materialization needs now, a young object, a snapshot that has not
+expired, or nearly all objects.
 """
 
 from __future__ import annotations
