@@ -15,7 +15,7 @@ from state_runtime.store import Store
 __all__ = ["NOTHING_SHARED", "Links", "Shared", "find_links"]
 
 JOB = ""
-"""The owner of all files of a root that are in none of its savepoints."""
+"""The owner of all files of a root that are outside its savepoints."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Made:
 
     Attributes:
         job: name of the job, as the root has it.
+        place: URL of the root, without credentials; for people.
     """
 
     job: str

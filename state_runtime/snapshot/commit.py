@@ -11,7 +11,7 @@
 3. An unknown outcome is raised as such; nothing is cleaned up. The next run reads the actual state.
 
 The caller publishes output only after `create` returned; `commit` is both. snapshot/fencing.py says how a run gets
-there, and what stops older runs.
+there, and how older runs are stopped.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class TimeEntry:
 
     Attributes:
         batch_time_ms: processing time of the epoch.
-        watermark_ms: the epoch's watermark, which decides what is late in the next one.
+        watermark_ms: the epoch's watermark, which decides which rows are late in the next one.
         event_time_ms: per watermarked column of the source the highest event time so far.
     """
 

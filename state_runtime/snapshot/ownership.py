@@ -231,7 +231,7 @@ class JobProof:
 
 
 def _check_follows(root: Store, written: ExpiryBoundary) -> None:
-    """Check that the boundary before the new one exists. It is never removed, so a missing one means a replaced root.
+    """Check that the boundary before the new one exists. If the new one is the newest, only a replaced root lacks it.
 
     Raises:
         Fenced: the boundary that it follows is not there.
@@ -269,8 +269,8 @@ def advance_own_boundary(
 
     def look_again(written: ExpiryBoundary) -> None:
         try:
-            # The place is missing only if the root was replaced, while the boundary is the newest. A boundary that is
-            # not the newest does not count any more, and may be removed too.
+            # While this boundary is the newest, these checks fail only if the root was replaced. A boundary that is not
+            # the newest does not count any more, and may be removed too.
             proof.check_place()
             _check_follows(root, written)
         except Fenced as error:

@@ -80,7 +80,7 @@ def convert_savepoint(
     snapshot.
 
     Raises:
-        MissingFile, CorruptData: the snapshot is damaged, or differs from what was written; nothing was published.
+        MissingFile, CorruptData: the snapshot is damaged, or differs from the written data; nothing was published.
         InvalidConfiguration: the folder holds another snapshot, or rows are in flight in this one.
         Unavailable: repeat it.
     """

@@ -350,8 +350,8 @@ def _sweep(target: Store, manifest: Manifest) -> None:
     named = {ref.path for ref in references(target, manifest)}
     there = [found.path for folder in _DATA_FOLDERS for found in target.list_objects(folder)]
     there += [name for name in target.list_names("") if name.startswith("_probe-")]
-    # In this order: a run claims its term, and a fold its pin, before it writes data. So none of the listed objects
-    # belongs to a run or a fold.
+    # In this order: a run claims its term, and a fold its pin, before it writes data. So the listed objects do not
+    # belong to a run or a fold.
     if not target.list_names(TERMS_DIR) and not target.list_names(MATERIALIZATIONS_DIR):
         for path in there:
             if path not in named:

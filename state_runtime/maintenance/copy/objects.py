@@ -63,7 +63,7 @@ class NeededObject:
     Attributes:
         bytes: -1 if only `bytes_min` is known.
         digest: SHA-256 of the whole object; empty if only digests of its parts are known.
-        parts: offset, length and SHA-256 of each part that is needed.
+        parts: offset, length and SHA-256 of each needed part.
         optional: it may be missing in the source, and is skipped then.
     """
 

@@ -148,7 +148,7 @@ def delete_savepoint(
     mine = take_over(root, record, "DELETING", owner=owner, clock=clock)
 
     def check() -> None:
-        # A name can be used again once its record is gone, so a sleeper may wake in another savepoint.
+        # A name can be used again once its record is gone, so a process that slept may wake in another savepoint.
         now = read_record(folder)
         if now is None or (now.uid, now.number) != (mine.uid, mine.number):
             raise SnapshotInUse(

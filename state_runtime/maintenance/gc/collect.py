@@ -8,7 +8,7 @@ deletes the objects that both passes found. Each pass reads, in this order:
 3. the listing of all objects
 4. before anything is deleted: pins and materializations once more
 
-A data object is garbage if nothing of 2 needs it and it is older than the watermark by at least the age floor. A job
+A data object is garbage if nothing of 2 needs it and it is older than the watermark by more than the age floor. A job
 names a new object in its next manifest or never. So an object that is older than the newest manifest and not named is
 garbage. An object that is newer than the newest manifest is kept at any age: the job may be stopped, or its next
 checkpoint a day away. Objects of the newest run have their snapshot's id in their name. Such an object is kept while

@@ -137,7 +137,7 @@ class Survey:
             is_cut=len(candidates) > PLAN_OBJECTS_MAX,
         )
 
-    # --- what is garbage ---------------------------------------------------------------------------------------------
+    # --- garbage -----------------------------------------------------------------------------------------------------
 
     def candidates(self) -> list[Candidate]:
         """Return the objects that nothing needs and that are old enough, by path."""

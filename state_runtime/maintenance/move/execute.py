@@ -5,7 +5,7 @@ The order guarantees that an interrupted copy is either unusable or valid, and t
 target does not have:
 
 1. `moving.json` at the target, create-if-absent: which move fills the target, and from where. Nothing is written into
-   any other target.
+   a target with other content.
 2. Of a job root that is moved: `moving.json` at the source, a term, a fencing snapshot. No run commits there any more,
    and none starts (snapshot/handover.py).
 3. Per snapshot, oldest first, its data and then its manifest; then pins, and the newest term, so that later runs count

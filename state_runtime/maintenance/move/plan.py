@@ -190,7 +190,8 @@ def refuse_if_needed(
 
     Args:
         mover: uid of the move, whose own pins do not count.
-        resumed: an earlier attempt already refuses all new runs: a run in state "starting" is then ignored.
+        resumed: an earlier attempt already refuses all new runs. So a run in state "starting" is the mover itself, or
+            gives way; it is ignored.
 
     Raises:
         SnapshotInUse: a run, a reader, a copy or a child needs the source, and is named.
