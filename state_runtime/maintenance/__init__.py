@@ -1,2 +1,2 @@
-"""What is done to snapshots apart from the job that made them: copied, moved, verified, deleted, collected. No Spark in
-here."""
+"""Work on snapshots outside the job that made them: copy, move, verify, delete, garbage collection. Does not use
+Spark."""

@@ -1,4 +1,4 @@
-"""What a name below a job root is; pure. A name that nothing here knows is foreign: it is reported, and kept."""
+"""Kinds of objects below a job root, by name; pure. An unknown name is foreign: it is reported, and kept."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ ObjectKind = Literal[
 ]
 
 DATA_KINDS: frozenset[str] = frozenset({"segment", "direct", "table", "source-log", "listing", "shard-file", "staged"})
-"""What manifests name. Nothing else is ever deleted because a manifest named it."""
+"""The kinds that manifests name. An object of another kind is never deleted because a manifest named it."""
 
 _NUMBER = r"(?P<number>[0-9]{20})"
 _PART = r"[A-Za-z0-9._=-]+"
 _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern + r"\Z"))  # type: ignore[misc]
     for kind, pattern in (
-        # First: it lies in the folder of what it was to become.
+        # First: a temporary file is stored in the folder of the object that it was to become.
         ("temporary", rf"({_PART}/)*\.tmp-[0-9a-f]+"),
         ("direct", rf"changelog/{_NUMBER}/(direct|rows)-{_PART}\.seg"),
         ("segment", rf"changelog/{_NUMBER}/{_PART}\.seg"),
@@ -83,13 +83,13 @@ _PATTERNS: tuple[tuple[ObjectKind, re.Pattern[str]], ...] = tuple(
 
 
 def kind_of(path: str) -> ObjectKind | None:
-    """What an object below a job root is, by its name; None if no part of ours gives such names. Savepoints' folders
-    are roots of their own."""
+    """Return the kind of an object below a job root, by its name; None if Stillstate does not write such names. The
+    folders of savepoints are roots themselves."""
     return next((kind for kind, pattern in _PATTERNS if pattern.match(path)), None)
 
 
 def number_in(path: str) -> int:
-    """The number that a name carries: term, snapshot, record or sequence; 0 if none."""
+    """Return the number in a name: a term, snapshot, record or sequence; 0 if the name has none."""
     for _, pattern in _PATTERNS:
         found = pattern.match(path)
         if found is not None:

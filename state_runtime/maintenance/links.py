@@ -1,7 +1,7 @@
-"""Which files of a root share their bytes with other files, by hard link: on a local store a copy is a second name.
+"""Files of a root that share their bytes with other files through hard links: on a local store a copy is a second name.
 
-Such a copy protects from deletion and from nothing else: a byte that is overwritten, by a disk or by hand, is
-overwritten in all of them. Object stores copy the bytes; there this finds nothing and asks nothing.
+Such a copy protects against deletion only: if a disk error or a person overwrites a byte, all copies change. Object
+stores copy the bytes; there this module finds nothing and sends no request.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from state_runtime.store import Store
 __all__ = ["NOTHING_SHARED", "Links", "Shared", "find_links"]
 
 JOB = ""
-"""The owner of what lies in a root and in none of its savepoints."""
+"""The owner of all files of a root that are outside its savepoints."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What shares its bytes with something else.
+    """Files that share their bytes with other files.
 
     Attributes:
-        files, bytes: how many, and how many bytes they have.
-        owners: with whom, below the same root: names of savepoints, and "" for the job itself; in order.
-        elsewhere: how many of the files have names outside of the root.
+        files, bytes: number of the files, and their size.
+        owners: the owners of the other files below the same root, in order: names of savepoints, "" for the job itself.
+        elsewhere: how many of the files have names outside the root.
     """
 
     files: int = 0
@@ -34,7 +34,7 @@ class Shared:
     elsewhere: int = 0
 
     def __str__(self) -> str:
-        """For people: with whom."""
+        """Name the owners of the other files, for people."""
         names = ["the job" if owner == JOB else f"savepoint {owner}" for owner in self.owners]
         return ", ".join([*names, *(["files outside of the root"] if self.elsewhere else [])])
 
@@ -58,11 +58,11 @@ class Links:
     by_same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def of_owner(self, owner: str) -> Shared:
-        """What a savepoint, or the job ("") shares with others."""
+        """Return the files that a savepoint, or the job (""), shares with others."""
         return self.of_paths([path for path in self.by_path if _owner_of(path) == owner])
 
     def of_paths(self, paths: Collection[str]) -> Shared:
-        """What some files share with files of other owners, or outside of the root."""
+        """Return which of some files are shared with other owners, or with files outside the root."""
         files, size, elsewhere, owners = 0, 0, 0, set()
         for path in paths:
             found = self.by_path.get(path)
@@ -77,7 +77,7 @@ class Links:
 
 
 def find_links(root: Store) -> Links:
-    """Look at all files of a root. Nothing is asked of a store that does not share bytes.
+    """Look at all files of a root. A store that does not share bytes receives no request.
 
     Raises:
         StoreUnavailable: the listing is not complete.

@@ -1,14 +1,14 @@
-"""What is needed below a job root, and by whom: the one place that deleting, retention and collection ask.
+"""Which objects below a job root are needed, and by what. Deletion, retention and garbage collection all ask here.
 
-The order of reads carries the safety (docs/design/0017-deletion.md):
+The order of reads makes this safe (docs/design/0017-deletion.md):
 
-1. which snapshots there are, and the boundary. What a running job commits later goes on from the newest of them, so it
-   names nothing that was unnamed before and is older.
-2. pins and materializations, after the boundary. A pin counts only if it was placed before its snapshot was announced;
-   so whoever sees the announcement sees the pin.
-3. the manifests of everything that is a snapshot, or going, or pinned.
+1. The list of snapshots, and the boundary. A running job's later commits continue from the newest of these snapshots,
+   so they name no older object that was unnamed before.
+2. Pins and materializations, after the boundary. A pin counts only if it was placed before its snapshot was announced,
+   so a reader that sees the announcement also sees the pin.
+3. The manifests of all snapshots that are kept, announced as expired (`going`), or pinned.
 
-Any listing or file that cannot be read ends it with an error: what is not known is not garbage.
+A listing or file that cannot be read ends the work with an error: an object with unknown use is not garbage.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 CLOCK_SKEW_MS = 3_600_000
-"""By so much clocks of machines may differ: nothing expires earlier than this after its time."""
+"""The largest difference between the clocks of two machines: nothing expires earlier than this after its time."""
 _GAP_MAX = 1_000
 
 
@@ -64,8 +64,8 @@ class Existing:
     """The snapshots of a root.
 
     Attributes:
-        snapshot_ids: ascending, as the boundary has them; the last may still be on its way.
-        given_up: gone, and something of them still lies there.
+        snapshot_ids: ascending, by the boundary; the last one may not be complete yet.
+        given_up: expired snapshots of which some objects are still stored.
     """
 
     boundary: ExpiryBoundary
@@ -74,15 +74,15 @@ class Existing:
 
 
 def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
-    """All snapshots, not trusting the listing alone: ids are given one by one, so a listing that was cut short has
-    gaps.
+    """List all snapshots without trusting the listing alone. Ids are assigned one after another, so a truncated listing
+    has gaps.
 
     Args:
-        without: may be damaged, and are not looked for.
+        without: snapshots that may be damaged; their absence is accepted.
 
     Raises:
-        StoreUnavailable: the listing lacks what is there. CorruptManifest: a snapshot that the boundary keeps is not
-            there.
+        StoreUnavailable: the listing lacks a snapshot that exists. CorruptManifest: a snapshot that the boundary keeps
+            does not exist.
     """
     listed = {i for i in map(snapshot_id_of, root.list_names(SNAPSHOTS_DIR)) if i is not None}
     boundary = read_boundary(root)
@@ -101,8 +101,8 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
                 "deleted; restore "
                 f"{manifest_path(snapshot_id)} from a copy, or delete the snapshot with `stillstate delete --damaged`"
             )
-    # Behind the newest a listing that was cut short looks like an older one; and a running job commits meanwhile. Of a
-    # listing that is older than the boundary everything may be given up by now, and newer ones be there all the same.
+    # After the newest id, a truncated listing looks like an older one, and a running job commits meanwhile. If the
+    # listing is older than the boundary, all its snapshots may have expired by now, and newer ones may still exist.
     first = following = max(found, default=boundary.snapshot_id) + 1
     while (found or boundary.snapshot_id) and boundary.keeps(following) and root.exists(manifest_path(following)):
         found.add(following)
@@ -113,14 +113,14 @@ def read_existing(root: Store, *, without: Collection[int] = ()) -> Existing:
 
 
 def _gaps(found: Collection[int], boundary: ExpiryBoundary, root: Store) -> list[int]:
-    """Ids that should be there, by the boundary or between two that are. A root that others were copied to one by one
-    has gaps."""
+    """Return the ids that should exist but were not listed: those that the boundary keeps, or between two listed ids. A
+    root that received snapshots one by one as copies has gaps."""
     above = sorted(i for i in found if i > boundary.snapshot_id)
     first = boundary.snapshot_id + 1 if boundary.sequence else above[0] if above else 0
     between = (i for i in range(first, above[-1] if above else first) if i not in found)
     gaps = [*(i for i in boundary.kept if i not in found), *islice(between, _GAP_MAX + 1)]
     if not boundary.sequence and first > 1:
-        gaps.append(first - 1)  # nothing was given up yet, so below the first there is nothing
+        gaps.append(first - 1)  # no snapshot has expired yet, so none should exist below the first
     if len(gaps) > _GAP_MAX:
         raise StoreUnavailable(
             f"the listing of snapshots in {root.url} lacks more than {_GAP_MAX:,} of them; nothing was deleted, try "
@@ -130,17 +130,17 @@ def _gaps(found: Collection[int], boundary: ExpiryBoundary, root: Store) -> list
 
 
 Holders = Mapping[int, tuple[str, ...]]
-"""Who needs a snapshot, for people, by its id."""
+"""By snapshot id: the names of the holders that need the snapshot, for people."""
 
 
 def read_holders(root: Store, clock: Clock, records: dict[int, Record] | None = None) -> tuple[Holders, Protected]:
-    """Pins that count, and what materializations need. To be read after the boundary.
+    """Read the pins that count, and the needs of materializations. Call this after the boundary was read.
 
     Args:
         records: see `protected`.
 
     Raises:
-        CorruptManifest, UnsupportedFormat, StoreUnavailable: somebody's need cannot be read; nothing may be deleted.
+        CorruptManifest, UnsupportedFormat, StoreUnavailable: a pin or record cannot be read; nothing may be deleted.
     """
     now_ms = clock.now_ms() - CLOCK_SKEW_MS
     held: dict[int, list[str]] = {}
@@ -164,15 +164,15 @@ def _said(pin: SnapshotPin) -> str:
 
 @dataclass
 class Marks:
-    """What is needed.
+    """The objects that are needed.
 
     Attributes:
-        needed: size by path; of an object whose size is not recorded, minus what it has at least.
-        optional: is kept if it is there: output that is staged below the root, and what a snapshot needs that is gone
-            and pinned.
-        snapshot_ids: whose needs these are.
-        boundary_sequence: of the newest boundary that left a snapshot out. In a backup of the root that is older than
-            it that snapshot is one, so whoever deletes by these marks proves that the boundary is there.
+        needed: size by path; if the exact size is not recorded, the negative of the minimum size.
+        optional: objects that are kept if they exist: output that is staged below the root, and objects of a pinned
+            snapshot that has expired.
+        snapshot_ids: the snapshots that need these objects.
+        boundary_sequence: sequence of the newest boundary that left a snapshot out. In an older backup of the root that
+            snapshot still exists, so a deletion by these marks must prove that the boundary is there.
     """
 
     needed: dict[str, int] = field(default_factory=dict)
@@ -182,26 +182,26 @@ class Marks:
     boundary_sequence: int = 0
 
     def keeps(self, path: str) -> bool:
-        """Whether something needs it."""
+        """Whether something needs the object at this path."""
         return path in self.needed or path in self.optional or self.protected.keeps(path)
 
 
 def size_fits(wanted: int, found: int) -> bool:
-    """Whether an object of that size may be what `Marks.needed` says."""
+    """Whether an object of size `found` may be the one with size `wanted` in `Marks.needed`."""
     return found == wanted if wanted >= 0 else found >= -wanted
 
 
 class Marker:
-    """Knows what snapshots need. Manifests are immutable, so what was read once stays known: for whoever asks again and
-    again.
+    """Knows the objects that snapshots need. Manifests are immutable, so each manifest that was read is remembered for
+    later calls.
 
     Attributes:
-        memo, records: what was read of segments and of materializations.
+        memo, records: contents of segments and of materializations that were read.
 
     Args:
-        is_proven: whoever asks proves, after what it is told and before it acts on it, that the root is still its own
-            (snapshot/ownership.py). Then an id is one snapshot for ever, and is not read again. Anybody else may have
-            slept, and the same id be another snapshot by now: its manifest is read again each time.
+        is_proven: the caller proves, after each answer and before it acts on the answer, that the root is still its own
+            (snapshot/ownership.py). Then an id means the same snapshot for ever, and its manifest is read once. Without
+            the proof the caller may have slept, and the id may mean another snapshot now: each call reads the manifest.
     """
 
     def __init__(self, root: Store, clock: Clock, *, is_proven: bool = False) -> None:
@@ -218,7 +218,7 @@ class Marker:
         return self._catalog
 
     def add(self, manifest: Manifest) -> tuple[Mapping[str, int], frozenset[str]]:
-        """What a snapshot needs: sizes by path, without its manifest; and what is staged for it below the root.
+        """Return the objects that a snapshot needs: sizes by path, without its manifest; and paths of staged output.
 
         Raises:
             MissingFile, CorruptSegment, CorruptManifest, UnsupportedFormat, StoreUnavailable: see `references`.
@@ -238,7 +238,7 @@ class Marker:
     def _check_belongs(self, manifest: Manifest) -> None:
         """
         Raises:
-            JobRootMismatch: it is of another job; of what this one needs it says nothing.
+            JobRootMismatch: the manifest is of another job; it says nothing about the needs of this one.
         """
         if self._info is None:
             self._info = read_job_info(self._root)
@@ -246,21 +246,21 @@ class Marker:
             check_belongs(manifest, self._info, self._root.url, own=False)
 
     def of(self, snapshot_id: int) -> tuple[Mapping[str, int], frozenset[str]]:
-        """The same by id.
+        """Do the same for a snapshot id.
 
         Raises:
-            MissingSnapshot, SnapshotExpired: it is not there. And what `add` raises.
+            MissingSnapshot, SnapshotExpired: the snapshot does not exist. And what `add` raises.
         """
         known = self._known.get(snapshot_id)
         if known is not None and self._is_proven:
             return known[1], known[2]
-        # What is known is told by the commit, and not by the id.
+        # The remembered needs are valid for a commit id, and not for a snapshot id.
         return self.add(self._catalog.manifest(snapshot_id))
 
     def rest_of(self, snapshot_id: int) -> Mapping[str, int]:
-        """What a snapshot that is gone needed, as far as it can be found out: pieces of it may be removed already.
+        """Return the objects that an expired snapshot needed, as far as they can be found: some may be removed already.
 
-        Without the output that was staged for it: the sink removes that.
+        Output that was staged for the snapshot is not included: the sink removes it.
         """
         known = self.recall(snapshot_id)
         if known is not None:
@@ -280,16 +280,16 @@ class Marker:
                     if ref.kind != "manifest":
                         found[ref.path] = ref.bytes if ref.bytes >= 0 else -ref.bytes_min
             except (CorruptData, UnsupportedFormat, FileNotFoundError):
-                continue  # its index is gone or damaged: where it led to is swept by age
+                continue  # its index is gone or damaged: the objects that it named are swept by age
         return found
 
     def recall(self, snapshot_id: int) -> Mapping[str, int] | None:
-        """What a snapshot needs, if it was read before."""
+        """Return the objects that a snapshot needs, if they were read before."""
         known = self._known.get(snapshot_id)
         return known[1] if known is not None else None
 
     def forget_all_but(self, snapshot_ids: Iterable[int]) -> None:
-        """Bound what is known."""
+        """Forget all other snapshots, to bound memory."""
         kept = set(snapshot_ids)
         self._known = {i: known for i, known in self._known.items() if i in kept}
         paths = {path for _, needed, _ in self._known.values() for path in needed}
@@ -298,10 +298,10 @@ class Marker:
 
 @contextmanager
 def unless_deleted(root: Store) -> Iterator[None]:
-    """What looks like damage may be a job that is deleted, or moved elsewhere, at this moment.
+    """Tell damage from a job that is deleted, or moved elsewhere, at this moment.
 
     Raises:
-        JobNotFound: in place of `CorruptData`, if it is.
+        JobNotFound: in place of `CorruptData`, if the job was deleted or moved.
     """
     try:
         yield
@@ -312,12 +312,11 @@ def unless_deleted(root: Store) -> Iterator[None]:
 
 
 def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, Marks]:
-    """Everything that is needed now, in the order of reads above.
+    """Find all objects that are needed now, in the order of reads above.
 
     Raises:
-        CorruptData, UnsupportedFormat: a snapshot cannot be read, so what it needs is not known; nothing may be
-            deleted.
-        JobRootMismatch: the same, because it is another job's. JobNotFound: the job was deleted meanwhile.
+        CorruptData, UnsupportedFormat: a snapshot cannot be read, so its needs are unknown; nothing may be deleted.
+        JobRootMismatch: the same, because the snapshot is another job's. JobNotFound: the job was deleted meanwhile.
         StoreUnavailable, Unavailable: try again.
     """
     for _ in range(CLAIM_ATTEMPTS_MAX):
@@ -331,10 +330,10 @@ def mark(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, 
 
 
 def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Holders, Marks] | None:
-    """None if the newest snapshot of the listing was given up before it was read.
+    """Mark once; None if the newest snapshot of the listing expired before it was read.
 
-    What later ones share with older ones is known through it alone: they are not in the listing, so it must be read
-        anew.
+    Only through the newest snapshot is it known which older objects later snapshots share. Later ones are not in the
+    listing, so the listing must be read again.
     """
     existing = read_existing(root)
     holders, needed = read_holders(root, clock, marker.records)
@@ -351,19 +350,19 @@ def _mark_once(root: Store, marker: Marker, clock: Clock) -> tuple[Existing, Hol
         except SnapshotExpired:
             boundary = read_boundary(root)
             if boundary.keeps(snapshot_id):
-                return None  # it was given up, and then a backup was put here in which it is not
-            lost = snapshot_id  # given up and removed since
+                return None  # it expired, and then a backup in which it has not expired replaced the root
+            lost = snapshot_id  # expired and removed since
             marks.boundary_sequence = max(marks.boundary_sequence, boundary.sequence)
             continue
         except MissingSnapshot:
             if snapshot_id == newest or snapshot_id not in existing.snapshot_ids:
-                continue  # its manifest is still on its way, or somebody pinned what never was
+                continue  # its manifest is not written yet, or the pin names a snapshot that never existed
             raise
         except CorruptData:
             boundary = read_boundary(root)
             if boundary.keeps(snapshot_id):
                 raise
-            lost = snapshot_id  # the same, while it was read
+            lost = snapshot_id  # expired and removed while it was read
             marks.boundary_sequence = max(marks.boundary_sequence, boundary.sequence)
             continue
         for path, size in paths.items():

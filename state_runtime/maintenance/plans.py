@@ -1,7 +1,7 @@
-"""Plans of deletions as documents: made, shown, and executed once, perhaps by somebody else and later.
+"""Plans of deletions as documents: made, shown, and executed once, perhaps later and by another person.
 
-A plan says what it was made from. Whoever executes it looks again, and refuses it if it is of another job, too old, or
-if what it would delete is needed by now. So an old plan never deletes more than a new one would.
+A plan records the state that it was made from. Execution reads the root again. It refuses a plan of another job, a plan
+that is too old, or one with an object that is needed now. So an old plan never deletes more than a new one would.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from state_runtime.store import Store
 __all__ = ["PLAN_AGE_MAX_MS", "Kind", "Made", "PlanDocument", "check_fresh"]
 
 Kind = Literal["retention", "gc"]
-"""The twins: both delete by a plan."""
+"""The two kinds of maintenance that delete by a plan."""
 
 _PLANS = {"gc-plan": "plan of garbage collection", "retention-plan": "plan of retention"}
 
 PLAN_AGE_MAX_MS = 7 * 86_400_000
-"""What was decided longer ago is decided again."""
+"""The maximum age of a plan. An older plan is refused and must be made again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What a plan was made from.
+    """The state that a plan was made from.
 
     Attributes:
-        job: as the root calls it.
+        job: name of the job, as the root has it.
         place: URL of the root, without credentials; for people.
     """
 
@@ -52,7 +52,7 @@ def check_fresh(made: Made, info: JobInfo, place: str, now_ms: int) -> None:
     """Refuse a plan of another root, or an old one.
 
     Raises:
-        InvalidConfiguration: make a new one.
+        InvalidConfiguration: the plan is unfit; make a new one.
     """
     if made.job_uid != info.uid or made.place != place:
         raise InvalidConfiguration(
@@ -68,10 +68,10 @@ def check_fresh(made: Made, info: JobInfo, place: str, now_ms: int) -> None:
 
 @dataclass(frozen=True)
 class PlanDocument(ABC):
-    """What every plan of deletions has.
+    """The common part of all plans of deletions.
 
     Attributes:
-        KIND: of the document.
+        KIND: kind of the document.
     """
 
     KIND: ClassVar[str]
@@ -80,17 +80,17 @@ class PlanDocument(ABC):
 
     @property
     def digest(self) -> str:
-        """What the plan is called: whoever executes the plan of this digest executes what was looked at, to the
-        byte."""
+        """Return the digest that names the plan. A plan with the same digest is the same plan, byte for byte, as the
+        one that was shown."""
         return hashlib.sha256(encode_document(self.KIND, self)).hexdigest()
 
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether it deletes nothing."""
+        """Whether the plan deletes nothing."""
 
     def write(self, file: Path) -> None:
-        """Write it to a local file.
+        """Write the plan to a local file.
 
         Raises:
             InvalidConfiguration: the file cannot be written.
@@ -104,11 +104,11 @@ class PlanDocument(ABC):
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read one back.
+        """Read a plan from a local file.
 
         Raises:
-            InvalidConfiguration: there is no such file, or it is no plan, or one of another kind. CorruptManifest,
-                UnsupportedFormat: it is one, and damaged.
+            InvalidConfiguration: the file does not exist, is not a plan, or is a plan of another kind. CorruptManifest,
+                UnsupportedFormat: the file is a plan, but it is damaged or of an unknown format.
         """
         body = _read(file)
         other = document_kind(body)
@@ -125,10 +125,10 @@ class PlanDocument(ABC):
         return decode_document(cls.KIND, cls, body, str(file))
 
     def unfit(self, root: Store, clock: Clock) -> list[str]:
-        """Why it is not one of this root, or too old; empty if it is one.
+        """Say why the plan is not one of this root, or is too old; empty if it fits.
 
         Raises:
-            JobNotFound: the job is gone. CorruptManifest, StoreUnavailable: that is not known.
+            JobNotFound: the job is gone. CorruptManifest, StoreUnavailable: the check cannot be made.
         """
         try:
             check_fresh(self.made, Catalog.of_root(root, clock).job_info(), root.url, clock.now_ms())

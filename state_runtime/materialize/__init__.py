@@ -1,8 +1,8 @@
 """Materialization: fold changelog into state tables (sorted Parquet), apart from the checkpoints.
 
-`plan` decides what and when (pure), `fold` reads and writes, `records` holds what it leaves in the store and how the
-driver adopts it, `run` goes from one end to the other, `background` is the driver's thread, `job` the Spark batch job
-(import it by name: it needs pyspark).
+`plan` decides what and when (pure), `write_tables` reads and writes, `records` has the documents in the store and how
+the driver adopts them, `run` is a materialization from claim to record, `background` is the driver's thread,
+`spark_job` the Spark batch job (import it by name: it needs pyspark).
 """
 
 from __future__ import annotations

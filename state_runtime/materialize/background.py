@@ -1,4 +1,4 @@
-"""Materialization beside the driver's epochs: when to fold, and adopting records, its own and those of others."""
+"""Materialization beside the driver's epochs: decides when to fold, and adopts records, its own and those of others."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ __all__ = ["BackgroundMaterializer", "adoptable", "other_at_work"]
 _LOG = logging.getLogger(__name__)
 
 _URGENT = ("manifest", "segments")
-"""Reasons to fold that do not wait: manifests and restarts would grow beyond their bounds."""
+"""Reasons to fold that cannot wait: manifests and restarts would grow beyond their limits."""
 _POLL_S = 5.0  # how often the store is asked for records of others
 _BACK_OFF_S = (1.0, 300.0)  # after the first failure, and at most; doubled in between
 _FAILURES_ELSEWHERE_MAX = 2
 _LOOKED_AT_MAX = 64  # newest records that are considered; older ones cannot fit any more
-_EMERGENCY_BYTES = 4 * MIB  # of a manifest, about: then the log is folded even where somebody else should do it
+_EMERGENCY_BYTES = 4 * MIB  # approximate size of a manifest from which the driver folds even if another process should
 _SEGMENT_BYTES = 260
 
 
 class BackgroundMaterializer:
-    """Looks for records to adopt and folds when it is time, one thing at a time, in a thread of its own.
+    """Looks for records to adopt and folds when it is time, one task at a time, in a separate thread.
 
     Life cycle: idle → working (a thread) → done (a record waits for the next commit) → idle. The driver calls `look`
-    once, `start_if_due` after a commit, `take` before one and `settled` after it; all but `look` return at once, and
-    none raises. Failures are logged and counted, and tried again after a pause that doubles.
+    once, `start_if_due` after a commit, `take` before one and `settled` after it. All but `look` return at once, and
+    they never raise. Failures are logged and counted, and tried again after a pause that doubles.
 
     Args:
-        prove: raises if the root is not the run's any more (snapshot/ownership.py); asked before each write.
-        fold: folds a snapshot elsewhere; in the thread itself if None, and after it failed twice in a row.
+        prove: raises if the root is not the run's any more (snapshot/ownership.py); called before each write.
+        fold: folds a snapshot elsewhere; None folds in the thread itself, as do retries after two failures in a row.
 
     Attributes:
         failures_in_a_row: folds that failed since the last that succeeded; an alarm is due at 3.
-        completed: records that were adopted.
+        completed: number of records that were adopted.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class BackgroundMaterializer:
         self.completed = 0
 
     def look(self, manifest: Manifest) -> None:
-        """Look for a record now, in the caller's thread: at a run's start, so that its first checkpoint adopts what
-        waits."""
+        """Look for a record now, in the caller's thread: at a run's start, so that its first checkpoint adopts a
+        waiting record."""
         self._polled_s = self._clock.monotonic_s()
         try:
             record = adoptable(self._root, manifest, self._clock, refused=self._refused)
         except Exception:
-            # It is found again by the next look; the run must start, whatever happened here.
+            # The next look finds it; the run must start after any error here.
             _LOG.exception("could not look for materializations of snapshot %d", manifest.snapshot_id)
             return
         with self._lock:
@@ -103,10 +103,10 @@ class BackgroundMaterializer:
                 self._result = record
 
     def start_if_due(self, manifest: Manifest, *, can_wait: bool = False) -> None:
-        """Begin to look for records, and to fold `manifest`, if it is time for either and nothing runs.
+        """Begin to look for records, and to fold `manifest`, if it is time for either and no thread runs.
 
         Args:
-            can_wait: the job has more urgent work: fold only if the number of segments asks for it.
+            can_wait: the job has more urgent work: fold only if the number of segments requires it.
         """
         with self._lock:
             if self._thread is not None or self._result is not None:
@@ -130,14 +130,14 @@ class BackgroundMaterializer:
             self._thread = thread
 
     def take(self, draft: Manifest) -> Manifest:
-        """`draft` with the waiting record's tables, if there is a record and it still fits.
+        """Return `draft` with the waiting record's tables, if there is a record and it still fits.
 
         The caller must call `settled` once it knows whether the manifest was committed.
         """
         with self._lock:
             if self._result is None:
                 return draft
-            # A record may wait for days where nothing comes in; what is too old may be collected by now.
+            # A record may wait for days without input; the files of one that is too old may be collected by now.
             if not fits(draft, self._result) or is_too_old(self._result, self._clock.now_ms()):
                 _LOG.info("materialization %d does not fit any more, or is too old", self._result.record_id)
                 self._refused.add(self._result.record_id)
@@ -146,9 +146,9 @@ class BackgroundMaterializer:
             return apply(draft, self._result)
 
     def record_of(self, draft: Manifest) -> str:
-        """The path of the record whose tables a draft names and no manifest names yet; empty if there is none.
+        """Return the path of the record whose tables a draft names and no manifest names yet; empty without one.
 
-        It was written after them: where it is, they are.
+        The record was written after the tables: if it exists, they do.
         """
         with self._lock:
             if self._result is None or not holds(draft, self._result):
@@ -164,7 +164,7 @@ class BackgroundMaterializer:
                 self.completed += 1
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a running fold to end, at most so long; what it wrote is garbage if nobody adopts it."""
+        """Wait up to the timeout for a running fold; its files are garbage if no driver adopts them."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
@@ -180,13 +180,14 @@ class BackgroundMaterializer:
             return why
         if why is None:
             self._due_since_s = None
-        # Another process is to materialize. If none does, the manifest would outgrow its bound and the job would end.
+        # Another process should materialize. If none does, the manifest would exceed its limit and the job would end.
         return "manifest" if len(manifest.segments) * _SEGMENT_BYTES >= _EMERGENCY_BYTES else None
 
     def _others_are_away(self, why: str, now_s: float) -> bool:
-        """Whether the process that is to materialize has not done so for `materialization.takeover_s` since it was due.
+        """Whether the other process is late: it has not materialized for
+        `materialization.driver_takes_over_after_s` since a fold was due.
 
-        From then on the driver does it as soon as it is due, until a record of another process is there to be adopted.
+        From then on the driver folds as soon as a fold is due, until it finds a record to adopt.
         """
         takeover_s = self._settings.materialization.driver_takes_over_after_s
         if not takeover_s:
@@ -212,12 +213,12 @@ class BackgroundMaterializer:
             if record is not None:
                 self._took_over = False
             if record is None and why is not None and other_at_work(self._root, self._clock) is None:
-                # Where no process can be started, or none lives long enough, the log must not grow for ever.
+                # If no process can be started, or none lives long enough, the log must still be folded.
                 fold = self._fold if self.failures_in_a_row < _FAILURES_ELSEWHERE_MAX else self._fold_here
                 record = fold(manifest)
                 _LOG.info("materialization %d of snapshot %d (%s)", record.record_id, record.snapshot_id, why)
         except Exception:
-            # The job must go on, whatever happened here; the log stays and is folded later.
+            # The job must go on after any error here; the log stays and is folded later.
             _LOG.exception("materialization of snapshot %d failed", manifest.snapshot_id)
             with self._lock:
                 self._failed()
@@ -244,11 +245,11 @@ class BackgroundMaterializer:
 
 
 def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int]) -> Record | None:
-    """The newest record that fits a manifest and whose files are all there.
+    """Return the newest record that fits a manifest and whose files all exist.
 
     Args:
-        refused: ids that are not looked at; those that are looked at in vain are added. (A record that does not fit a
-            manifest does not fit its successors either.)
+        refused: ids to skip; ids that are found unfit are added. (A record that does not fit a manifest does not fit
+            its successors either.)
 
     Raises:
         StoreUnavailable: nothing is known then.
@@ -262,7 +263,7 @@ def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int
             refused.add(record_id)
             continue
         if record.snapshot_id > manifest.snapshot_id:
-            continue  # it folds what was committed meanwhile
+            continue  # it folds a snapshot that was committed meanwhile
         files = [(f.path, f.bytes) for f in (*record.base, *record.deltas)]
         files += [(f.path, f.bytes) for f in record.source_logs]
         if (
@@ -276,8 +277,7 @@ def adoptable(root: Store, manifest: Manifest, clock: Clock, *, refused: set[int
 
 
 def other_at_work(root: Store, clock: Clock) -> Pin | None:
-    """A materialization of the job that lives: two would fold the same, and one of them for nothing. A damaged pin is
-    nobody's.
+    """Return a live materialization of the job: a second one would fold the same in vain. A damaged pin has no owner.
 
     Raises:
         StoreUnavailable: nothing is known then.
@@ -302,7 +302,7 @@ def _is_there(root: Store, path: str, size: int) -> bool:
 
 
 def _replay_rate(manifest: Manifest) -> float:
-    """Bytes a second of the newest restore that the numbers know; 0 if none."""
+    """Return the speed, in bytes a second, of the newest recorded restore; 0 without one."""
     for progress in (manifest.progress, manifest.previous):
         if progress is not None and progress.restore_ms > 0 and progress.restored_bytes > 0:
             return progress.restored_bytes / progress.restore_ms * 1000

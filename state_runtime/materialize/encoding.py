@@ -1,9 +1,9 @@
-"""How state tables are encoded: what reads fast of columns that are all values of one width.
+"""The encoding of state tables: fast to read for columns whose values all have one width.
 
 Numbers are stored byte by byte (Parquet's BYTE_STREAM_SPLIT: all first bytes of a page, then all second bytes, …),
-because the high bytes of a column's values are nearly all alike, and LZ4 then packs them as well as ZSTD packs whole
-values, and is read four times as fast. Everything else, texts above all, is stored as it is and packed by ZSTD. Every
-file says its encodings, so readers need not know this. Source: Apache Parquet format, Encodings.md, "Byte Stream
+because the high bytes of a column's values are nearly all alike. LZ4 then packs them as well as ZSTD packs whole
+values, and is read four times as fast. Everything else, mainly texts, is stored unchanged and packed by ZSTD. Every
+file names its encodings, so readers need not know this. Source: Apache Parquet format, Encodings.md, "Byte Stream
 Split".
 """
 
@@ -22,7 +22,7 @@ _SPLIT = {"INT32", "INT64", "FLOAT", "DOUBLE"}  # Parquet's physical types
 
 
 def encode_table(batch: pa.RecordBatch) -> pa.Buffer:
-    """A state table as the bytes of a Parquet file."""
+    """Encode a state table as the bytes of a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         pa.Table.from_batches([batch]),
@@ -36,8 +36,8 @@ def encode_table(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """The codec of each leaf, and the leaves that are split."""
-    # What the leaves of nested columns are called, and how each type is stored, an empty file tells.
+    """Return the codec of each leaf, and the leaves that are split."""
+    # An empty file shows the names of the leaves of nested columns, and how each type is stored.
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     stored = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema

@@ -1,9 +1,9 @@
 """The grid of a state's tables: cells of the hash range, and when a cell's base is due; pure.
 
-A state's tables lie on a grid of *cells*: closed ranges of key hashes whose width is a power of two (dyadic), so that
-two cells are disjoint or one holds the other. A cell has at most one base table, and deltas above it that do not reach
-beyond it. So each cell is folded by itself: those that changed much get a new base table (*major*), those that changed
-little a delta (*minor*), and the tables of all others are shared between snapshots as they are.
+A state's tables are on a grid of *cells*: closed ranges of key hashes whose width is a power of two (dyadic), so that
+two cells are disjoint or one contains the other. A cell has at most one base table, and deltas above it that do not
+reach beyond it. So each cell is folded separately: cells with many changes get a new base table (*major*), those with
+few a delta (*minor*), and snapshots share the unchanged tables of all other cells.
 
 Thresholds are jittered by the base table's name, so that cells that filled up alike do not all become due at once; the
 name is new with each major fold, so the order changes too.
@@ -27,7 +27,7 @@ __all__ = ["Cell", "FoldSizes", "Range", "Weights", "cell_of", "grid", "threshol
 
 Range = tuple[int, int]
 
-_CELLS_LIMIT = 4096  # of one state, if each had what it should hold; halves of that are twice as many
+_CELLS_LIMIT = 4096  # of one state, if each had its target size; with half of that there are twice as many
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class FoldSizes:
     """Sizes that the grid aims at; tests make them small.
 
     Attributes:
-        table_bytes: of a base table. Larger where a state would have more than `cells_max` of them, up to
-            `cell_bytes_max`: a larger state has more cells. Manifests must be able to name them all, so that from
-            1 TiB on tables get larger again, whatever is set.
+        table_bytes: of a base table. It is larger, up to `cell_bytes_max`, if a state would have more than `cells_max`
+            of them; beyond that a larger state has more cells. Manifests must be able to name them all. So from 1 TiB
+            on tables get larger again, regardless of the settings.
         small_bytes: a base table up to this size is rewritten with every change: cheaper than another file.
         unit_bytes: log, base and deltas that are folded as one piece of work; the log of one is in memory at once.
         deltas_max: above one cell.
         unfolded_bytes: decoded, of a log whose batches are folded together with the tables; a longer one is folded
             first.
-        sampled_rows: of a cell's log, to learn how many rows folding leaves of it.
+        sampled_rows: of a cell's log, to estimate how many rows folding leaves of it.
     """
 
     table_bytes: int = 32 * MIB
@@ -57,16 +57,16 @@ class FoldSizes:
 
     @staticmethod
     def of(settings: MaterializationSettings) -> FoldSizes:
-        """The sizes of a job."""
+        """Return the sizes of a job."""
         return FoldSizes(cells_max=settings.cells_max, cell_bytes_max=settings.cell_bytes_max)
 
     def cell_bytes(self, state_bytes: int) -> int:
-        """What a cell of a state of so many bytes should hold; one that is split has at least half of it."""
+        """Return the target bytes of a cell, by the state's bytes; a cell that is split has at least half of it."""
         wanted = min(-(-state_bytes // self.cells_max), self.cell_bytes_max)
         return max(self.table_bytes, wanted, -(-state_bytes // _CELLS_LIMIT))
 
     def bounded(self, bases: int) -> FoldSizes:
-        """With so few deltas above a cell that a manifest can name the tables of so many cells, of all states."""
+        """Limit the deltas per cell, so that a manifest can name the tables of all `bases` cells of all states."""
         return replace(self, deltas_max=max(1, min(self.deltas_max, TABLES_MAX // max(bases, 1) - 1)))
 
 
@@ -77,7 +77,7 @@ class Cell:
     Attributes:
         base: at most one table, unless the grid changes here.
         deltas: newest first.
-        major: a new base must be written, because it was asked for or the grid changes here.
+        major: a new base must be written, because it was requested or the grid changes here.
         threshold: bytes of deltas from which a new base is due.
     """
 
@@ -98,8 +98,8 @@ class Cell:
 
 
 def threshold(path: str, ratio: float) -> float:
-    """The share of a base table's bytes that its deltas may reach: 3/4 to 5/4 of the ratio, drawn from the table's
-    name."""
+    """Return the share of a base table's bytes that its deltas may reach: 3/4 to 5/4 of the ratio, derived from the
+    table's name."""
     draw = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") / HASH_MAX
     return ratio * (0.75 + 0.5 * draw)
 
@@ -111,10 +111,10 @@ def grid(
     sizes: FoldSizes,
     files_bytes: int = 0,
 ) -> tuple[list[Range], set[Range]]:
-    """The cells of one state, in order: together they are all hashes. And those whose tables must be written anew.
+    """Return the cells of one state, in order (together they are all hashes), and those whose tables must be rewritten.
 
-    The grid is that of the base tables, with the gaps between them filled; neighbours that have become small are
-    joined, and what has grown too large is split. Tables of older formats that lie on no grid are all written anew.
+    The grid is that of the base tables, with the gaps between them filled. Small neighbours are joined, and cells that
+    are too large are split. Tables of older formats that are on no grid are all rewritten.
     """
     cells = _filled([t.hash_range for t in bases])
     if cells is None or not all(
@@ -162,8 +162,7 @@ class Weights:
 
 
 def _filled(ranges: Sequence[Range]) -> list[Range] | None:
-    """The ranges with the gaps between them filled by the widest cells that fit; None if they are not disjoint
-    cells."""
+    """Fill the gaps between the ranges with the widest cells that fit; None if the ranges are not disjoint cells."""
     cells: list[Range] = []
     at = 0
     for low, high in sorted(ranges):
@@ -177,7 +176,7 @@ def _filled(ranges: Sequence[Range]) -> list[Range] | None:
 
 
 def _blocks(at: int, end: int) -> list[Range]:
-    """The half-open range as the fewest cells."""
+    """Divide the half-open range into the fewest cells."""
     blocks: list[Range] = []
     while at < end:
         width = (at & -at) or HASH_MAX + 1
@@ -189,7 +188,7 @@ def _blocks(at: int, end: int) -> list[Range]:
 
 
 def _parent(left: Range, right: Range) -> Range | None:
-    """The cell whose halves these are."""
+    """Return the cell whose halves these are; None if they are not."""
     width = left[1] - left[0] + 1
     if left[1] + 1 != right[0] or right[1] - right[0] + 1 != width or left[0] % (2 * width):
         return None
@@ -197,7 +196,7 @@ def _parent(left: Range, right: Range) -> Range | None:
 
 
 def _split(cell: Range, weights: Weights, target: float) -> list[Range]:
-    """Halves of halves, until each weighs no more than the target."""
+    """Halve the cell repeatedly, until each part weighs no more than the target."""
     if weights.of(cell) <= target or cell[0] == cell[1]:
         return [cell]
     middle = (cell[0] + cell[1]) // 2

@@ -1,4 +1,4 @@
-"""Reading the log that a materialization folds: all parts of a snapshot's segments, once."""
+"""Reads the log that a materialization folds: all parts of a snapshot's segments, once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READERS = 4  # requests at a time
 
 
 def read_log(root: Store, manifest: Manifest) -> list[StoredPart]:
-    """The parts of a snapshot's segments that count, newest first; the indexes are read some at a time.
+    """Return the parts of a snapshot's segments that count, newest first; several indexes are read at a time.
 
     Raises:
         MissingFile, StoreUnavailable: see `read_index`. CorruptSegment: also a part of a state that its operator does
@@ -38,10 +38,10 @@ def read_log(root: Store, manifest: Manifest) -> list[StoredPart]:
 
 
 def read_parts(root: Store, log: Sequence[StoredPart]) -> Iterator[tuple[list[StoredPart], list[pa.RecordBatch]]]:
-    """Parts and their batches in the columns of their time, in the order that is given, a bounded number at a time.
+    """Yield parts and their batches in the columns of their time, in the given order, a bounded number at a time.
 
     Raises:
-        MissingFile, CorruptSegment: a part is not what its index says. StoreUnavailable: try again.
+        MissingFile, CorruptSegment: a part differs from its index. StoreUnavailable: try again.
     """
     with ThreadPoolExecutor(_READERS, "stillstate-fold") as pool:
         for chunk in _chunks(log):
@@ -49,7 +49,7 @@ def read_parts(root: Store, log: Sequence[StoredPart]) -> Iterator[tuple[list[St
 
 
 def _fetch(root: Store, chunk: Sequence[StoredPart], pool: ThreadPoolExecutor) -> list[pa.RecordBatch]:
-    """The batches of parts; parts that lie near to each other in one object come by one request."""
+    """Return the batches of parts; one request reads parts that are near to each other in one object."""
     spans = _spans(chunk)
     bodies = list(pool.map(lambda span: _read_range(root, *span[:3]), spans))
     where = {
@@ -81,7 +81,7 @@ _Span = tuple[str, int, int, list[StoredPart]]
 
 
 def _spans(chunk: Sequence[StoredPart]) -> list[_Span]:
-    """Range reads (path, offset, length) that bring all parts, and which parts each brings."""
+    """Return the range reads (path, offset, length) that read all parts, and the parts of each."""
     spans: list[_Span] = []
     for piece in sorted(chunk, key=lambda p: (p.path, p.part.offset)):
         offset, length = piece.part.offset, piece.part.length

@@ -3,7 +3,7 @@
 Costs, with r = `materialization.ratio` (docs/design/0009-materialization.md derives and measures them):
 
 - space: live bytes × (1 + r/2 + r/4) on average: deltas grow to r × base before a major fold, the log to r/2 × base
-before any;
+before any fold;
 - writing: a byte of log is written once as log, about once as delta, and (1 + r)/r times at most by major folds.
 """
 
@@ -21,8 +21,8 @@ from state_runtime.snapshot.manifest import Manifest
 __all__ = ["FoldPlan", "Unit", "due", "make_plan", "replay_s"]
 
 _REPLAY_BYTES_PER_S = 32 * MIB  # until a restore of the job was measured
-_ENTRY_BYTES = 260  # what a segment or a table takes in a manifest, about
-_MANIFEST_BYTES = 128 * KIB  # half of what a manifest may grow to; a log of more than this much of it is folded
+_ENTRY_BYTES = 260  # approximate size of a segment or a table in a manifest
+_MANIFEST_BYTES = 128 * KIB  # half of the size limit of a manifest; a log that takes more of it is folded
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """What one materialization does.
+    """The work of one materialization.
 
     Attributes:
-        dropped: paths of tables that nobody can read any more, because their operator or state was given up.
+        dropped: paths of tables that no reader can read any more, because their operator or state was dropped.
     """
 
     snapshot_id: int
@@ -60,11 +60,11 @@ class FoldPlan:
 def due(
     manifest: Manifest, settings: JobSettings, *, since_s: float | None = None, replay_bytes_per_s: float = 0.0
 ) -> str | None:
-    """Why the log should be folded now; None if it need not be. Cheap: asked after every checkpoint.
+    """Return the reason to fold the log now; None without a reason. Cheap: called after every checkpoint.
 
     Args:
         since_s: seconds since the last fold; None if unknown.
-        replay_bytes_per_s: how fast a restore read, as measured; 0 takes a careful guess.
+        replay_bytes_per_s: measured speed of a restore; 0 uses a careful guess.
 
     Returns:
         "manifest", "segments", "bytes", "replay" or "interval".
@@ -88,10 +88,10 @@ def due(
 
 
 def replay_s(log_bytes: int, replay_bytes_per_s: float = 0.0) -> float:
-    """About how long a restart would take to replay a log.
+    """Estimate the time that a restart needs to replay a log.
 
     Args:
-        replay_bytes_per_s: as measured; 0 takes a careful guess.
+        replay_bytes_per_s: as measured; 0 uses a careful guess.
     """
     return log_bytes / (replay_bytes_per_s or _REPLAY_BYTES_PER_S)
 
@@ -104,19 +104,19 @@ def make_plan(
     *,
     sizes: FoldSizes | None = None,
 ) -> FoldPlan:
-    """What to fold of a snapshot, in which pieces.
+    """Plan the folding of a snapshot, in pieces.
 
     Args:
         log: the parts of its segments that count, newest first (`materialize.log.read_log`).
-        mode: "minor" writes deltas only (where there is a base), "major" writes every base anew, "auto" decides for
-            each cell.
+        mode: "minor" writes deltas only (if there is a base), "major" rewrites every base, "auto" decides for each
+            cell.
 
     Raises:
         CorruptSegment: a table holds a state that its operator does not have and did not drop.
     """
     sizes = sizes or FoldSizes.of(settings.materialization)
     everything = manifest.shards is not None
-    # How the files' bytes are shared between states nobody knows; too many cells only cost a little.
+    # The share of each state in the files' bytes is unknown; too many cells only cost a little.
     files_bytes = manifest.shards.total_bytes if manifest.shards is not None else 0
     tables, dropped = _tables(manifest)
     parts: dict[tuple[str, str], list[StoredPart]] = {key: [] for key in tables}
@@ -135,7 +135,7 @@ Tables = tuple[list[StoredTable], list[StoredTable]]
 
 
 def _tables(manifest: Manifest) -> tuple[dict[tuple[str, str], Tables], list[str]]:
-    """Per state its base tables, and its deltas newest first; and the paths of those that nobody reads."""
+    """Return per state its base tables, and its deltas newest first; and the paths of tables that no reader reads."""
     found: dict[tuple[str, str], Tables] = {(o.uid, s.name): ([], []) for o in manifest.operators for s in o.states}
     read: set[str] = set()
     for stored in SnapshotState(manifest).tables():
@@ -153,7 +153,7 @@ def _units(
     mode: FoldMode,
     everything: bool,
 ) -> list[Unit]:
-    """The cells that have something to fold, neighbours together as far as they fit into one unit."""
+    """Return the cells that have something to fold; neighbours are together if they fit into one unit."""
     raw = Weights([(*p.hash_range, p.part.raw_bytes) for p in log])
     units: list[Unit] = []
     group: list[Cell] = []

@@ -1,4 +1,4 @@
-"""The priority of work that nobody waits for."""
+"""The priority of background work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NICE = 10
 
 
 def give_way() -> None:
-    """Let the epochs' tasks have the processors before this thread and those that it will start.
+    """Let the epochs' tasks have the processors before this thread and the threads that it will start.
 
-    On Linux a thread has a priority of its own; elsewhere nothing is done.
+    On Linux each thread has its own priority; elsewhere nothing is done.
     """
     if sys.platform == "linux":
         try:

@@ -1,4 +1,4 @@
-"""Folding in a process beside the driver, so that an epoch never waits for the interpreter or for memory that a fold
+"""Folding in a process beside the driver, so that an epoch never waits for the interpreter or the memory that a fold
 uses.
 
 The driver's interpreter runs one thread at a time: a fold in a thread of the driver holds it while a checkpoint is
@@ -9,8 +9,8 @@ state_runtime.materialize.process` with its first fold, and talks to it by lines
     → {"snapshot_id": 7}                                 one at a time
     ← {"record_id": 12}   or   {"error": "StoreUnavailable", "message": …}
 
-The process ends when the pipe closes, also in the middle of a fold: whoever reads the pipe is a thread of its own. What
-it leaves then is what any fold leaves that is killed: files that nothing names.
+The process ends when the pipe closes, even in the middle of a fold: a separate thread reads the pipe. It then leaves
+the same as any killed fold: files that no manifest names.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _ENDS_IN_S = 2.0
 class FoldProcess:
     """Folds snapshots of one job root in a child process, one at a time; from one thread at a time.
 
-    Life cycle: nothing → (`fold`: the child is started if there is none) → `close`, which also ends a fold under way.
+    Life cycle: nothing → (`fold`: the child is started if it does not run) → `close`, which also ends a fold under way.
 
     Args:
-        root: the same place as `url`, for reading what the child recorded.
-        ownership: of the run, which the child proves before what it writes under a number.
-        url, options: of the job root; a child of ours opens it. `options` may hold secrets and are in no repr.
+        root: the same place as `url`, for reading the child's records.
+        ownership: of the run; the child proves it before it writes an object under a number.
+        url, options: of the job root; the child opens it. `options` may hold secrets and are in no repr.
     """
 
     def __init__(
@@ -82,8 +82,7 @@ class FoldProcess:
         """Fold a snapshot's log; see `materialize`.
 
         Raises:
-            StillstateError: what the child met, by its type. Unavailable: the child could not be started, or was
-                killed.
+            StillstateError: the child's error, by its type. Unavailable: the child could not be started, or was killed.
         """
         child = self._running()
         try:
@@ -105,7 +104,7 @@ class FoldProcess:
         return read_record(self._root, int(answer["record_id"]))
 
     def close(self) -> None:
-        """End the child, and the fold that it is at."""
+        """End the child, and a fold under way."""
         self._closed = True
         self._end()
 
@@ -114,7 +113,7 @@ class FoldProcess:
             raise Unavailable("the folding process was closed")
         if self._child is not None and self._child.poll() is None:
             return self._child
-        # The project may not be installed where the driver was started from its folder.
+        # If the driver was started from the project's folder, the project may not be installed.
         package = str(Path(__file__).parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -169,9 +168,9 @@ def _send(child: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """The child: reads lines, folds, answers, until the pipe closes."""
+    """Run the child: read lines, fold, answer, until the pipe closes."""
     give_way()
-    # Whatever a library prints must not be taken for an answer.
+    # Text that a library prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -190,7 +189,7 @@ def main() -> None:
 def _read_on(lines: queue.SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         lines.put(line)
-    # The driver has ended: what is being folded is of no use to anybody.
+    # The driver has ended: the fold under way is of no use.
     os._exit(0)
 
 

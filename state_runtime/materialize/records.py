@@ -1,18 +1,18 @@
-"""What a materialization leaves in the store: a pin while it works, a record when it is done; and how the driver adopts
-a record.
+"""The documents of a materialization in the store: a pin while it works, a record when it is done; and how the driver
+adopts a record.
 
-    materializations/<20-digit id>.started.json   the pin: which snapshot is read, who reads it, when it was last heard
-                                                  of
-    materializations/<20-digit id>.json           the record: what was folded into which new tables
+    materializations/<20-digit id>.started.json   the pin: the snapshot that is read, its reader, the last heartbeat
+    materializations/<20-digit id>.json           the record: the data that was folded into new tables
 
-Whoever claims the next id by creating its pin may work; the record is created once and never changed. Neither touches a
-manifest: the driver takes the record into its next one, if the snapshot that it goes on from still has exactly the
-files that were folded. So no lock is needed between a materialization and a running driver, a restarting one, or
-another materialization: of two that folded the same, the first is adopted and the second fits no more.
+The process that claims the next id by creating its pin may work; the record is created once and never changed. Neither
+changes a manifest: the driver takes the record into its next one, if the snapshot that it continues from still has
+exactly the files that were folded. So no lock is needed between a materialization and a running driver, a restarting
+one, or another materialization: of two that folded the same, the first is adopted and the second fits no more.
 
-Garbage collection must keep what `protected` says. A pin protects the snapshot that is read and every file whose name
-holds its writer; a record protects its new files until long after it is too old to be adopted. The pin comes first and
-the snapshot is looked at again after it: a collector that lists pins after it has chosen what to delete cannot miss it.
+Garbage collection must keep what `protected` returns. A pin protects the snapshot that is read and every file whose
+name holds its writer; a record protects its new files until long after it is too old to be adopted. The pin comes first
+and the snapshot is checked after it: a collector that lists pins after it has chosen the objects to delete cannot miss
+it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _MINUTE_MS = 60_000
 _DAY_MS = 24 * 60 * _MINUTE_MS
 
 PIN_LIVE_MS = _MINUTE_MS
-"""A pin that was not heard of for so long has no living owner; nobody waits for it."""
+"""A pin without a heartbeat for this time has no living owner; no process waits for it."""
 PIN_KEPT_MS = _DAY_MS
-"""What such a pin protects is kept for so long: its owner may only be slow."""
+"""The objects that such a pin protects are kept for this time: its owner may only be slow."""
 ADOPTED_FOR_MS = _DAY_MS
-"""A record older than that is not adopted any more."""
+"""A record older than this is not adopted any more."""
 RECORD_KEPT_MS = 2 * _DAY_MS
-"""Its files are kept for so long: twice as long as they may be adopted, so that clocks may differ by a day."""
+"""A record's files are kept for this time: twice as long as they may be adopted, so that clocks may differ by a day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class Pin:
         record_id: numbers materializations of a job; claimed by creating the pin, never used twice.
         snapshot_id: the snapshot that is read.
         writer: unique; part of the name of each file that it writes.
-        heartbeat_ms: when it was last heard of.
-        state: "failed" if it said so; a finished one has a record.
+        heartbeat_ms: time of its last heartbeat.
+        state: "failed" if it reported a failure; a finished one has a record.
     """
 
     record_id: int
@@ -96,12 +96,12 @@ class Record:
         mode: "major" if any base table was written.
         view: digest of the layers and segments that were folded (`view_of`).
         base, deltas: new tables: of the first layer, and of a new layer above all others.
-        removed: paths of the tables that they replace, or that nobody can read any more.
+        removed: paths of the tables that they replace, or that no reader can read any more.
         source_logs, removed_source_logs: the same of the sources' logs of seen files.
-        folds_shards: whether the files of shards below all tables were taken in.
-        ranges: pieces of work.
+        folds_shards: whether the files of shards below all tables were folded in.
+        ranges: number of folded cells.
         log_bytes: of the segments that were folded.
-        shared_tables: tables that stay as they are.
+        shared_tables: number of tables that stay as they are.
     """
 
     record_id: int
@@ -126,7 +126,7 @@ class Record:
     shared_tables: int = 0
 
     def encode(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return encode_document("materialization", self)
 
     @staticmethod
@@ -151,8 +151,8 @@ class Record:
 
 
 def view_of(manifest: Manifest, snapshot_id: int) -> str:
-    """A digest of what a materialization of `snapshot_id` folds, as a manifest shows it: layers, segments up to it,
-    files of shards.
+    """Return a digest of the input of a materialization of `snapshot_id`, as a manifest names it: layers, segments up
+    to it, files of shards.
 
     Names of files are unique, so equal digests mean the same files in the same order.
     """
@@ -167,27 +167,27 @@ def view_of(manifest: Manifest, snapshot_id: int) -> str:
 
 
 def fits(draft: Manifest, record: Record) -> bool:
-    """Whether the manifest still has exactly what the record folded. Later segments do not matter."""
+    """Whether the manifest still has exactly the files that the record folded. Later segments do not matter."""
     return (
         draft.job_uid == record.job_uid
         and draft.snapshot_id >= record.snapshot_id
-        # Its tables say that they hold a snapshot whose columns may never have been those of this history.
+        # Its tables hold a snapshot that is not in this history, and may have other columns.
         and not draft.abandons(record.snapshot_id)
         and view_of(draft, record.snapshot_id) == record.view
     )
 
 
 def is_too_old(record: Record, now_ms: int) -> bool:
-    """Whether a record may not be adopted any more: garbage collection keeps its files only for so long
+    """Whether a record may not be adopted any more: garbage collection keeps its files for a limited time
     (`RECORD_KEPT_MS`)."""
     return now_ms - record.finished_at_ms >= ADOPTED_FOR_MS
 
 
 def apply(draft: Manifest, record: Record) -> Manifest:
-    """The manifest with the record's tables in the place of what they fold; call it only if it `fits`.
+    """Return the manifest with the record's tables in the place of those that they fold; call it only if it `fits`.
 
-    Segments that were written while the materialization ran stay. The first layer stays the base: its new tables say
-    themselves which snapshot they hold, and so do its old ones from now on.
+    Segments that were written while the materialization ran stay. The first layer stays the base: each of its tables,
+    new or old, now has the snapshot that it holds.
     """
     at = record.snapshot_id
     removed, removed_logs = set(record.removed), set(record.removed_source_logs)
@@ -227,7 +227,7 @@ def holds(manifest: Manifest, record: Record) -> bool:
 
 
 def record_ids(root: Store) -> tuple[list[int], list[int]]:
-    """Ids with a record, and ids with a pin (of those with and without a record); ascending."""
+    """Return the ids with a record, and the ids with a pin (with or without a record); ascending."""
     done, started = [], []
     for name in root.list_names(MATERIALIZATIONS_DIR):
         stem, _, rest = name.partition(".")
@@ -243,7 +243,7 @@ def read_record(root: Store, record_id: int) -> Record:
     """Read and check one record.
 
     Raises:
-        FileNotFoundError: there is none. CorruptManifest, UnsupportedFormat: it cannot be trusted or read.
+        FileNotFoundError: it does not exist. CorruptManifest, UnsupportedFormat: it cannot be trusted or read.
     """
     path = materialization_path(record_id)
     record = Record.decode(root.read(path, MANIFEST_BYTES_MAX), f"{root.url}/{path}")
@@ -253,13 +253,13 @@ def read_record(root: Store, record_id: int) -> Record:
 
 
 def open_pins(root: Store) -> list[int]:
-    """Ids of the materializations that have a pin and no record."""
+    """Return the ids of the materializations that have a pin and no record."""
     done, started = record_ids(root)
     return sorted(set(started) - set(done))
 
 
 def read_pin(root: Store, record_id: int) -> Pin | None:
-    """One pin; None if it was collected since it was listed.
+    """Read one pin; None if it was collected since it was listed.
 
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be trusted or read.
@@ -276,7 +276,7 @@ def claim(root: Store, manifest: Manifest, *, clock: Clock, ids: Ids) -> Pin | N
     """Take the next id and pin a snapshot; None if the snapshot was deleted before the pin was there.
 
     Raises:
-        StoreUnavailable, OutcomeUnknown: the store does not answer; what was created by then is an abandoned pin.
+        StoreUnavailable, OutcomeUnknown: the store does not answer; a pin created by then is abandoned.
     """
 
     def propose() -> Proposal[Pin]:
@@ -304,10 +304,10 @@ def claim(root: Store, manifest: Manifest, *, clock: Clock, ids: Ids) -> Pin | N
 
 
 def beat(root: Store, pin: Pin, clock: Clock, *, failed: bool = False) -> Pin:
-    """Say that the materialization lives, or that it failed; its owner only.
+    """Record that the materialization lives, or that it failed; only its owner calls it.
 
     Raises:
-        Unavailable: it was silent for so long (a host that was suspended) that its files may be collected by now.
+        Unavailable: it was silent for so long (a suspended host) that its files may be collected by now.
     """
     if not failed:
         check_awake(pin, clock)
@@ -317,7 +317,7 @@ def beat(root: Store, pin: Pin, clock: Clock, *, failed: bool = False) -> Pin:
 
 
 def check_awake(pin: Pin, clock: Clock) -> None:
-    """Half of the time that its files are kept for is left to whoever looked at the pin before.
+    """Refuse a pin that was silent for half of the time that its files are kept: a collector may have read it before.
 
     Raises:
         Unavailable: see `beat`.
@@ -346,10 +346,10 @@ def write_record(root: Store, record: Record) -> None:
 
 @dataclass(frozen=True)
 class Protected:
-    """What garbage collection must keep on behalf of materializations.
+    """The objects that garbage collection must keep for materializations.
 
     Attributes:
-        snapshots: treated as live, with all that they name.
+        snapshots: treated as live, with all objects that they name.
         writers: files with one of these in their name are kept.
         paths: files that a record may still bring into a manifest.
     """
@@ -359,17 +359,17 @@ class Protected:
     paths: frozenset[str] = frozenset()
 
     def keeps(self, path: str) -> bool:
-        """Whether a file that no live snapshot names must be kept all the same."""
-        # Of a table the writer is in the file's name, of a source's log in its folder's.
+        """Whether a file must be kept although no live snapshot names it."""
+        # For a table the writer is in the file's name, for a source's log in its folder's name.
         parts = (part.split("-") for part in path.split("/"))
         return path in self.paths or any(len(part) > 1 and part[1] in self.writers for part in parts)
 
 
 def protected(root: Store, now_ms: int, memo: dict[int, Record] | None = None) -> Protected:
-    """What materializations need now; to be asked after a collector has chosen what to delete.
+    """Return the current needs of materializations; call it after a collector has chosen the objects to delete.
 
     Args:
-        memo: records that were read before (they never change); filled. Of a caller that asks again and again.
+        memo: records that were read before (they never change); filled here. For a caller that asks repeatedly.
 
     Raises:
         CorruptManifest, UnsupportedFormat, StoreUnavailable: nothing may be deleted then.

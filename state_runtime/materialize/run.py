@@ -1,4 +1,4 @@
-"""One materialization from claim to record, whoever does the folding: this thread, or the tasks of a Spark job."""
+"""One materialization from claim to record; this thread does the folding, or the tasks of a Spark job."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["BEAT_S", "FoldUnits", "Heart", "Reached", "fold_here", "fold_snapsho
 BEAT_S = 10.0
 
 Reached = Callable[[int, int], None]
-"""Told (done, total) units while the work goes on, by the thread that works; also what keeps a pin alive."""
+"""Called with (done, total) units during the work, by the working thread; also keeps a pin alive."""
 
 FoldUnits = Callable[[FoldPlan, TablesContext, Reached], WrittenTables]
-"""Folds all units of a plan, and tells how far it is."""
+"""Folds all units of a plan, and reports its progress."""
 
 
 @dataclass
 class Heart:
-    """Keeps a pin alive and tells whoever watches how far the work is; by the thread that works only."""
+    """Keeps a pin alive and reports the progress; only for the working thread."""
 
     root: Store
     pin: Pin
@@ -44,7 +44,7 @@ class Heart:
     prove: Callable[[], None] | None = None
 
     def reached(self, done: int, total: int) -> None:
-        """So many of all units are folded."""
+        """Report the number of folded units, and renew the pin if it is time to."""
         if self.on_progress is not None:
             self.on_progress(done, total)
         if self.clock.now_ms() - self.pin.heartbeat_ms >= BEAT_S * 1000:
@@ -54,7 +54,7 @@ class Heart:
 
 
 def fold_here(root: Store, ids: Ids, into: Store | None = None) -> FoldUnits:
-    """Fold in this thread, unit by unit; `into` is where tables are written, if not to the root itself."""
+    """Return a function that folds in this thread, unit by unit, and writes tables to `into` (None: the root)."""
 
     def fold(plan: FoldPlan, context: TablesContext, reached: Reached) -> WrittenTables:
         total = WrittenTables()
@@ -80,18 +80,18 @@ def materialize(
     on_progress: Callable[[int, int], None] | None = None,
     prove: Callable[[], None] | None = None,
 ) -> Record:
-    """Fold a snapshot's log into its tables, and record it. Nothing that exists is changed or deleted.
+    """Fold a snapshot's log into its tables, and record it. No existing object is changed or deleted.
 
-    The order of writes is pin, tables, record. A crash between any two leaves files that nothing names.
+    The order of writes is pin, tables, record. A crash between any two leaves files that no manifest names.
 
     Args:
         fold: does the work; in this thread if None.
-        prove: raises if the root is not the caller's any more; asked before what is written under a number (pin and
-            record): tables have names of their own, and where nothing names them they are garbage.
+        prove: raises if the root is not the caller's any more; called before an object is written under a number (pin
+            and record). Tables have unique names, and are garbage if no manifest names them.
 
     Raises:
         MissingSnapshot: the snapshot is gone. MissingFile, CorruptSegment: it is damaged.
-        StoreUnavailable, OutcomeUnknown: try again; the snapshot is as it was.
+        StoreUnavailable, OutcomeUnknown: try again; the snapshot is unchanged.
     """
     settings = settings or JobSettings()
     sizes = sizes or FoldSizes.of(settings.materialization)
@@ -119,10 +119,10 @@ def materialize(
             prove()
         write_record(root, record)
     except Fenced:
-        # The pin is another's, if there is one of that number.
+        # A pin of that number, if it exists, is another's.
         raise
     except BaseException:
-        # So that nobody waits for it; if even that fails, the pin ends by its age.
+        # So that no process waits for it; if this fails too, the pin expires by its age.
         _say_failed(root, heart.pin, clock, prove)
         raise
     faults.reach("fold-recorded")
@@ -151,14 +151,14 @@ def fold_snapshot(
     reached: Reached,
     into: Store | None = None,
 ) -> Record:
-    """The tables that a snapshot folds to, written, and the record of it, which is not.
+    """Write the tables that a snapshot folds to, and return the record of them, without writing it.
 
     Args:
-        pin: names what is written; whether it is stored, and anything keeps the snapshot, is the caller's.
+        pin: names the written files; the caller decides whether it is stored, and whether anything keeps the snapshot.
         into: where tables are written, if not to the root itself; `fold` writes there too.
 
     Raises:
-        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is
+        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. Files written by then are
             garbage.
     """
     plan = make_plan(manifest, read_log(root, manifest), mode, settings, sizes=sizes)

@@ -1,4 +1,4 @@
-"""Folding the logs of files that sources have seen: their new lines become files, which take in older ones."""
+"""Folds the logs of files that sources have seen: their new lines become files, which replace older ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["fold_source_logs"]
 def fold_source_logs(
     root: Store, manifest: Manifest, writer: str, *, everything: bool, into: Store | None = None
 ) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
-    """The log's new lines as files, and the paths of older ones that they take in.
+    """Write the log's new lines as files; return them, and the paths of older files that are merged into them.
 
-    A file that is not larger than what comes after it is taken in, so there are few, and a line is rewritten few times.
-    A file of at least half the size that one may have is left as it is, and with it all before it: so a fold reads and
-    writes as much as is new, however long the log is.
+    A file that is not larger than the data after it is merged, so there are few files, and a line is rewritten few
+    times. A file of at least half the maximum size stays as it is, and so do all files before it. So the cost of a fold
+    depends on the new data, not on the length of the log.
 
     Args:
-        everything: take in all of them but these.
+        everything: merge all files but these.
         into: where they are written; None is the root itself.
     """
     if manifest.source is None:
@@ -58,7 +58,7 @@ def fold_source_logs(
 
 
 def _only(manifest: Manifest, files: Sequence[FileEntry]) -> Manifest:
-    """The manifest with no log, and only these files of its layers."""
+    """Return the manifest without its log, and with only these files in its layers."""
     chosen = set(files)
     layers = (replace(x, source_logs=tuple(f for f in x.source_logs if f in chosen)) for x in manifest.layers)
     return replace(manifest, segments=(), layers=tuple(layers))

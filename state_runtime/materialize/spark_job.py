@@ -1,5 +1,4 @@
-"""Materialization as a Spark batch job of its own: each unit of the plan is a row, each task folds the units that it
-gets.
+"""Materialization as a separate Spark batch job: each unit of the plan is a row, each task folds its units.
 
 The session may be any with a SparkContext: the stream's own cluster, another one, or one thread. Tasks read and write
 the store by the same port as the stream, so executors need no connectors; they need this package.
@@ -42,9 +41,9 @@ def materialize_job(
 ) -> MaterializationResult:
     """Fold the changelog of a job's newest snapshot into its tables, as a Spark job.
 
-    Safe at any moment: it changes nothing that exists. The running driver adopts the record with its next checkpoint,
-    or the next run with its first. Whether it is time is the caller's question (`state_runtime.materialize.due`); this
-    folds whatever there is.
+    Safe at any moment: it changes no existing object. The running driver adopts the record with its next checkpoint, or
+    the next run with its first. The caller decides whether a fold is due (`state_runtime.materialize.due`); this
+    function folds all existing changelog.
 
     Args:
         settings: `materialization.ratio` decides which cells get a new base.
@@ -105,7 +104,7 @@ class SparkFold:
     """Folds a plan's units in Spark tasks; a `FoldUnits`.
 
     Attributes:
-        root, into: where is read, and where tables are written.
+        root, into: the root to read, and the folder to write tables to.
         title: of the Spark job, for people.
     """
 
@@ -122,5 +121,5 @@ class SparkFold:
 
 
 def _begin_folding(root: Location, into: Location, context: TablesContext) -> Callable[[Unit], WrittenTables]:
-    """Runs in a Spark task. An attempt that dies leaves files that no record names."""
+    """Open the stores for folding. Runs in a Spark task. An attempt that dies leaves files that no record names."""
     return partial(fold_unit, root.open(), context=context, ids=SYSTEM_IDS, into=into.open())

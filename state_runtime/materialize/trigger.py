@@ -1,5 +1,5 @@
-"""Whether a job has anything to fold, from its store alone: asked before a Spark session is started for it, and again
-in it."""
+"""Whether a job has anything to fold, from its store alone: checked before a Spark session is started for it, and again
+in the session."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["MaterializationResult", "what_to_fold"]
 
 @dataclass(frozen=True)
 class MaterializationResult:
-    """What one call did, in numbers.
+    """The result of one call, in numbers.
 
     Attributes:
-        mode: "major" if any base table was written anew, "none" if nothing was done.
+        mode: "major" if any base table was rewritten, "none" if nothing was done.
         reason: why nothing was done; else empty.
         ranges: cells of the hash range that were folded.
         read_bytes, written_bytes: of log and tables.
@@ -29,7 +29,7 @@ class MaterializationResult:
         log_bytes_folded: of the segments that a restart need not replay any more, once the driver has adopted the
             record.
         shared_tables: tables that stay as they are.
-        snapshot_id: what was folded; 0 if there is no snapshot.
+        snapshot_id: the folded snapshot; 0 without a snapshot.
         record_id: of the record; None if nothing was done.
     """
 
@@ -47,14 +47,14 @@ class MaterializationResult:
 
     @property
     def write_amplification(self) -> float:
-        """Bytes written for each byte of log that was folded; 0 if none was."""
+        """Bytes written for each folded byte of log; 0 if no log was folded."""
         return self.written_bytes / self.log_bytes_folded if self.log_bytes_folded else 0.0
 
 
 def what_to_fold(catalog: Catalog, mode: FoldMode, clock: Clock) -> Manifest | MaterializationResult:
-    """The snapshot whose log a fold would fold now; or, where there is nothing to fold, the result that says why.
+    """Return the snapshot whose log a fold would fold now; or, if there is nothing to fold, the result with the reason.
 
-    An answer holds for the moment: somebody else may begin to fold right after.
+    The answer is valid only for the moment: another process may begin to fold right after.
 
     Raises:
         CorruptData: the newest snapshot is damaged. Unavailable: nothing is known then.

@@ -1,7 +1,7 @@
-"""Folding: read what a plan names, write new tables under names of their own. Nothing that exists is changed.
+"""Folding: read the objects that a plan names, write new tables under unique names. No existing object is changed.
 
 The same function runs in the driver's background thread and in the tasks of a Spark job. A crash at any point leaves
-files that nothing names, never damage.
+files that no manifest names, never damage.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["TablesContext", "WrittenTables", "fold_unit", "table_name"]
 
 @dataclass(frozen=True)
 class TablesContext:
-    """What all units of one materialization share.
+    """The common context of all units of one materialization.
 
     Attributes:
         writer: unique to the materialization, and part of the name of each file that it writes.
-        now_ms: what expired by then goes; None if nothing is known.
-        files: the snapshot, if files of shards lie below all tables; with nothing else in it that counts.
-        decide: whether cells over their threshold get a new base ("auto"); else only those that must.
+        now_ms: rows that expired by then are removed; None if the time is unknown.
+        files: the snapshot, if files of shards are below all tables; reduced to the parts needed to read them.
+        decide: whether cells over their threshold get a new base ("auto"); else only cells that must.
     """
 
     snapshot_id: int
@@ -69,7 +69,7 @@ class TablesContext:
 
 @dataclass(frozen=True)
 class WrittenTables:
-    """What units became: tables for the base and for a new layer above, and the paths of those that they replace."""
+    """The result of units: tables for the base and for a new layer above, and the paths of the replaced tables."""
 
     base: tuple[TableEntry, ...] = ()
     deltas: tuple[TableEntry, ...] = ()
@@ -95,8 +95,8 @@ class WrittenTables:
 
 
 def table_name(snapshot_id: int, writer: str, unique: str) -> str:
-    """File name of a table: the snapshot that it folds, whose it is (what garbage collection looks at), and a name of
-    its own."""
+    """Return the file name of a table: the snapshot that it folds, its writer (used by garbage collection), and a
+    unique part."""
     return f"{snapshot_id:020d}-{writer}-{unique}.parquet"
 
 
@@ -111,17 +111,16 @@ def fold_unit(
 ) -> WrittenTables:
     """Fold one unit cell by cell. In memory: the unit's log, folded where it is large, and one cell's tables.
 
-    A new base leaves out what nobody can see any more: tombstones, clear markers, and rows whose TTL has run out by the
-    snapshot's batch time. A delta keeps them, because they hide rows below. Rows of older columns are brought to the
-    newest.
+    A new base leaves out invisible rows: tombstones, clear markers, and rows whose TTL has run out by the snapshot's
+    batch time. A delta keeps them, because they hide rows below. Rows with older columns are converted to the newest
+    columns.
 
     Args:
-        bottom: reads what lies below all tables (files of shards), if there is such a thing: (operator, state, low,
-            high).
+        bottom: reads the rows below all tables (files of shards), if there are any: (operator, state, low, high).
         into: where the tables are written; None is the root itself. They have the same paths there.
 
     Raises:
-        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. What was written by then is
+        MissingFile, CorruptSegment: the snapshot is damaged. StoreUnavailable: try again. Files written by then are
             garbage.
     """
     operator = next(o for o in context.operators if o.uid == unit.operator)
@@ -146,7 +145,7 @@ def fold_unit(
 
 
 def _bottom(root: Store, manifest: Manifest) -> Callable[[str, str, int, int], pa.RecordBatch]:
-    """Reads the files of shards that lie below all tables; a range at a time, in the newest columns."""
+    """Return a reader of the files of shards below all tables; it reads one range at a time, in the newest columns."""
     objects = direct(root)
     listing = read_listing(objects, manifest)
 
@@ -174,10 +173,10 @@ class _Work:
     into: Store
 
     def log(self) -> list[pa.RecordBatch]:
-        """The unit's log, newest first.
+        """Return the unit's log, newest first.
 
-        Its batches are folded together with the tables, so that a row is moved once. Of a log that is too large for
-        that an identity is kept once; folding is associative.
+        Its batches are folded together with the tables, so that a row is moved once. A log that is too large for that
+        is folded first and then has each identity once; folding is associative.
         """
         log: list[pa.RecordBatch] = []
         unfolded = self.context.sizes.unfolded_bytes
@@ -196,7 +195,7 @@ class _Work:
         return slice_hash_range(batch, self.unit.low, self.unit.high)
 
     def cell(self, cell: Cell, log: Sequence[pa.RecordBatch]) -> WrittenTables:
-        """A new base, a delta, or nothing.
+        """Write a new base, a delta, or nothing.
 
         Args:
             log: of the cell, newest first; no batch is empty.
@@ -208,8 +207,8 @@ class _Work:
             return self._major(cell, log)
         if not rows:
             return WrittenTables()
-        # A delta that is not larger than what comes on top of it is taken in: so few deltas lie above one another, and
-        # a row is rewritten about log2(deltas) times before a major fold takes it (the binary counter of log-structured
+        # A delta that is not larger than the newer data above it is folded in. So a cell has few deltas, and a row is
+        # rewritten about log2(deltas) times before a major fold takes it (the binary counter of log-structured
         # merging).
         size = rows * self._row_bytes(cell)
         taken = 0
@@ -224,7 +223,7 @@ class _Work:
         return WrittenTables((), (table,), tuple(t.table.path for t in older), sum(t.table.bytes for t in older))
 
     def _rows_of(self, cell: Cell, log: Sequence[pa.RecordBatch]) -> float:
-        """What folding leaves of a log, about: it is tried with the first part of the cell's range."""
+        """Estimate the rows that folding leaves of a log, from the first part of the cell's range."""
         total: int = sum(batch.num_rows for batch in log)
         if len(log) < 2:
             return total
@@ -238,14 +237,14 @@ class _Work:
         if not log_rows:
             return False
         if not cell.base:
-            return True  # nothing lies below: a base costs no more than a delta
+            return True  # nothing is below: a base costs no more than a delta
         if cell.base_bytes <= self.context.sizes.small_bytes:
             return self.context.decide
         return self.context.decide and cell.delta_bytes + log_rows * self._row_bytes(cell) >= cell.threshold
 
     @staticmethod
     def _row_bytes(cell: Cell) -> float:
-        """Bytes of a row in a table of this cell."""
+        """Estimate the bytes of a row in a table of this cell."""
         stored = [*cell.base, *cell.deltas]
         rows = sum(t.table.rows for t in stored)
         return sum(t.table.bytes for t in stored) / rows if rows else 1.0

@@ -1,1 +1,1 @@
-"""Snapshots: manifest and catalog, commit and fencing, boundary and pins, requests to a run. No Spark in here."""
+"""Snapshots: manifest and catalog, commit and fencing, boundary and pins, requests to a run. Does not use Spark."""

@@ -1,4 +1,4 @@
-"""What exists below a job root: reading only, no Spark, nothing is ever written here."""
+"""The content of a job root: only reads, never writes; does not use Spark."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = ["Catalog", "read_job_info"]
 
 
 def read_job_info(root: Store) -> JobInfo | None:
-    """The job's identity, or None if the root does not exist yet. Its name is the one it was created with: folders may
-    be renamed.
+    """Read the job's identity; None if the root does not exist yet. The name is the one at creation: folders may be
+    renamed.
 
     Raises:
         CorruptManifest, UnsupportedFormat: see `decode_document`.
@@ -62,7 +62,7 @@ class Catalog:
 
     @classmethod
     def of_root(cls, root: Store, clock: Clock = SYSTEM_CLOCK) -> Catalog:
-        """Of any folder that is laid out like a job root: a savepoint, or a root that was moved.
+        """Make a catalog of any folder that is laid out like a job root: a savepoint, or a root that was moved.
 
         Raises:
             JobNotFound: there is no job.json.
@@ -75,7 +75,7 @@ class Catalog:
         return catalog
 
     def job_info(self) -> JobInfo:
-        """Identity of the job.
+        """Read the identity of the job.
 
         Raises:
             JobNotFound: no job root of that name.
@@ -89,9 +89,9 @@ class Catalog:
         return info
 
     def snapshot_ids(self, after: int = 0) -> list[int]:
-        """Ids of the snapshots above `after`, ascending, without those that were given up. The newest one may still be
-        on its way (no manifest yet)."""
-        # The listing first: what is given up after it is only found gone when it is read.
+        """Return the ids of the snapshots above `after`, ascending, without expired ones. The newest one may not be
+        complete yet (no manifest)."""
+        # The listing first: a snapshot that expires after it is found missing when it is read.
         found = [snapshot_id_of(name) for name in self.root.list_names(SNAPSHOTS_DIR)]
         boundary = read_boundary(self.root)
         return sorted(i for i in found if i is not None and i > after and boundary.keeps(i))
@@ -100,7 +100,7 @@ class Catalog:
         """Read and check one manifest.
 
         Raises:
-            MissingSnapshot: there is none with that id. SnapshotExpired: it was given up while it was read.
+            MissingSnapshot: there is no snapshot with that id. SnapshotExpired: it has expired.
             CorruptManifest, UnsupportedFormat: it cannot be trusted or read.
         """
         path = manifest_path(snapshot_id)
@@ -121,7 +121,7 @@ class Catalog:
         return manifest
 
     def latest(self) -> Manifest | None:
-        """The newest complete snapshot, or None before the first one. A damaged one raises: we never step over it."""
+        """Read the newest complete snapshot; None before the first one. A damaged one raises and is never skipped."""
         for snapshot_id in reversed(self.snapshot_ids()):
             try:
                 return self.manifest(snapshot_id)
@@ -130,12 +130,13 @@ class Catalog:
         return None
 
     def latest_to_go_back_from(self) -> Manifest | None:
-        """What `gone_back` needs of the newest snapshot, also if its manifest cannot be read; None before the first.
+        """Return the facts of the newest snapshot for `gone_back`, even if its manifest is unreadable; None before the
+        first.
 
-        For somebody who has named an older snapshot to go back to, and for nobody else. The newest id is that of the
-        listing. If its manifest is damaged or of a newer format, the newest readable one below it stands in for it
-        (`standing_in`), with the output that may not be published yet: staged files below the root are deleted once a
-        later checkpoint has settled their output, and by nothing else.
+        Only for a caller that has named an older snapshot to go back to. The newest id is that of the listing. If its
+        manifest is damaged or of a newer format, the newest readable one below it stands in for it (`standing_in`),
+        with the output that may not be published yet. Staged files below the root are deleted only once a later
+        checkpoint has settled their output.
 
         Raises:
             CorruptManifest, UnsupportedFormat: no manifest can be read.
@@ -158,12 +159,12 @@ class Catalog:
         return None
 
     def _is_settled(self, output: StagedOutput) -> bool:
-        # Any of its files: whoever deleted them may have been killed in between.
+        # One missing file is enough: the process that deleted them may have been killed in between.
         staged = (file.staged for file in output.files if file.staged.startswith(f"{OUTPUTS_DIR}/"))
         return any(not self.root.exists(path) for path in staged)
 
     def progress(self, manifest: Manifest) -> Progress | None:
-        """The complete numbers of a checkpoint's epoch, where they are known by now; else those of its manifest.
+        """Return the complete numbers of a checkpoint's epoch if they are known by now; else those of its manifest.
 
         They are in the manifest after it, or, for the newest one, in the heartbeat of the run that made it.
         """
@@ -178,5 +179,5 @@ class Catalog:
         return following if following is not None and following.snapshot_id == manifest.snapshot_id else own
 
     def status(self) -> RunStatus | None:
-        """The newest run's heartbeat, None if the job never started."""
+        """Read the newest run's heartbeat; None if the job never started."""
         return read_status(self.root)

@@ -1,14 +1,14 @@
-"""Claims: a job took over a snapshot of this root, and with it the root. One create-if-absent file says who.
+"""Claims: a job took over a snapshot of this root, and with it the root. One create-if-absent file names the job.
 
     claim.json      in a job root or a savepoint's folder
 
-From then on nobody runs the job of a claimed root, and nobody else starts from it: the claimer removes the root as soon
-as it has a checkpoint of its own (maintenance/delete/claimed.py). A claim is placed by creating the file and *then*
+From then on the job of a claimed root cannot run, and no other job can start from it: the claimer removes the root as
+soon as it has its own checkpoint (maintenance/delete/claimed.py). A claim is placed by creating the file and *then*
 fencing the root (a term and a fencing snapshot, snapshot/fencing.py); a run claims its term and *then* looks for the
-file. So a run that did not see the claim is fenced by it, and what the claimer reads after its fencing snapshot is
-final.
+file. So a run that did not see the claim is fenced by it, and the state that the claimer reads after its fencing
+snapshot is final.
 
-To give a claim up, remove the file; only as long as the claimer has no snapshot.
+To abandon a claim, remove the file; only while the claimer has no snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Claim", "claim_root", "read_claim", "refuse_if_claimed"]
 
 @dataclass(frozen=True)
 class Claim:
-    """Who took a root over.
+    """The job that took a root over.
 
     Attributes:
         job, job_uid: the claimer.
@@ -44,10 +44,10 @@ class Claim:
 
 
 def read_claim(root: Store) -> Claim | None:
-    """The claim on a root; None if it is its own.
+    """Read the claim on a root; None without a claim.
 
     Raises:
-        CorruptManifest, UnsupportedFormat: it cannot be read; nobody may run or start from the root.
+        CorruptManifest, UnsupportedFormat: it cannot be read; no job may run or start from the root.
     """
     try:
         data = root.read(CLAIM_FILE, SMALL_JSON_BYTES_MAX)
@@ -60,17 +60,17 @@ def claim_root(root: Store, claim: Claim) -> None:
     """Take a root over. Atomic: of several jobs one does; repeated by the same one it does nothing.
 
     Raises:
-        SnapshotInUse: another job has claimed it. OutcomeUnknown: it may be there; repeat the call.
+        SnapshotInUse: another job has claimed it. OutcomeUnknown: the claim may be there; repeat the call.
     """
     counts = create_agreed(root, Proposal(CLAIM_FILE, encode_document("claim", claim), claim), lambda: read_claim(root))
     _refuse(root, counts, by=claim.job_uid)
 
 
 def refuse_if_claimed(root: Store, *, by: str = "") -> None:
-    """Turn away everybody but the claimer.
+    """Refuse every job but the claimer.
 
     Args:
-        by: uid of the job that asks; empty is nobody's.
+        by: uid of the calling job; empty is no job's.
 
     Raises:
         SnapshotInUse: another job has claimed the root; the message names it.

@@ -1,18 +1,17 @@
-"""A manifest made durable: create-if-absent of the next id, and then the look whether it counts.
+"""A manifest made durable: create-if-absent of the next id, and then the check whether it counts.
 
-0. `prepare` looks whether the root is still the one that this run knows: the last snapshot lies there with this run's
-   commit id, the run's term as it was written, and every object that the new manifest is the first to lead to. A run
-   that slept while an older backup was put in the root's place, or while the job was deleted and began anew, ends
-   here, and the run that goes on there notices nothing. A look that the store does not answer has changed nothing: it
-   may be repeated.
-1. `create` creates `snapshots/<last + 1>/manifest.json`. It exists and is mine (same bytes, the commit id is inside):
-   done. It exists and is not mine: this run is fenced.
-2. `create` then reads the boundary (one listing as long as nothing was given up since). An id at or below it was
-   collected once already: a run that slept has created an old name anew, and nobody will look at it. It is fenced.
-3. An unknown outcome is raised as such; nothing is cleaned up. The next run reads what is there.
+0. `prepare` checks that the root is still the one that this run knows: it has the last snapshot with this run's commit
+   id, the run's term as it was written, and every object that the new manifest is the first to lead to. A run that
+   slept while an older backup replaced the root, or while the job was deleted and began again, ends here, and the run
+   that continues there notices nothing. A check that the store does not answer has changed nothing: it may be repeated.
+1. `create` creates `snapshots/<last + 1>/manifest.json`. If it exists and is this run's (same bytes, which include the
+   commit id): done. If it exists and is another's: this run is fenced.
+2. `create` then reads the boundary (one listing while no further snapshot expires). An id at or below it was collected
+   already: a run that slept has created an old name again, and no reader will see it. The run is fenced.
+3. An unknown outcome is raised as such; nothing is cleaned up. The next run reads the actual state.
 
-The caller publishes output only after `create` returned; `commit` is both. How a run gets there, and what stops those
-before it: snapshot/fencing.py.
+The caller publishes output only after `create` returned; `commit` is both. snapshot/fencing.py says how a run gets
+there, and how older runs are stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Committer", "check_not_given_up", "next_manifest"]
 
 
 _LOOKS = 16
-"""Requests at a time. A commit with small changes has three; each object that a task uploaded is one more."""
+"""Requests at a time. A commit with small changes sends three, and one more for each object that a task uploaded."""
 
 
 class Committer:
@@ -47,7 +46,7 @@ class Committer:
 
     Attributes:
         last: the newest snapshot that the run knows to be durable.
-        follows_ms: when the snapshot before the run's own first one was written; 0: there was none.
+        follows_ms: when the snapshot before the run's own first one was written; 0: there was no snapshot.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Committer:
 
     @property
     def clock(self) -> Clock:
-        """What snapshots are dated by, and processing time goes by."""
+        """The clock for the dates of snapshots and for processing time."""
         return self._actor.clock
 
     def commit(self, draft: Manifest, objects: Collection[str] = ()) -> Manifest:
@@ -85,17 +84,17 @@ class Committer:
         return self.create(self.prepare(draft, objects))
 
     def prepare(self, draft: Manifest, objects: Collection[str] = ()) -> Manifest:
-        """The next snapshot as it is to be created. Identity fields (id, term, commit id, time) are filled in here.
+        """Make the next snapshot, ready to be created. Identity fields (id, term, commit id, time) are filled in here.
 
-        Nothing is written: whatever it raises but `Fenced`, the caller may try again.
+        Nothing is written: after any error except `Fenced` the caller may try again.
 
         Args:
-            objects: paths of what the draft is the first to lead to, and does not name itself: what tasks uploaded, and
-                the record of a materialization whose tables it takes over.
+            objects: paths of objects that the draft is the first to lead to, and does not name itself: those that tasks
+                uploaded, and the record of a materialization whose tables it takes over.
 
         Raises:
             Fenced: another run owns the job, or the root was replaced; publish nothing, stop.
-            StoreUnavailable: a look at what the commit stands on was not answered.
+            StoreUnavailable: a check was not answered.
         """
         if self._fenced:
             raise Fenced(self._fenced)
@@ -108,7 +107,7 @@ class Committer:
         return manifest
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Make what `prepare` gave the next snapshot, right after it. Durable when it returns.
+        """Make the manifest from `prepare` the next snapshot, right after `prepare`. Durable when it returns.
 
         Raises:
             Fenced: another run owns the job, or the root was replaced; publish nothing, stop.
@@ -130,7 +129,7 @@ class Committer:
         return manifest
 
     def _check_root(self, manifest: Manifest, objects: Collection[str]) -> None:
-        """Look at what the commit stands on; at the same time, because each look is one small request.
+        """Check the objects that the commit depends on; in parallel, because each check is one small request.
 
         Raises:
             Fenced: the root is not the one that this run knows.
@@ -170,7 +169,7 @@ class Committer:
 
 
 def next_manifest(draft: Manifest, last: Manifest, info: JobInfo, term: Term, actor: Actor) -> Manifest:
-    """`draft` as what follows `last`: identity fields (id, term, commit id, time) are filled in."""
+    """Make `draft` the successor of `last`: identity fields (id, term, commit id, time) are filled in."""
     return replace(
         draft,
         format_version=format_of(draft),
@@ -183,7 +182,7 @@ def next_manifest(draft: Manifest, last: Manifest, info: JobInfo, term: Term, ac
 
 
 def _named(manifest: Manifest) -> dict[str, int]:
-    """What a run writes itself before its manifest, by path, with its size; not what folds have written."""
+    """Return size by path of the objects that a run writes itself before its manifest; not those that folds wrote."""
     named = {s.path: s.bytes for s in manifest.stored_segments}
     named |= {log.path: log.bytes for layer in manifest.layers for log in layer.source_logs}
     if manifest.shards is not None:
@@ -196,14 +195,14 @@ def _create(root: Store, manifest: Manifest, body: bytes) -> bool:
 
 
 def _landmark(manifest: Manifest, encoded: bytes) -> Landmark | None:
-    """None: nothing was ever committed."""
+    """Return the manifest's landmark; None if nothing was ever committed."""
     if manifest.snapshot_id == 0:
         return None
     return Landmark(manifest_path(manifest.snapshot_id), encoded.partition(b"\n")[0])
 
 
 def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: ExpiryBoundary | None) -> ExpiryBoundary:
-    """See, after a manifest was created, whether it is a snapshot.
+    """Check, after a manifest was created, that it is a snapshot.
 
     Args:
         known: the boundary that was read last.
@@ -212,10 +211,10 @@ def check_not_given_up(root: Store, manifest: Manifest, run: Term, known: Expiry
         The boundary that counts now.
 
     Raises:
-        Fenced: its id was given up, or its root was removed, while the run slept; nobody will ever read it.
+        Fenced: its id expired, or its root was removed, while the run slept; it will never be read.
     """
-    # Only after the create: garbage collection advances the boundary before it deletes, so either it sees our
-    # manifest, or we see its boundary. Of a root that was deleted whole the boundary is gone too; so is this run's
+    # Only after the create: garbage collection advances the boundary before it deletes, so either it sees this
+    # manifest, or this run sees its boundary. If the whole root was deleted, the boundary is gone too; so is this run's
     # mark.
     boundary, snapshot_id = known, manifest.snapshot_id
     sequence = boundary_for_run(root, run)

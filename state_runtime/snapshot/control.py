@@ -1,11 +1,10 @@
-"""Requests to a running job, as files: any process with access to the store can ask, the driver looks at each
-heartbeat.
+"""Requests to a running job, as files: any process with access to the store can ask; the driver reads the requests at
+each heartbeat.
 
-    control/<20-digit term>-<action>-<request id>.json           create-if-absent, by whoever asks
+    control/<20-digit term>-<action>-<request id>.json           create-if-absent, by the requester
     control/<20-digit term>-<action>-<request id>.answer.json    create-if-absent, by the run, or by a later one
 
-A request is to one run. When that run has ended without an answer, the request is void: what was asked for does not
-happen later.
+A request is to one run. If that run has ended without an answer, the request is void: it is not carried out later.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 # Requests are read by every heartbeat; a folder flooded with files must not stop the job.
 _REQUESTS_READ_MAX = 1000
 _ANSWER = ".answer.json"
-# What `_path` gives. Any other name in the folder is somebody else's, and is not opened.
+# The names that `_path` makes. Any other file in the folder is foreign, and is not opened.
 _REQUEST = re.compile(r"[0-9]{20}-[a-z]+-[0-9A-Za-z]+\.json\Z")
 
 Action = Literal["stop", "savepoint"]
@@ -81,22 +80,22 @@ class ControlRequest:
 
     @property
     def takes_no_rows(self) -> bool:
-        """Whether the savepoint is to have no rows in flight: so it was asked, or its format has no place for them."""
+        """Whether the savepoint must have no rows in flight: by request, or because its format cannot hold them."""
         return self.drain_inflight or self.format == "canonical"
 
     @property
     def ends_the_run(self) -> bool:
-        """Whether nobody wants the run back once it has done what is asked."""
+        """Whether the run ends for good once the request is carried out."""
         return self.action == "stop" or self.then != "continue"
 
 
 @dataclass(frozen=True)
 class ControlAnswer:
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
-        answer: of a savepoint "accepted" says that its snapshot is made and pinned, and that the copy begins; its
-            record knows the rest.
+        answer: for a savepoint "accepted" means that its snapshot is made and pinned, and that the copy begins; the
+            later states are in its record.
         message: why not.
     """
 
@@ -108,7 +107,7 @@ class ControlAnswer:
 
 
 def request_stop(store: Store, job: str, term: int, *, clock: Clock, ids: Ids) -> None:
-    """Ask the run `term` of `job` to stop after its current epoch. Asking twice is fine."""
+    """Ask the run `term` of `job` to stop after its current epoch. A second request is harmless."""
     _ask(
         store.child(check_job_name(job)),
         ControlRequest(action="stop", term=term, at_ms=clock.now_ms(), request_id=ids.uid()),
@@ -133,8 +132,8 @@ def request_savepoint(
     """Ask the run `term` of the job at `root` for a savepoint; `read_answer` has its answer, within an epoch.
 
     Raises:
-        InvalidConfiguration: the name, a tag or the note cannot be used; nothing was asked.
-        StoreUnavailable, OutcomeUnknown: it may have been asked.
+        InvalidConfiguration: the name, a tag or the note cannot be used; nothing was requested.
+        StoreUnavailable, OutcomeUnknown: it may have been requested.
     """
     check_job_name(name, "savepoint name")
     request = ControlRequest(
@@ -156,12 +155,12 @@ def request_savepoint(
 
 
 def answer(root: Store, request: ControlRequest, given: ControlAnswer) -> None:
-    """Answer a request; a second answer is lost. Only the run that was asked calls it, or a later one."""
+    """Answer a request; a second answer is lost. Only the requested run, or a later one, calls it."""
     root.create(_path(request, _ANSWER), encode_document("control-answer", given))
 
 
 def read_answer(root: Store, request: ControlRequest) -> ControlAnswer | None:
-    """The answer, None as long as there is none."""
+    """Read the answer; None before the answer."""
     path = _path(request, _ANSWER)
     try:
         data = root.read(path, SMALL_JSON_BYTES_MAX)
@@ -171,8 +170,8 @@ def read_answer(root: Store, request: ControlRequest) -> ControlAnswer | None:
 
 
 def new_requests(root: Store, term: int, seen: Collection[str]) -> dict[str, ControlRequest | None]:
-    """Requests to `term` without an answer, by file name, oldest first, but for those that were seen. None: it cannot
-    be read."""
+    """Return the unanswered requests to `term`, by file name, oldest first, without those in `seen`. None marks an
+    unreadable request."""
     names = root.list_names(CONTROL_DIR)
     answered = {name.removesuffix(_ANSWER) for name in names if name.endswith(_ANSWER)}
     prefix = f"{term:020d}-"
@@ -188,16 +187,16 @@ def new_requests(root: Store, term: int, seen: Collection[str]) -> dict[str, Con
             data = root.read(path, SMALL_JSON_BYTES_MAX)
             found[name] = decode_document("control", ControlRequest, data, f"{root.url}/{path}")
         except FileNotFoundError:
-            continue  # tidied away meanwhile
+            continue  # removed meanwhile
         except (CorruptManifest, UnsupportedFormat) as error:
-            # One request that nobody can read must not keep the others from being heard.
+            # One unreadable request must not block the others.
             _LOG.warning("a request is passed over: %s", error)
             found[name] = None
     return dict(sorted(found.items(), key=lambda item: item[1].at_ms if item[1] is not None else 0))
 
 
 def open_requests(root: Store, *, before_term: int) -> list[ControlRequest]:
-    """Requests to older runs that nobody answered: they are void. Requests to stop need no answer."""
+    """Return the unanswered requests to older runs: they are void. Requests to stop need no answer."""
     terms = {int(name[:20]) for name in root.list_names(CONTROL_DIR) if _REQUEST.match(name)}
     found = []
     for term in sorted(t for t in terms if t < before_term):
@@ -206,7 +205,7 @@ def open_requests(root: Store, *, before_term: int) -> list[ControlRequest]:
 
 
 def pending_stop(root: Store, term: int) -> ControlRequest | None:
-    """The first stop request to `term` below the job root, if there is one."""
+    """Return the first stop request to `term` below the job root; None without one."""
     prefix = f"{term:020d}-stop-"
     for name in [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)][
         :_REQUESTS_READ_MAX
@@ -217,7 +216,7 @@ def pending_stop(root: Store, term: int) -> ControlRequest | None:
 
 
 def asked_to_stop(root: Store, term: int) -> bool:
-    """Whether somebody wants the run `term` to end: to stop, or to stop after a savepoint (unless that was refused)."""
+    """Whether the run `term` was asked to end: to stop, or to stop after a savepoint (unless that was refused)."""
     if pending_stop(root, term) is not None:
         return True
     prefix = f"{term:020d}-savepoint-"
@@ -233,7 +232,7 @@ def asked_to_stop(root: Store, term: int) -> bool:
 
 
 def savepoint_request(root: Store, term: int, name: str) -> ControlRequest | None:
-    """What the run `term` was asked for by that name, and has not refused; None if it was not."""
+    """Return the savepoint request of that name to the run `term`, unless it was refused; None without one."""
     prefix = f"{term:020d}-savepoint-"
     names = [n for n in root.list_names(CONTROL_DIR) if n.startswith(prefix) and _REQUEST.match(n)]
     for file in names[:_REQUESTS_READ_MAX]:

@@ -1,19 +1,19 @@
-"""Agreement between writers that know nothing of each other: by documents that are created once, and never by a lock.
+"""Agreement between writers that do not know of each other: by documents that are created once, and never by a lock.
 
     create_next     a series with a number in each name (terms, snapshots, boundaries, materializations, owners of a
-                    savepoint): the first to create a number has it, everybody else looks again and proposes the next
-    create_agreed   one name (job.json, claim.json, moving.json, moved.json, conversion.json): what the first one wrote
-                    counts for all
-    read_newest     the document with the highest number, while others write newer ones and tidy older ones away
+                    savepoint): the first to create a number wins, all others look again and propose the next
+    create_agreed   one name (job.json, claim.json, moving.json, moved.json, conversion.json): the first document counts
+                    for all
+    read_newest     the document with the highest number, while others write newer ones and remove older ones
 
-Who wins: of any number of writers of one name exactly one, because `Store.create` is atomic. A document holds an
-identity of its writer, so that its own bytes, found there after a lost answer, are recognised as its own.
+The winner: of any number of writers of one name exactly one, because `Store.create` is atomic. A document holds an
+identity of its writer, so that a writer recognises its own bytes after a lost answer.
 
 An unknown outcome (`OutcomeUnknown`) is raised and nothing more is tried: the document may be there and may count, and
-a second one under the next number would make one writer two. The caller cleans nothing up; a repeat of the whole call
-finds what is there.
+a second one under the next number would turn one writer into two. The caller cleans nothing up; a repeat of the whole
+call finds the actual state.
 
-Attempts are bounded: that many lost races in a row are a fault somewhere, not bad luck.
+Attempts are bounded: that many lost races in a row mean a fault, not bad luck.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Proposal(Generic[V]):
     """A document that a writer wants to be the next one.
 
     Attributes:
-        value: what the body says, for the caller; it holds something that no other writer has.
+        value: the content of the body, for the caller; it holds a part that no other writer has.
     """
 
     path: str
@@ -77,11 +77,11 @@ def create_next(
     """Create the next document of a series.
 
     Args:
-        propose: looks at what is there and says what comes next, anew after each race that was lost; None if nothing
-            is to be written (any more). What it raises ends the attempts.
+        propose: reads the current state and returns the next document, again after each lost race; None if nothing is
+            to be written (any more). An error that it raises ends the attempts.
         contended: the error after the last attempt.
-        counts: asked after a create that succeeded. A store forgets names that were deleted, so a writer that slept can
-            create an old number anew; such a document is treated as a lost race.
+        counts: asked after a successful create. A store forgets deleted names, so a writer that slept can create an old
+            number again; such a document is treated as a lost race.
 
     Returns:
         The value of the proposal that was created, None if nothing was to be written.
@@ -100,15 +100,15 @@ def create_next(
 
 
 def create_agreed(store: Store, proposal: Proposal[V], read: Callable[[], V | None]) -> V | None:
-    """Create a document, or find the one of whoever was first.
+    """Create a document, or read the one of the first writer.
 
     Returns:
-        What counts: the proposal's value if it was created (now, or by an earlier call with the same bytes), else what
-        `read` finds. None if that was removed again meanwhile.
+        The value that counts: the proposal's if it was created (now, or by an earlier call with the same bytes), else
+        the result of `read`. None if the document was removed again meanwhile.
 
     Raises:
         OutcomeUnknown: it may be there; repeat the call. StoreUnavailable: certainly not written.
-        CorruptManifest, UnsupportedFormat: what is there cannot be read.
+        CorruptManifest, UnsupportedFormat: the existing document cannot be read.
     """
     if store.create(proposal.path, proposal.body) is Created.MINE:
         return proposal.value
@@ -119,12 +119,12 @@ def read_newest(newest: Callable[[], int], read: Callable[[int], V], what: str) 
     """Read the document with the highest number.
 
     Args:
-        newest: lists; 0 if there is none.
-        read: of a number; raises FileNotFoundError if it was tidied away since the listing.
+        newest: lists the documents and returns the highest number; 0 without documents.
+        read: reads a number; raises FileNotFoundError if it was removed since the listing.
         what: for the message.
 
     Raises:
-        Unavailable: each one that was listed was gone when it was read.
+        Unavailable: each listed document was gone when it was read.
     """
     for _ in range(CLAIM_ATTEMPTS_MAX):
         number = newest()
@@ -133,5 +133,5 @@ def read_newest(newest: Callable[[], int], read: Callable[[int], V], what: str) 
         try:
             return read(number)
         except FileNotFoundError:
-            continue  # a newer one was written meanwhile, or all of them were removed: the next listing tells
+            continue  # a newer one was written meanwhile, or all of them were removed: list again
     raise Unavailable(f"{what} changed {CLAIM_ATTEMPTS_MAX} times while it was read; try again")

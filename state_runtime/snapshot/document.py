@@ -3,10 +3,10 @@
     {"stillstate": "manifest", "format": 3, "sha256": "<see below>", "bytes": 123}\\n
     {…body…}\\n
 
-The first line says what the file is and which version wrote it, so that an older reader can refuse before it looks at
-the body; the digest finds a truncated or altered body. From format 3 on it covers kind and format too, as
-`<kind> <format>\\n` before the body: before, a format that turned into an older one was not found. A body is one
-dataclass, validated strictly by pydantic.
+The first line says the kind of the file and its format version, so that an older reader can refuse before it reads the
+body; the digest finds a truncated or altered body. From format 3 on the digest covers kind and format too, as
+`<kind> <format>\\n` before the body. Before, a format number that was altered to an older one was not found. A body is
+one dataclass, validated strictly by pydantic.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FORMAT_VERSION = 4
 
 1: one row per key, without times. 2: many rows per key, times, and schema versions of states. 3: epochs apart from
 checkpoints, base tables that are younger than their layer, files of shards. 4: snapshots that were taken over from
-other jobs, or gone back to; boundaries that say what is kept. Newer ones read all older.
+other jobs, or gone back to; boundaries with the kept ids. Newer versions read all older ones.
 """
 
 FORMAT_WITH_ROWS = 5
-"""The newest that is read: of manifests whose newest batch is not done, with the rows that are in flight. Whoever does
-not know them would pass over the rows. All other documents have the format before, byte for byte."""
+"""The newest version that is read: for manifests whose newest batch is not done, with the rows in flight. A reader that
+does not know them would lose the rows. All other documents have the format before, byte for byte."""
 
 D = TypeVar("D")
 NOTHING_YOUNGER: Mapping[str, Any] = MappingProxyType({})
@@ -47,12 +47,12 @@ def encode_document(
     left_out: Sequence[tuple[str, str]] = (),
     younger: Mapping[str, Any] = NOTHING_YOUNGER,
 ) -> bytes:
-    """The bytes of a document: canonical JSON, so that equal values are equal bytes.
+    """Return the bytes of a document: canonical JSON, so that equal values are equal bytes.
 
     Args:
         left_out: fields of fields that are not written while they are empty. They are younger than the format: a reader
             that does not know them refuses the documents that need them, and reads all others.
-        younger: the same of fields of the document itself: they are not written while they have this value.
+        younger: the same for fields of the document itself: they are not written while they have this value.
     """
     values = {name: value for name, value in fields_of(body).items() if name not in younger or value != younger[name]}
     for outer, inner in left_out:
@@ -74,14 +74,14 @@ def decode_document(kind: str, cls: type[D], data: bytes, where: str) -> D:
     """Check and parse a document.
 
     Args:
-        kind: what the file must be.
+        kind: the required kind of the file.
         cls: frozen dataclass of the body.
         data: the whole file, already bounded in size by the caller.
         where: path for messages.
 
     Raises:
         UnsupportedFormat: written by a newer version.
-        CorruptManifest: anything else that is not exactly what a writer of ours writes.
+        CorruptManifest: any other content that Stillstate does not write.
     """
     header_line, newline, rest = data.partition(b"\n")
     try:
@@ -117,7 +117,7 @@ def _digest(kind: str, format_version: int, line: bytes) -> str:
 
 
 def document_kind(data: bytes) -> str:
-    """Of which kind a file says that it is; empty if it is no document. Nothing else of it is checked."""
+    """Return the kind in a file's header; empty if it is no document. Nothing else of the file is checked."""
     header_line = data[:_HEADER_BYTES_MAX].partition(b"\n")[0]
     try:
         header = json.loads(header_line)
@@ -128,7 +128,7 @@ def document_kind(data: bytes) -> str:
 
 
 def header_format(data: bytes) -> int:
-    """The format version of a document that `decode_document` has accepted."""
+    """Return the format version of a document that `decode_document` has accepted."""
     return int(json.loads(data.partition(b"\n")[0])["format"])
 
 

@@ -1,7 +1,7 @@
-"""What the tasks of a run's newest epochs did, one by one, as a document beside the run's heartbeat; pure.
+"""The numbers of the tasks of a run's newest epochs, one by one, as a document beside the run's heartbeat; pure.
 
-Progress has the sums. This is where the one slow task is found: which shard, with how many rows, on which executor. It
-is for people: no reader of snapshots needs it, and nothing is decided by it.
+Progress has the sums. This document shows the one slow task: its shard, its number of rows, its executor. It is for
+people: no reader of snapshots needs it, and no decision uses it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class TaskNumbers:
         input_rows: rows that came.
         processed_rows: rows that were processed, of this epoch and of earlier ones.
         left_rows: rows of the shard that are in flight after the epoch.
-        slices: in which the rows were processed.
+        slices: number of slices in which the rows were processed.
         began_at_ms, processed_at_ms: wall clocks of the task's host: when it began, and when its last row was done.
         changed_bytes: of the state that it changed.
-        uploaded_bytes: of them, what the task itself brought to the primary store; the rest is the driver's to bring.
+        uploaded_bytes: of them, those that the task itself uploaded to the primary store; the driver uploads the rest.
         spilled_bytes: of rows that waited on the host's disk.
         restored: where the state came from ("": it was there, "local", "stale", "primary").
         restore_ms: how long that took; it is part of the task's time.
-        executor: that ran the task; empty for one of the driver's host that does not say.
+        executor: that ran the task; empty for an unnamed one on the driver's host.
     """
 
     operator: str
@@ -49,13 +49,13 @@ class TaskNumbers:
 
     @property
     def took_ms(self) -> int:
-        """From its begin to its last row; 0 if it does not say when it began."""
+        """Time from its begin to its last row; 0 if the begin is unknown."""
         return max(0, self.processed_at_ms - self.began_at_ms) if self.began_at_ms else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTasks:
-    """The tasks of an epoch that are not told one by one, as sums.
+    """The other tasks of an epoch, as sums.
 
     Attributes:
         took_ms: of the longest.
@@ -74,10 +74,10 @@ class EpochTasks:
     """One epoch.
 
     Attributes:
-        snapshot_id, durable_at_ms: the snapshot that made it durable, and when that was made; 0 while none has.
+        snapshot_id, durable_at_ms: the snapshot that made it durable, and when that was made; 0 before that.
         tasks: the slowest first.
         others: None if `tasks` are all.
-        alignment_ms: so long its checkpoint waited for its rows after it was due; 0 in documents of earlier versions.
+        alignment_ms: how long its due checkpoint waited for its rows; 0 in documents of earlier versions.
     """
 
     epoch: int
@@ -94,7 +94,7 @@ class RunEpochs:
     """The document.
 
     Attributes:
-        epochs: the newest first; such as had no task are left out.
+        epochs: the newest first; epochs without a task are left out.
     """
 
     term: int
@@ -103,7 +103,7 @@ class RunEpochs:
 
 
 def encode_epochs(told: RunEpochs) -> bytes:
-    """The bytes, never more than a reader takes: the oldest epochs are left out of a document that would be larger."""
+    """Return the bytes, within the limit of a reader: the oldest epochs are left out if the document is too large."""
     data = encode_document("epochs", told)
     while len(data) > SMALL_JSON_BYTES_MAX and told.epochs:
         told = replace(told, epochs=told.epochs[:-1])
@@ -112,7 +112,7 @@ def encode_epochs(told: RunEpochs) -> bytes:
 
 
 def decode_epochs(data: bytes, where: str) -> RunEpochs:
-    """The document in bytes that are bounded already.
+    """Parse a document in bytes that are bounded already.
 
     Raises:
         CorruptManifest, UnsupportedFormat: see `decode_document`.

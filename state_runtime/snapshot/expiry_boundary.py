@@ -1,25 +1,25 @@
-"""The boundary: which snapshots were given up; the one place where a snapshot ends to exist.
+"""The boundary: which snapshots are expired; the only place where a snapshot ends.
 
     boundary/<20-digit sequence>.json     create-if-absent; the newest counts, older ones are history
-    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; goes with the root, or when newer runs
-                                          have taken over
+    boundary/run-<term>-<run uid>         a run's own mark, written as it starts; removed with the root, or when newer
+                                          runs have taken over
 
-A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. Deleting a
-snapshot is writing the next boundary without it; what it leaves in the store is removed after that, in any order, as
-often as it takes. Readers pass over whatever else lies there: a manifest that is being removed, or one that a sleeper
-created anew under a collected name (a store forgets deleted names; RFC 0026 of SlateDB). A committer looks after its
+A boundary says: of the ids up to `snapshot_id` only those in `kept` are snapshots, now and for ever. A snapshot is
+deleted by writing the next boundary without it. Its objects are removed after that, in any order and in repeated
+attempts. Readers ignore all other manifests: one that is being removed, or one that a process that slept created again
+under a collected name (a store forgets deleted names; RFC 0026 of SlateDB). A committer checks the boundary after its
 create: an id at or below the boundary is lost.
 
-A snapshot is given up in two steps, because a pin may be placed at the same moment (snapshot/pins.py):
+A snapshot expires in two steps, because a pin may be placed at the same moment (snapshot/pins.py):
 
     kept ──announce──▶ going ──settle──▶ gone        pinned meanwhile: going ──settle──▶ kept
 
-One that is `going` is no snapshot any more, and all that it needs is still there; whoever settles it looks at the pins
-after it was announced. Nobody touches the data of one that is not gone, and nothing comes back that is. So two
-collectors may do any of this at once: they agree through create-if-absent of the next sequence, and the loser reads
-again and decides again.
+A `going` snapshot is no snapshot any more, and all objects that it needs are still there. The process that settles it
+reads the pins after the announcement. The data of a snapshot is removed only once it is gone, and a gone snapshot never
+comes back. So two collectors may do any of this at once: they agree through create-if-absent of the next sequence, and
+the loser reads again and decides again.
 
-A *tombstone* gives a whole root up: no id is kept, and none that a run still commits will be.
+A *tombstone* lets a whole root expire: no id is kept, not even ids that a run commits later.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ExpiryBoundary:
-    """What was given up.
+    """A boundary document.
 
     Attributes:
-        sequence: its number; 0 is the boundary of a root where nothing was ever given up.
-        snapshot_id: up to here only `kept` ones are snapshots. Never falls; reaches the newest snapshot only as a
+        sequence: its number; 0 is the boundary of a root where no snapshot ever expired.
+        snapshot_id: up to this id only `kept` ones are snapshots. Never falls; reaches the newest snapshot only as a
             tombstone.
         kept: ascending.
-        uid: drawn by the writer, so that it recognises its own.
-        going: announced and not settled, ascending.
+        uid: drawn by the writer, so that it recognises its own document.
+        going: ids that are announced and not settled, ascending.
     """
 
     sequence: int
@@ -81,7 +81,7 @@ class ExpiryBoundary:
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether the whole root was given up."""
+        """Whether the whole root has expired."""
         return self.snapshot_id >= SNAPSHOT_ID_MAX
 
     def keeps(self, snapshot_id: int) -> bool:
@@ -89,14 +89,14 @@ class ExpiryBoundary:
         return snapshot_id > self.snapshot_id or snapshot_id in self.kept
 
     def is_gone(self, snapshot_id: int) -> bool:
-        """Whether what lies under that id may be removed."""
+        """Whether the objects of that id may be removed."""
         return not self.keeps(snapshot_id) and snapshot_id not in self.going
 
     def announcing(self, doomed: Iterable[int], existing: Iterable[int]) -> ExpiryBoundary | None:
-        """The next one, that gives some up; None if none of them is a snapshot any more.
+        """Return the next boundary, which lets some expire; None if all of them have expired already.
 
         Args:
-            existing: all snapshots that there are; the newest is not among the doomed.
+            existing: all existing snapshots; the newest is not among the doomed.
         """
         leaving = {i for i in doomed if self.keeps(i)}
         if not leaving:
@@ -110,8 +110,8 @@ class ExpiryBoundary:
         return replace(self, snapshot_id=last, kept=tuple(sorted(kept)), going=tuple(sorted(going)))
 
     def settling(self, announced: Collection[int], pinned: Collection[int]) -> ExpiryBoundary | None:
-        """The next one, in which announced ones are gone, or back if somebody needs them; None if others have settled
-        all of them."""
+        """Return the next boundary, in which announced ids are gone, or kept again if pinned; None if others have
+        settled all of them."""
         mine = set(self.going) & set(announced)
         if not mine:
             return None
@@ -119,7 +119,7 @@ class ExpiryBoundary:
         return replace(self, kept=tuple(sorted(kept)), going=tuple(sorted(set(self.going) - mine)))
 
     def tombstone(self) -> ExpiryBoundary | None:
-        """The next one, of a root that is given up whole; None if it is."""
+        """Return the next boundary of a root that expires as a whole; None if it already has."""
         if self.is_tombstone:
             return None
         return replace(self, snapshot_id=SNAPSHOT_ID_MAX, kept=(), going=())
@@ -129,12 +129,12 @@ NO_BOUNDARY = ExpiryBoundary(sequence=0, snapshot_id=0, kept=(), at_ms=0, uid=""
 
 
 def newest_boundary_sequence(root: Store) -> int:
-    """One listing; 0 if there is none."""
+    """Return the newest sequence, by one listing; 0 without a boundary."""
     return _newest(root.list_names(BOUNDARY_DIR))
 
 
 def boundary_for_run(root: Store, run: Term) -> int | None:
-    """The same, for a run whose root this still is; None if its mark is gone. One listing."""
+    """Return the newest sequence, by one listing, if the root still has the run's mark; None if the mark is gone."""
     names = root.list_names(BOUNDARY_DIR)
     return _newest(names) if run_mark_path(run.term, run.run_uid).rpartition("/")[2] in names else None
 
@@ -142,18 +142,16 @@ def boundary_for_run(root: Store, run: Term) -> int | None:
 def leave_mark(root: Store, run: Term) -> None:
     """Leave a run's mark, for `boundary_for_run`.
 
-    A mark that all runs of a job shared would not do: a run that starts while the root is removed would write it anew,
-    and an older run, which slept through the removal, would believe that nothing has happened.
+    One mark for all runs of a job would not be enough: a run that starts while the root is removed would write it
+    again, and an older run, which slept through the removal, would not notice the removal.
     """
-    # The place is for whoever finds the folder elsewhere: see `place_of_newest_run`.
+    # The place helps if the folder is found elsewhere later: see `place_of_newest_run`.
     root.put(run_mark_path(run.term, run.run_uid), f"{run.run_uid}\n{root.url}".encode())
 
 
 def place_of_newest_run(root: Store) -> str:
-    """URL of the root when its newest run started there; empty if it is not known (no run, or one of an older version).
-
-    Another one than the root's own means that the folder was copied, moved or renamed since.
-    """
+    """Return the URL of the root when its newest run started there; empty if unknown (no run, or one of an older
+    version). A URL other than the root's own means that the folder was copied, moved or renamed since."""
     terms = {name: run_mark_term(name) for name in root.list_names(BOUNDARY_DIR)}
     newest = max(((term, name) for name, term in terms.items() if term is not None), default=None)
     if newest is None:
@@ -166,9 +164,10 @@ def place_of_newest_run(root: Store) -> str:
 
 
 def remove_older_marks(root: Store, run: Term) -> None:
-    """Tidy away the marks of runs that are fenced, so that the listing at every commit stays short.
+    """Remove the marks of fenced runs, so that the listing at every commit stays short.
 
-    That of the last one before stays: it may be between its commit and its look at the mark, and that commit counts.
+    The mark of the last run before stays: that run may be between its commit and its check of the mark, and that commit
+    counts.
     """
     terms = {name: run_mark_term(name) for name in root.list_names(BOUNDARY_DIR)}
     older = sorted((term, name) for name, term in terms.items() if term is not None and term < run.term)
@@ -181,7 +180,7 @@ def _newest(names: Iterable[str]) -> int:
 
 
 def read_boundary(root: Store) -> ExpiryBoundary:
-    """The newest boundary.
+    """Read the newest boundary.
 
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be trusted; nothing may be read as a snapshot then, or deleted.
@@ -190,7 +189,7 @@ def read_boundary(root: Store) -> ExpiryBoundary:
 
 
 def read_boundary_document(root: Store) -> tuple[ExpiryBoundary, bytes]:
-    """The newest boundary, and its object as it was read; no bytes where nothing was ever given up.
+    """Read the newest boundary, and the bytes of its object; no bytes if no snapshot ever expired.
 
     Raises:
         CorruptManifest, UnsupportedFormat: see `read_boundary`.
@@ -218,10 +217,11 @@ def advance_boundary(
     """Write the next boundary.
 
     Args:
-        decide: from the newest boundary the next one (its sequence, time and uid are filled in here); None if nothing
-            is to change. Called again when another collector was quicker.
-        before, after: called right before a create with the boundary that the new one follows, and right after one
-            that succeeded with the new one; what they raise ends it (snapshot/ownership.py).
+        decide: makes the next boundary from the newest one (its sequence, time and uid are filled in here); None if
+            nothing is to change. Called again when another collector was quicker.
+        before, after: `before` is called right before a create, with the boundary that the new one follows; `after`
+            right after a successful create, with the new one. An error that they raise ends the call
+            (snapshot/ownership.py).
 
     Returns:
         The boundary that counts now.
@@ -251,8 +251,8 @@ def advance_boundary(
     def counts(following: ExpiryBoundary) -> bool:
         if after is not None:
             after(following)
-        # Old ones are tidied away, and the store forgets their names: a sleeper can create one anew. It is told from
-        # one that counts by what is the newest after the create.
+        # Old boundaries are removed, and the store forgets their names: a process that slept can create one again. The
+        # new one counts only if it is the newest after the create.
         return newest_boundary_sequence(root) == following.sequence
 
     written = create_next(
@@ -267,7 +267,7 @@ def advance_boundary(
 
 
 def take_back_boundary(root: Store, written: ExpiryBoundary) -> None:
-    """Remove a boundary that its writer has just created where the root was not his any more; nobody else's."""
+    """Remove a boundary that the caller has just created in a root that was not its own any more; no other one."""
     path = boundary_path(written.sequence)
     try:
         body = root.read(path, BOUNDARY_BYTES_MAX)

@@ -1,22 +1,22 @@
 """Fencing: how a run takes a job over, and how every older run of it (a zombie: one that slept, or was cut off) stops.
 
-Nobody can end a process on another machine. So nothing that an older run does from a certain moment on counts, and it
-finds that out by itself, before it publishes anything. In this order:
+A process on another machine cannot be ended. So from a certain moment on nothing that an older run does counts, and the
+older run finds that out itself, before it publishes anything. In this order:
 
-1. `open_run` claims the next term (snapshot/term_files.py). That alone stops nobody. A crash leaves an unused number.
-2. It looks whether another job has claimed the root (snapshot/claim.py), or it is being moved (snapshot/handover.py),
-   and leaves its mark beside the boundaries (snapshot/expiry_boundary.py).
+1. `open_run` claims the next term (snapshot/term_files.py). That alone stops no run. A crash leaves an unused number.
+2. It checks whether another job has claimed the root (snapshot/claim.py), or the root is being moved
+   (snapshot/handover.py), and leaves its mark beside the boundaries (snapshot/expiry_boundary.py).
 3. It commits a *fencing snapshot*: the newest content, or that of an older snapshot which the job goes back to, under
    the new term. From here on an older run finds the id of its next snapshot taken. A crash leaves one more snapshot.
 
 Where an older run is stopped (`Fenced`):
 
     its next commit         the id is taken by the fencing snapshot (`Committer.commit`)
-    after its next commit   the id was given up, or the root removed, while it slept (`check_not_given_up`)
-    an idle one             its heartbeat looks for the fencing snapshot of a newer term, or that it was given up
-                            (driver/heartbeat.py)
+    after its next commit   the id expired, or the root was removed, while it slept (`check_not_given_up`)
+    an idle one             its heartbeat looks for the fencing snapshot of a newer term, or finds that its own snapshot
+                            has expired (driver/heartbeat.py)
 
-`refuse_if_live` is a courtesy to whoever starts a second driver by hand. Nothing depends on it.
+`refuse_if_live` only helps a person who starts a second driver. Nothing depends on it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ __all__ = ["live_run", "open_job_root", "open_run", "refuse_if_live"]
 
 _LOG = logging.getLogger(__name__)
 
-# A run that has not been heard of for this many heartbeat intervals may be taken over without asking.
+# A run without a heartbeat for this many intervals may be taken over without asking.
 LIVE_INTERVALS = 5
-# A run that starts has no heartbeat interval to go by yet: Java and Spark need a while.
+# A starting run has no heartbeat interval yet: Java and Spark need some time.
 STARTING_GRACE_S = 30.0
 
 
@@ -70,19 +70,19 @@ def open_job_root(
     started_from: StartedFrom | None = None,
     is_builder: bool = False,
 ) -> JobInfo:
-    """Create the job root, or find it. Atomic; two first starts agree on one uid, and on what the job begins with.
+    """Create the job root, or find it. Atomic; two first starts agree on one uid, and on the snapshot of the start.
 
     Args:
         uid: of a new job; drawn if empty.
-        started_from: what a new job begins with. The caller compares it with what is returned: another start may have
-            been first.
+        started_from: the snapshot that a new job begins with. The caller compares it with the returned one: another
+            start may have been first.
         is_builder: whether the caller fills the root itself, with an import or a bootstrap.
 
     Raises:
-        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved, or somebody else fills it
+        UnsupportedFormat: it belongs to a newer version. SnapshotInUse: it is being moved, or another process fills it
             (snapshot/handover.py).
     """
-    # Before anything is written: a root that is still being filled gets its own job.json at the end.
+    # Before anything is written: a root that is still being filled receives its own job.json at the end.
     refuse_if_handed_over(root, is_builder=is_builder)
     found = read_job_info(root)
     if found is not None:
@@ -102,8 +102,7 @@ def open_job_root(
 
 
 def live_run(catalog: Catalog, clock: Clock) -> RunStatus | None:
-    """The newest run, if its heartbeat is fresh. Who must be sure does not ask here: a live run may be silent for a
-    while."""
+    """Return the newest run, if its heartbeat is fresh. This is not certain: a live run may be silent for a while."""
     status = catalog.status()
     if status is None:
         return None
@@ -115,9 +114,9 @@ def live_run(catalog: Catalog, clock: Clock) -> RunStatus | None:
 
 
 def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
-    """Turn this driver away if another one lives.
+    """Refuse this driver if another one lives.
 
-    Only a courtesy to whoever starts a second driver by hand; safety comes from the fencing snapshot.
+    This only helps a person who starts a second driver; safety comes from the fencing snapshot.
 
     Raises:
         JobAlreadyRunning: the newest run's heartbeat is fresh.
@@ -132,7 +131,7 @@ def refuse_if_live(catalog: Catalog, clock: Clock) -> None:
 
 
 def _is_dead_here(status: RunStatus) -> bool:
-    """Whether the process certainly does not exist: only knowable on its own host, and not from another container."""
+    """Whether the process certainly does not exist: known only on its own host, and not from another container."""
     if status.host != socket.gethostname() or not is_our_space(status.process_space) or status.pid == os.getpid():
         return False
     try:
@@ -162,19 +161,19 @@ def open_run(
 
     Args:
         empty: the content of a job that has no snapshot yet.
-        mover: uid of the move that takes the job over to carry it elsewhere; empty of a run.
-        back_to: an older snapshot to go on from instead of the newest; the caller has pinned it. Or such content itself
-            (a copy of an older snapshot, or an empty one with the id 0): all that it needs is in the root.
+        mover: uid of the move that takes the job over to copy it elsewhere; empty for a run.
+        back_to: an older snapshot to continue from instead of the newest; the caller has pinned it. Or such content
+            itself (a copy of an older snapshot, or an empty one with the id 0): all its objects are in the root.
         claimed_by: uid of a job that may open a root which it has claimed.
-        decide: called with exactly the content that the run would go on from, under the newest id (None: the job is
-            empty), before the fencing snapshot is proposed. What it raises ends the start, and no older run is fenced.
+        decide: called with exactly the content that the run would continue from, under the newest id (None: the job is
+            empty), before the fencing snapshot is proposed. If it raises, the start ends, and no older run is fenced.
 
     Returns:
         A committer whose `last` is the fencing snapshot: the newest content, output still to be published included.
 
     Raises:
-        Fenced: a newer run took over while this one started, or the root was given up.
-        SnapshotInUse: another job has claimed the root, or it is being moved; nothing but a term's number was used.
+        Fenced: a newer run took over while this one started, or the root expired.
+        SnapshotInUse: another job has claimed the root, or it is being moved; only a term's number was used.
         JobRootMismatch: its files are of two jobs.
         CorruptManifest, UnsupportedFormat: the newest snapshot cannot be read, and no older one was named. Nothing is
             overwritten, and no older one is used.
@@ -183,7 +182,7 @@ def open_run(
 
     # The content is read before the term is claimed, so that a damaged root costs nothing.
     def newest() -> Manifest | None:
-        # Whoever has named an older snapshot may leave a newest one behind that cannot be read; nobody else may.
+        # Only a caller that has named an older snapshot may leave an unreadable newest one behind.
         return catalog.latest() if back_to is None else catalog.latest_to_go_back_from()
 
     found = newest()
@@ -193,12 +192,12 @@ def open_run(
     term = claim_term(
         catalog.root, host=host, pid=pid, clock=clock, ids=ids, above=found.term if found is not None else 0
     )
-    # Only after the term: a mover writes its file before it claims one, so either we see the file, or its term is the
-    # newer one.
+    # Only after the term: a mover writes its file before it claims a term. So either this run sees the file, or the
+    # mover's term is the newer one.
     refuse_if_handed_over(catalog.root, mover=mover)
-    # After the term: whoever claims the root fences it after that (snapshot/claim.py).
+    # After the term: a claimer fences the root after it has written its claim (snapshot/claim.py).
     refuse_if_claimed(catalog.root, by=claimed_by)
-    # Before anything is committed; whoever deletes the root as a whole removes it before the boundary.
+    # Before anything is committed; a deletion of the whole root removes the mark before the boundary.
     leave_mark(catalog.root, term)
     actor = Actor(clock, ids, host, pid)
 
@@ -210,11 +209,11 @@ def open_run(
         if latest is None and found is not None:
             raise Fenced(f"the snapshots in {catalog.root.url} expired while term {term.term} was starting")
         if latest is None:
-            # A first snapshot without the job.json above it would be in the way of whoever begins anew.
+            # A first snapshot without the job.json above it would block a job that begins again.
             _refuse_removed(catalog.root, info, term)
         if latest is not None:
-            # Also one that came since: a run that slept while this root was removed leaves a snapshot of the job that
-            # was here before.
+            # Also for a snapshot that appeared since: a run that slept while this root was removed may leave a snapshot
+            # of the job that was here before.
             check_belongs(latest, info, catalog.root.url, own=True)
         last = latest or empty
         follows_ms = last.created_at_ms
@@ -222,8 +221,8 @@ def open_run(
             raise Fenced(f"term {last.term} took over while term {term.term} was starting; this run stops")
         content = gone_back(target, last) if target is not None else last
         if decide is not None:
-            # Here and not before: an older run may have committed since the caller looked, and what the caller would
-            # refuse is refused only if it is asked about the content of this very proposal.
+            # Here and not before: an older run may have committed since the caller looked. So the caller must decide on
+            # the content of exactly this proposal.
             decide(replace(content, snapshot_id=last.snapshot_id) if latest is not None else None)
         manifest = next_manifest(replace(content, kind="fencing", previous=None), last, info, term, actor)
         return Proposal(manifest_path(manifest.snapshot_id), manifest.encode(), manifest)
@@ -233,13 +232,13 @@ def open_run(
             f"{CLAIM_ATTEMPTS_MAX} fencing snapshots were lost in a row: too many drivers start this job at once"
         )
 
-    # A race is lost to an older run that finished one more epoch, or to a rival: the newest content is what we take
-    # over, so it is read again.
+    # A race is lost to an older run that finished one more epoch, or to a rival. The newest content is taken over, so
+    # it is read again.
     fencing = create_next(catalog.root, propose, contended=contended)
     boundary = check_not_given_up(catalog.root, fencing, term, None)
-    # A backup that was put in the root's place since the term was claimed lacks it: the next run claims it again.
+    # A backup that replaced the root since the claim lacks the term: the next run would claim it again.
     Ownership(catalog.root, info.uid, term).check_term()
-    # After the mark: one that was left where the root had been removed already is a sign of nothing.
+    # After the mark: a mark left in a root that was removed before proves nothing.
     _refuse_removed(catalog.root, info, term)
     _tidy_marks(catalog.root, term)
     return Committer(catalog.root, info, term, fencing, actor, boundary, follows_ms)

@@ -1,15 +1,13 @@
-"""A root that is copied or moved: who may still use it. Documents at both ends, and what a starting run makes of them.
+"""A root that is copied or moved: which processes may still use it. Documents at both ends, and how a start uses them.
 
     moving.json     at the target of every copy and move, from before the first byte until after the last; and at the
                     source of the move of a whole job root, from before its copy until the root is gone
-    moved.json      at the target: how it was decided. One create-if-absent, so that finishing and aborting cannot both
-                    win
+    moved.json      at the target: the decision. One create-if-absent, so that finishing and aborting cannot both win
 
 A run and a mover cannot both have the root. The mover writes `moving.json`, then claims a term, then commits a fencing
-snapshot; a run claims its term, then looks for `moving.json`, then commits its fencing snapshot. A run that looked too
-early has the older term, and the mover's fencing snapshot ends it as that of any newer run; what it committed by then
-is moved too. A run that looked later finds the file and gives way. So nothing is ever committed to the source that the
-target does not get.
+snapshot. A run claims its term, then looks for `moving.json`, then commits its fencing snapshot. A run that looked too
+early has the older term, and the mover's fencing snapshot ends it like that of any newer run; its commits until then
+are moved too. A run that looked later finds the file and gives way. So every commit to the source reaches the target.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ MoveWhat = Literal["root", "snapshot", "savepoint"]
 
 @dataclass(frozen=True)
 class Moving:
-    """A copy or move under way, as one of its ends says it.
+    """A copy or move under way, as recorded at one of its ends.
 
     Attributes:
         uid: of the move; the same at both ends.
         role: which end this is.
-        other_url: where the other end is; no credentials.
-        snapshot_id: which one, if it is one; else 0.
+        other_url: URL of the other end; no credentials.
+        snapshot_id: the id, if `what` is one snapshot; else 0.
         term: at the source, that of the mover's fencing snapshot; 0 until it is there.
     """
 
@@ -61,13 +59,13 @@ class Moving:
     term: int = 0
 
     def encode(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return encode_document("moving", self)
 
 
 @dataclass(frozen=True)
 class MoveOutcome:
-    """How a copy or move was decided, at its target; it stays there and says where the data came from."""
+    """The decision on a copy or move, at its target; it stays there and says where the data came from."""
 
     uid: str
     outcome: Literal["complete", "aborted"]
@@ -76,12 +74,12 @@ class MoveOutcome:
     at_ms: int
 
     def encode(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return encode_document("moved", self)
 
 
 def read_moving(root: Store) -> Moving | None:
-    """The copy or move that a root takes part in; None if there is no such work.
+    """Read the copy or move that a root takes part in; None if there is no such work.
 
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be trusted or read; leave the root alone.
@@ -94,7 +92,7 @@ def read_moving(root: Store) -> Moving | None:
 
 
 def read_outcome(root: Store) -> MoveOutcome | None:
-    """How the move to this root was decided, None if it was not.
+    """Read the decision on the move to this root; None before the decision.
 
     Raises:
         CorruptManifest, UnsupportedFormat: see `read_moving`.
@@ -107,13 +105,13 @@ def read_outcome(root: Store) -> MoveOutcome | None:
 
 
 def refuse_if_handed_over(root: Store, *, mover: str = "", is_builder: bool = False) -> None:
-    """Keep everybody but its mover from changing a root that is going elsewhere, or has not wholly arrived.
+    """Keep every process but its mover from changing a root that is moved away, or is not complete yet.
 
-    Call it after the first thing that a mover would see (a term, a savepoint's record), and before anything that would
+    Call it after the first write that a mover would see (a term, a savepoint's record), and before any write that would
     be lost.
 
     Args:
-        mover: uid of the move whose own this call is.
+        mover: uid of the move, if the caller is the mover.
         is_builder: whether the caller fills the root with rows: an import, a bootstrap, or the repetition of one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Who a job is: the values of `job.json`; pure."""
+"""The identity of a job: the values of `job.json`; pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ ClaimMode = Literal["NO_CLAIM", "CLAIM"]
 
 @dataclass(frozen=True)
 class StartedFrom:
-    """The snapshot that a job begins with: everybody who starts the job for the first time must begin with the same
-    one.
+    """The snapshot that a job begins with: all first starts of the job must begin with the same one.
 
     Attributes:
         place: URL of the root that it is read from, without credentials.
-        job, job_uid, snapshot_id, commit_id: which one.
+        job, job_uid, snapshot_id, commit_id: identify the snapshot.
     """
 
     place: str

@@ -1,16 +1,16 @@
-"""A pin that is kept alive while work goes on: placed, renewed in time, given back at the end.
+"""A pin that is renewed while work goes on: placed, renewed in time, given back at the end.
 
     (placed) ──beat──▶ renewed ──beat──▶ …  ──▶ given back
         │                 │
         │                 └─ the store does not answer: tried again at the next beat, as long as the pin lasts
-        └─ without a pin, where the caller says that it can do without
+        └─ without a pin, if the caller accepts that
 
-A pin lasts for `LASTS_MS` and is renewed when `RENEWED_AFTER_MS` have passed: five renewals may fail, or the work may
-pause for so long, before it runs out. A process that was killed leaves it behind, and it ends by itself.
+A pin lasts for `LASTS_MS` and is renewed when `RENEWED_AFTER_MS` have passed: before it runs out, five renewals may
+fail, or the work may pause for that time. The pin of a killed process stays, and expires later.
 
-A pin that ran out (the process slept, or no renewal got through) has kept nothing meanwhile, and is not revived: it is
-left to garbage collection, and a new one is asked for. If the snapshot was given up, that is `SnapshotExpired`. If it
-was not, nothing of it was ever touched: a snapshot that is given up never comes back once its data may go.
+A pin that ran out (the process slept, or all renewals failed) has kept nothing meanwhile, and is not revived. It is
+left to garbage collection, and a new one is placed. If the snapshot has expired, that raises `SnapshotExpired`. If it
+has not, all its objects are still there: an expired snapshot never comes back once its data may be removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LASTS_MS", "RENEWED_AFTER_MS", "KeptPin", "kept_pin"]
 _LOG = logging.getLogger(__name__)
 
 LASTS_MS = 60 * 60_000
-"""Longer than any single step between two beats takes (the copy of one large object)."""
+"""Longer than any single step between two beats (the copy of one large object)."""
 RENEWED_AFTER_MS = 10 * 60_000
 
 
@@ -44,25 +44,25 @@ def kept_pin(
     actor: Actor,
     do_without: tuple[type[Unavailable], ...] = (),
 ) -> Iterator[KeptPin]:
-    """Keep a snapshot from being given up as long as the block runs. Call `beat` on what is yielded now and then.
+    """Keep a snapshot from expiring while the block runs. The block calls `beat` of the yielded pin regularly.
 
-    At the end the pin is given back. After a block that succeeded so are the pins that attempts before it have left:
-    those of the same reason and note. A store that does not take that is logged; they end by themselves.
+    At the end the pin is given back. After a successful block the pins of earlier attempts, which have the same reason
+    and note, are removed too. If the store refuses that, it is logged; the pins expire later.
 
     Args:
         note: names the work, the same in each of its attempts; empty if attempts do not know of each other.
-        do_without: errors of the store after which the block runs without a pin: a source that may only be read. The
-            caller then finds out by itself if the snapshot is given up.
+        do_without: errors of the store after which the block runs without a pin: for a read-only source. The caller
+            must then detect itself that the snapshot expired.
 
     Raises:
-        SnapshotExpired: the snapshot was given up.
-        StoreUnavailable, OutcomeUnknown: the pin could not be placed, and the caller cannot do without.
+        SnapshotExpired: the snapshot expired.
+        StoreUnavailable, OutcomeUnknown: the pin could not be placed, and the caller needs one.
     """
     kept = KeptPin(root, snapshot_id, reason=reason, holder=holder, note=note, actor=actor)
     try:
         kept.place()
     except do_without as error:
-        # The message is for whoever wonders later why a snapshot was given up under a copy.
+        # This message explains later why a snapshot expired during a copy.
         _LOG.info("snapshot %d in %s is read without a pin: %s", snapshot_id, root.url, error)
     try:
         yield kept
@@ -75,7 +75,7 @@ def kept_pin(
 class KeptPin:
     """One pin of one worker. From one thread.
 
-    Life cycle: made → `place` → `beat`* → `give_back`. Where placing failed, the rest does nothing.
+    Life cycle: made → `place` → `beat`* → `give_back`. If `place` failed, the rest does nothing.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class KeptPin:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether there is a pin in the store; not where the caller does without."""
+        """Whether the store has the pin; False if the caller works without one."""
         return self._pin is not None
 
     def place(self) -> None:
@@ -117,7 +117,7 @@ class KeptPin:
         """Renew the pin if it is time to.
 
         Raises:
-            SnapshotExpired: the pin ran out, and the snapshot was given up.
+            SnapshotExpired: the pin ran out, and the snapshot expired.
             StoreUnavailable, OutcomeUnknown: the pin ran out, and the store does not answer: nothing keeps the
                 snapshot.
         """
@@ -137,7 +137,7 @@ class KeptPin:
                 )
 
     def give_back(self, *, with_attempts_before: bool = False) -> None:
-        """Take the pin off, and those of earlier attempts if asked to. What the store refuses is logged."""
+        """Remove the pin, and those of earlier attempts if requested. A store's refusal is logged."""
         pin, self._pin = self._pin, None
         if pin is None:
             return

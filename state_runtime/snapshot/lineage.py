@@ -3,7 +3,7 @@
     another root's 42 ──taken over──▶ 42 of this job ──▶ 43 (fencing) ──▶ 44 …        origins
     17 ─▶ 18 ─▶ 19 ─▶ 20     17 ──gone back to──▶ 21 (fencing) ──▶ 22 …               abandoned: 18 … 20
 
-Ids only grow in both cases: whatever orders by them (segments, tables, local copies) stays in order.
+Ids only grow in both cases: everything that is ordered by them (segments, tables, local copies) stays in order.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from state_runtime.snapshot.paths import manifest_path
 __all__ = ["check_belongs", "gone_back", "pending_outputs", "standing_in", "taken_over"]
 
 _EPOCHS_PER_LOST_SNAPSHOT = 1 << 20
-"""More epochs than one checkpoint ends: twelve days of them at one a second. List elements are ordered by 36 bits of an
+"""More epochs than one checkpoint ends: one epoch a second for twelve days. List elements are ordered by 36 bits of an
 epoch, so tens of thousands of lost snapshots fit."""
 
 
 def gone_back(target: Manifest, newest: Manifest) -> Manifest:
-    """The content of an older snapshot, as what follows the newest one.
+    """Return the content of an older snapshot as the successor of the newest one.
 
     Epochs count on from the newest, so that output under an old number is never written with other rows. Output that
-    was published since then stays where it is.
+    was published since then stays.
     """
     if (target.snapshot_id, target.commit_id) == (newest.snapshot_id, newest.commit_id):
         return newest
-    # A copy of the newest one, where that cannot be read any more, abandons nothing.
+    # If the newest one cannot be read, going back to a copy of it abandons nothing.
     left = ((target.snapshot_id + 1, newest.snapshot_id),) if target.snapshot_id < newest.snapshot_id else ()
     return replace(
         target,
         epoch=max(target.epoch, target.snapshot_id, newest.epoch, newest.snapshot_id),
         outputs=pending_outputs(target, newest),
-        # Those of the target lie before it; what it counted as abandoned is so from here too, and nothing else before
-        # it.
+        # The abandoned ranges of the target are before it. They stay abandoned from here too, and nothing else before
+        # the target is.
         abandoned=(*target.abandoned, *left),
     )
 
 
 def standing_in(readable: Manifest, newest_id: int) -> Manifest:
-    """The newest readable manifest in the place of newer ones that cannot be read: for `gone_back` only.
+    """Let the newest readable manifest stand in for newer ones that cannot be read: for `gone_back` only.
 
-    How many epochs those held is unknown, so their numbers are passed over in a wide step: output under a number that
-    was used is never written with other rows.
+    The number of epochs in those is unknown, so a wide range of numbers is skipped: output under a used number is never
+    written with other rows.
     """
     lost = newest_id - readable.snapshot_id
     epoch = max(readable.epoch, readable.snapshot_id) + lost * _EPOCHS_PER_LOST_SNAPSHOT
@@ -56,22 +56,22 @@ def standing_in(readable: Manifest, newest_id: int) -> Manifest:
 
 
 def pending_outputs(target: Manifest, newest: Manifest) -> tuple[StagedOutput, ...]:
-    """What an older snapshot names and may not be published yet: a later checkpoint is only made after that."""
+    """Return an older snapshot's output that may not be published yet: a later checkpoint is only made after that."""
     return tuple(output for output in target.outputs if output in newest.outputs)
 
 
 def taken_over(
     manifest: Manifest, started: StartedFrom, info: JobInfo, outputs: tuple[StagedOutput, ...] = ()
 ) -> Manifest:
-    """A foreign snapshot as the first one of a job. The same arguments give the same bytes: a repeat finds its own
-    manifest.
+    """Return a foreign snapshot as the first one of a job. The same arguments give the same bytes: a repeat finds its
+    own manifest.
 
     It keeps its id and term (the names of its files hold them), and names no local version: those belong to the other
     job.
 
     Args:
         info: of the job that takes it over.
-        outputs: what the job publishes on the other's behalf.
+        outputs: the output that the job publishes on the other's behalf.
     """
     origin = OriginEntry(started.job, started.job_uid, started.snapshot_id, started.commit_id, started.mode)
     return replace(
@@ -92,7 +92,7 @@ def taken_over(
 
 
 def _with_query_id(source: SourcePosition, uid: str) -> SourcePosition:
-    """Spark runs no two queries of one id in a session, and several jobs may begin from one snapshot."""
+    """Set a query id per job: Spark runs no two queries of one id in a session, and jobs may share a snapshot."""
     try:
         metadata = json.loads(source.metadata)
     except ValueError:
@@ -104,11 +104,11 @@ def _with_query_id(source: SourcePosition, uid: str) -> SourcePosition:
 
 
 def check_belongs(manifest: Manifest, info: JobInfo, where: str, *, own: bool) -> None:
-    """Compare a snapshot with the `job.json` that lies above it: the folder's name says nothing, it may have been
-    renamed.
+    """Compare a snapshot with the `job.json` above it: the folder's name proves nothing, it may have been renamed.
 
     Args:
-        own: the job of that root is to go on from it; else it is only read, and may be of a job that its job came from.
+        own: the job of that root will continue from it; else it is only read, and may be of a job that its job came
+            from.
 
     Raises:
         JobRootMismatch: files of two roots were mixed.

@@ -2,9 +2,9 @@
 
     <store>/<job>                          the newest snapshot of a job
     <store>/<job>@<id>                     snapshot <id> of it
-    <store>/<job>/savepoints/<name>        a savepoint, or any copy of its folder, wherever it lies
+    <store>/<job>/savepoints/<name>        a savepoint, or any copy of its folder, at any place
 
-Of a job that is named anyway, `@<id>` (or the number alone) and a savepoint's name are enough: `own_restore_point`.
+If the job is known, `@<id>` (or the number alone) and a savepoint's name are enough: `own_restore_point`.
 
 Every such folder is laid out like a job root, so that the same code reads all of them.
 """
@@ -30,17 +30,17 @@ __all__ = ["OpenedSnapshot", "Place", "open_place", "open_snapshot", "own_restor
 
 @dataclass(frozen=True)
 class Place:
-    """A folder laid out like a job root, and the snapshot that is meant; None is the newest."""
+    """A folder laid out like a job root, and a snapshot of it; None is the newest."""
 
     root_url: str
     snapshot_id: int | None
 
     @staticmethod
     def parse(text: str) -> Place:
-        """The notation above.
+        """Parse the notation above.
 
         Raises:
-            InvalidConfiguration: what follows the `@` is not a number.
+            InvalidConfiguration: the text after the `@` is not a number.
         """
         root, at, number = text.rstrip("/").rpartition("@")
         # A password in a URL has an `@` too, before a slash; the store refuses such URLs.
@@ -57,12 +57,12 @@ class Place:
 
 
 def own_restore_point(text: str) -> int | str:
-    """What is meant by `@<id>`, `<id>` or a savepoint's name, of a job that is known: the id, or the name.
+    """Parse `@<id>`, `<id>` or a savepoint's name, for a known job: return the id, or the name.
 
     A name that is a number means the snapshot; such a savepoint is named by its folder.
 
     Raises:
-        InvalidConfiguration: it is none of them.
+        InvalidConfiguration: it is not one of them.
     """
     number = text.removeprefix("@")
     if number.isascii() and number.isdigit() and len(number) <= 20:
@@ -93,7 +93,7 @@ def open_place(
     """Find a snapshot and read its manifest.
 
     Raises:
-        InvalidConfiguration: no such store. JobNotFound, MissingSnapshot, SnapshotExpired: it is not there.
+        InvalidConfiguration: no such store. JobNotFound, MissingSnapshot, SnapshotExpired: it does not exist.
         CorruptManifest, UnsupportedFormat: it cannot be trusted or read.
     """
     where = Place.parse(place) if isinstance(place, str) else place
@@ -101,12 +101,11 @@ def open_place(
 
 
 def open_snapshot(root: Store, snapshot_id: int | None = None, clock: Clock = SYSTEM_CLOCK) -> OpenedSnapshot:
-    """The same of a root that is open; see `open_place`."""
+    """Do the same for an open root; see `open_place`."""
     catalog = Catalog.of_root(root, clock)
     if snapshot_id is not None:
         manifest = catalog.manifest(snapshot_id)
-        # After it was read: what lies under a name that was given up is being removed, or a sleeper has created it
-        # anew.
+        # Check after the read: an expired manifest is being removed, or a process that slept has created it again.
         if not read_boundary(root).keeps(snapshot_id):
             raise SnapshotExpired(f"snapshot {snapshot_id} in {root.url} has expired; choose a newer one")
     else:

@@ -1,7 +1,7 @@
 """The manifest of a snapshot: everything that a restore needs, by relative path, size and digest; pure values.
 
-A manifest lists segments and table files, never keys or the parts inside a segment, so its size follows the number
-of epochs since the last materialization and not the shards × states.
+A manifest lists segments and table files, never keys or the parts inside a segment. So its size grows with the number
+of epochs since the last materialization, and not with shards × states.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SchemaVersion:
         until: first snapshot with the columns of the next version; rows of older ones (and of no newer) are these.
         schema, time: as in `StateEntry`.
         ended_ms: batch time (ms) when the next version took over. Rows whose TTL had run out by then are gone for good,
-            also where the next version has no TTL.
+            even if the next version has no TTL.
     """
 
     until: int
@@ -77,12 +77,12 @@ class StateEntry:
     Attributes:
         kind: "value" has one row per key; the others have many (state/table.py).
         schema: Spark's DDL of the value columns, with `DEFAULT <literal>` where older rows get a value; empty if there
-            are none.
+            are no value columns.
         entry_schema: DDL of a map's key columns.
         time: which time column its rows have.
         since: first snapshot of this state; anything older of that name was dropped and is not read.
         history: its earlier columns, oldest first, as long as such rows are stored. A row passes through all versions
-            after its own: so a column that was dropped and came back does not bring old values with it.
+            after its own. So a column that was dropped and added again does not bring old values back.
     """
 
     name: str
@@ -95,8 +95,8 @@ class StateEntry:
 
 
 DUE_WHEN_REMOVED = ", panes due when removed"
-"""Ends the modes of windows in append mode whose panes are due when they are removed. Earlier versions made them due at
-a window's close: those must not read the newer state, and the newer ones read theirs."""
+"""The suffix of the modes of windows in append mode whose panes are due when they are removed. Earlier versions made
+them due at a window's close: those must not read the newer state, and the newer ones read theirs."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class OperatorEntry:
         modes: of a processor its time and output mode, which cannot change.
         next_due_ms: lower bound of when a shard must be visited next (`Operator.wake_ms`), on the operator's clock;
             None: never.
-        functions: of a built-in operator what its outputs are, by name: a name keeps its function over restarts.
+        functions: the functions of a built-in operator's outputs, by name: a name keeps its function over restarts.
         since: first snapshot of this operator; anything older of that uid is not read.
-        dropped: states that were dropped, and the first snapshot without them: what is older of them is passed over,
-            and the name in anything newer is damage. Kept as long as something older is stored.
+        dropped: dropped states, and the first snapshot without each: older data of them is skipped, and the name in
+            newer data is damage. Kept as long as older data is stored.
     """
 
     uid: str
@@ -125,7 +125,7 @@ class OperatorEntry:
     dropped: dict[str, int] = field(default_factory=dict)
 
     def state(self, name: str) -> StateEntry | None:
-        """The state of that name."""
+        """Return the state of that name."""
         return next((state for state in self.states if state.name == name), None)
 
 
@@ -135,7 +135,7 @@ class TimeEntry:
 
     Attributes:
         batch_time_ms: processing time of the epoch.
-        watermark_ms: the epoch's watermark, which decides what is late in the next one.
+        watermark_ms: the epoch's watermark, which decides which rows are late in the next one.
         event_time_ms: per watermarked column of the source the highest event time so far.
     """
 
@@ -186,7 +186,7 @@ class TableEntry:
 
     Attributes:
         last_snapshot_id: newest snapshot that it holds; 0 is its layer's. A base table may be younger than its layer:
-            ranges are folded one by one, and what lies above a younger table in its range was removed from the deltas.
+            ranges are folded one by one, and the deltas above a younger table in its range were removed.
     """
 
     path: str
@@ -204,14 +204,14 @@ class TableEntry:
 class ShardFilesEntry:
     """With the changelog off: the object that lists the backend's files of all shards (snapshot/shard_files.py).
 
-    It is the bottom of the state. Tables lie above it in no manifest; segments that are newer do, after the changelog
-    was switched on. Segments that are not newer, and layers, hold only what sources have seen.
+    It is the bottom of the state. No manifest has tables above it. Newer segments are above it once the changelog was
+    switched on. Segments that are not newer, and layers, hold only what sources have seen.
 
     Attributes:
-        backend: whose files they are.
+        backend: the backend that wrote the files.
         parallelism: of the run that wrote them.
-        snapshot_id: the checkpoint that they are the state of.
-        total_bytes: of all files that it lists; one that several shards have counts once.
+        snapshot_id: the checkpoint whose state they are.
+        total_bytes: of all files that it lists; a file that several shards share counts once.
         oldest_snapshot_id: the checkpoint that the oldest shard's files were written for: their rows have the columns
             of that time.
     """
@@ -244,7 +244,7 @@ class LayerEntry:
         return sum(t.bytes for t in self.tables) + sum(f.bytes for f in self.source_logs)
 
     def newest_in(self, table: TableEntry) -> int:
-        """The newest snapshot that one of its tables holds."""
+        """Return the newest snapshot that one of its tables holds."""
         return table.last_snapshot_id or self.last_snapshot_id
 
 
@@ -253,8 +253,8 @@ class OriginEntry:
     """A snapshot that this job (or an ancestor of it) was started from.
 
     Attributes:
-        job, job_uid, snapshot_id, commit_id: which one. Segments and listings that were taken over say `job_uid`.
-        mode: who owns it since then.
+        job, job_uid, snapshot_id, commit_id: identify it. Segments and listings that were taken over have `job_uid`.
+        mode: how it was taken over, which decides its owner since then.
     """
 
     job: str
@@ -279,7 +279,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourcePosition:
-    """Where Spark's sources stand: what a fresh Spark checkpoint directory is primed with.
+    """The position of Spark's sources: a fresh Spark checkpoint directory is filled from it.
 
     Attributes:
         batch_id: newest committed micro-batch.
@@ -289,7 +289,7 @@ class SourcePosition:
         commit: text of `commits/<batch_id>`.
         logs: indices of the sources with a log of seen files (`sources/<index>`); the entries are in the changelog
             and the layers, because they grow with the input.
-        files: what the other sources keep below `sources`, byte for byte. A manifest without the field has none.
+        files: files of the other sources below `sources`, byte for byte. A manifest without the field has no such file.
     """
 
     batch_id: int
@@ -303,7 +303,7 @@ class SourcePosition:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """An output file that a task wrote and that publishing gives its final name. Paths are below the sink's folder."""
+    """An output file that a task wrote; publishing gives it its final name. Paths are below the sink's folder."""
 
     staged: str
     final: str
@@ -313,7 +313,7 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class StagedOutput:
-    """What one sink publishes for one checkpoint."""
+    """The output that one sink publishes for one checkpoint."""
 
     sink: str
     epoch: int
@@ -322,11 +322,11 @@ class StagedOutput:
 
 @dataclass(frozen=True)
 class RowsLayout:
-    """What the columns of in-flight rows are.
+    """The columns of in-flight rows.
 
     Attributes:
         columns: names and types (`changelog.rows.encode_columns`).
-        functions: of a built-in operator what its outputs were, in order (JSON): columns that the runtime makes for
+        functions: the functions of a built-in operator's outputs, in order (JSON): columns that the runtime makes for
             them have numbers and no names.
     """
 
@@ -339,9 +339,9 @@ class InflightNumbers:
     """The in-flight rows of one operator, in numbers.
 
     Attributes:
-        rows, bytes: about; bytes in memory.
+        rows, bytes: approximate; bytes in memory.
         epoch, read_at_ms: the oldest epoch that read one of them, and its batch time.
-        layouts: each that some of them have.
+        layouts: every layout that some of them have.
     """
 
     uid: str
@@ -354,17 +354,17 @@ class InflightNumbers:
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """The newest batch is not done: the source stands behind it, and epochs go on with it before the next one is read.
+    """The newest batch, if it is not done: the source's position is behind it, and the next epochs continue it.
 
     Attributes:
-        late_watermark_ms: what its rows are late by: the watermark of the batch before.
-        settled: uids of the operators that are done with it: their rows, and what was due.
-        begun: uid of the operator that has begun with what is due, because its input is complete; empty if none has.
-        listing: path of the segment whose index says which rows are in flight (`SegmentIndex.passes`); empty if none
-            are.
-        segments: in which they lie, the listing's among them. They are held for the rows; which of them count for the
-            state, `Manifest.segments` says.
-        operators: the operators that have some.
+        late_watermark_ms: the watermark that decides which of its rows are late: that of the batch before.
+        settled: uids of the operators that are done with it: with their rows, and with everything that was due.
+        begun: uid of the operator that has begun to process due work, because its input is complete; or empty.
+        listing: path of the segment whose index lists the rows in flight (`SegmentIndex.passes`); empty without such
+            rows.
+        segments: the segments with the rows, including the listing's. They are kept for the rows; `Manifest.segments`
+            says which of them count for the state.
+        operators: the operators that have rows in flight.
     """
 
     late_watermark_ms: int
@@ -381,8 +381,8 @@ class Manifest:
 
     Attributes:
         versions: per operator uid the local version ids of its shards, 16 hexadecimal characters each, joined; only a
-            hint for quick restarts (`-` × 16 where a shard has none). Valid for this `parallelism`.
-        progress: numbers of this epoch as far as they are known before the manifest is written: its times end there.
+            hint for quick restarts (`-` × 16 for a shard without one). Valid for this `parallelism`.
+        progress: numbers of this epoch that are known before the manifest is written: its times end there.
         previous: the complete numbers of the checkpoint before, from the same run.
         time: None before the first epoch.
         epoch: number of the newest epoch. It counts on over all runs, is never below the snapshot's id, and orders list
@@ -390,11 +390,11 @@ class Manifest:
             it is the id.
         shards: the state's bottom where the changelog is (or was) off.
         origins: where the job's state came from, oldest first; empty if it began empty.
-        abandoned: closed ranges of snapshot ids of this job that are not ancestors of this one, ascending: an older
-            snapshot was gone back to. Local copies of them do not serve.
-        drained: the job was told that no more input comes, so every window and event-time timer has fired: what would
-            come after it would find its window closed. Nothing goes on from here unless it is asked for. The watermark
-            in `time` is that of the input.
+        abandoned: closed ranges of snapshot ids of this job that are not ancestors of this one, ascending, because the
+            job went back to an older snapshot. Local copies of them are not used.
+        drained: the job was told that no more input comes, so every window and event-time timer has fired: later input
+            would find its window closed. A run continues from here only on request. The watermark in `time` is that of
+            the input.
         open_batch: None, unless the newest batch is not done.
     """
 
@@ -424,17 +424,17 @@ class Manifest:
 
     @property
     def job_uids(self) -> frozenset[str]:
-        """Whose segments and listings it may name: the job's own, and those of the jobs that it came from."""
+        """The jobs whose segments and listings it may name: the job itself, and those that its state came from."""
         return frozenset({self.job_uid, *(origin.job_uid for origin in self.origins)})
 
     def abandons(self, snapshot_id: int) -> bool:
-        """Whether a snapshot of this job is no ancestor of this one, because an older one was gone back to."""
+        """Whether a snapshot of this job is no ancestor of this one, because the job went back to an older one."""
         return any(first <= snapshot_id <= last for first, last in self.abandoned)
 
     @property
     def snapshot_format(self) -> SnapshotFormat:
-        """`canonical`: one layer of sorted Parquet tables and nothing else, no rows in flight either. `incremental`: no
-        changelog, but several layers or files of a backend. `changelog`: anything with changelog segments."""
+        """`canonical`: only one layer of sorted Parquet tables, without rows in flight. `incremental`: no changelog,
+        but several layers or files of a backend. `changelog`: anything with changelog segments."""
         if self.segments:
             return "changelog"
         is_plain = self.shards is None and self.open_batch is None
@@ -449,7 +449,7 @@ class Manifest:
 
     @property
     def state_segments(self) -> tuple[SegmentEntry, ...]:
-        """The segments that may hold state: those that are not newer than the files of shards only hold what sources
+        """The segments that may hold state: segments that are not newer than the files of shards only hold what sources
         have seen."""
         if self.shards is None:
             return self.segments
@@ -472,7 +472,7 @@ class Manifest:
         return stored + self.table_bytes + (self.shards.total_bytes if self.shards is not None else 0)
 
     def encode(self) -> bytes:
-        """The file's bytes; the bound is checked before anything is written."""
+        """Return the file's bytes; the size limit is checked before anything is written."""
         knows = self.open_batch is None or self.format_version >= FORMAT_WITH_ROWS
         check(knows, "a manifest with an open batch has a format that knows of it")
         body = encode_document(
@@ -535,20 +535,21 @@ class Manifest:
                 raise CorruptManifest(f"{where} is damaged: {error}") from error
             _check_states(operator, where)
         if len({operator.uid for operator in manifest.operators}) != len(manifest.operators):
-            # Readers look operators up by uid; one would read its states by the other's description.
+            # Readers look operators up by uid: the states of one would be read by the description of the other.
             raise CorruptManifest(f"{where} is damaged: it has two operators of one uid")
         return manifest
 
 
 def format_of(manifest: Manifest) -> int:
-    """The format that a manifest is written in: the oldest that can say what it says."""
+    """Return the format of a manifest: the oldest that can represent it."""
     return FORMAT_VERSION if manifest.open_batch is None else FORMAT_WITH_ROWS
 
 
 def _check_open_batch(batch: OpenBatch, where: str) -> None:
-    """
+    """Check an open batch.
+
     Raises:
-        CorruptManifest: rows are in flight, and it does not say where; or numbers cannot be.
+        CorruptManifest: rows are in flight without a place, or numbers are impossible.
     """
     held = {segment.path for segment in batch.segments}
     uids = [o.uid for o in batch.operators]
@@ -564,10 +565,10 @@ def _check_open_batch(batch: OpenBatch, where: str) -> None:
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:
-    """Sizes, ids and ranges that can be; readers do arithmetic with them.
+    """Check that sizes, ids and ranges are possible; readers do arithmetic with them.
 
     Raises:
-        CorruptManifest: some cannot.
+        CorruptManifest: a number is impossible.
     """
     tables = [table for layer in manifest.layers for table in layer.tables]
     sizes = [manifest.snapshot_id, manifest.term, manifest.parallelism, manifest.epoch]
@@ -588,10 +589,10 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
 
 
 def _check_source_files(position: SourcePosition, where: str) -> None:
-    """They are written to the driver's disk: only below the folder of their source, each once, and not many bytes.
+    """Check the files, which are written to the driver's disk: only below their source's folder, each once, and small.
 
     Raises:
-        CorruptManifest: they are not what a writer of ours writes. CorruptData: a path is not a plain one.
+        CorruptManifest: they are not as Stillstate writes them. CorruptData: a path is not a plain one.
     """
     paths = [check_relative_path(file.path) for file in position.files]
     sources = [path.partition("/") for path in paths]
@@ -608,10 +609,10 @@ def _check_source_files(position: SourcePosition, where: str) -> None:
 
 
 def _check_states(operator: OperatorEntry, where: str) -> None:
-    """Readers look states up by name, and count on versions in order.
+    """Check names and versions: readers look states up by name, and rely on the order of versions.
 
     Raises:
-        CorruptManifest: a name is there twice, a time does not fit the kind, or versions are out of order.
+        CorruptManifest: a name appears twice, a time does not fit the kind, or versions are out of order.
     """
     names = [state.name for state in operator.states]
     if len(set(names)) != len(names):

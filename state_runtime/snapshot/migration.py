@@ -1,36 +1,37 @@
-"""Migrations of a job: what is recorded of one while it goes on, and the settings that a run has because of it.
+"""Migrations of a job: the record of one while it is under way, and the settings of a run that follow from it.
 
-    migrations/<20-digit number>.json     create-if-absent; the newest counts, and says all that is known
+    migrations/<20-digit number>.json     create-if-absent; the newest counts, and has all known facts
 
 A document is one step of a migration, and is written *before* that step's effect. So after a crash at any point the
-newest one says which effect may have happened, and whoever comes next does it again: each is written so that it may be
-repeated. Documents are only ever created. Of two that migrate one job at once, or go on with one migration at once, the
-first to create the next number has it, and the other one stops before its effect.
+newest one says which effect may have happened, and the next owner repeats it: each effect may be repeated. Documents
+are only ever created. If two processes migrate one job at once, or continue one migration at once, the first to create
+the next number wins, and the other one stops before its effect.
 
     save ──▶ verify ──▶ (go-back ──▶) start ──▶ watch ──▶ kept
       │         │           │           │         │
       │         │           └───────────┴─────────┴──▶ stop-new ──▶ restore ──┐
       └─────────┴────────────────────────────────────────────────────────▶ start-old ──▶ rolled-back
 
-To another store, in the old root down to `move` and in the new one from `start` on, where the newest of the old one is
-carried to before the new one counts; and back in the old one from `start-old` on:
+A migration to another store records its steps in the old root until `move`, and in the new one from `start` on. The
+newest document of the old root is copied to the new one before the new one counts. From `start-old` on the steps are in
+the old root again:
 
     save ──▶ verify ──▶ move ──▶ start ──▶ watch ──▶ leave ──▶ kept
       │         │         │        │         │
       │         │         │        └─────────┴──▶ stop-new ──▶ go-home ──┐   (go-home ──▶ leave, if it has committed)
       └─────────┴─────────┴──────────────────────────────────────▶ start-old ──▶ rolled-back
 
-A fork, a job that begins beside another one with that one's state, has all of its documents in its own root; `save`
-is left out where nothing is saved for it:
+A fork is a job that begins beside another one with that one's state. All of its documents are in its own root; `save`
+is left out if nothing is saved for it:
 
     save ──▶ copy ──▶ verify ──▶ start ──▶ watch ──▶ kept
       │        │         │         │         │
       │        │         │         └─────────┴──▶ stop-new ──┐   (clear ──▶ kept, if it has committed)
       └────────┴─────────┴───────────────────────────────────┴──▶ clear ──▶ rolled-back
 
-The newest document also says with which parallelism and which backend a run starts, whoever starts it: from `start` on
-those that were asked for, before that, and once the migration goes back, those that the job had. That is for good: they
-are what the job runs with until its next migration.
+The newest document also has the parallelism and the backend of every run that starts: from `start` on the requested
+ones; before that, and once the migration goes back, those that the job had. They are permanent: the job runs with them
+until its next migration.
 """
 
 from __future__ import annotations
@@ -96,10 +97,10 @@ FOLLOWING: Final[dict[MigrationStep, tuple[MigrationStep, ...]]] = {
     "clear": ("kept", "rolled-back"),
     "rolled-back": (),
 }
-"""What may follow each step."""
+"""The steps that may follow each step."""
 
 _YOUNGER: Final = {"fork_of": "", "fork_at": "", "owner_space": ""}
-"""Fields that earlier versions do not know."""
+"""Fields that earlier versions do not know, with the value at which they are not written."""
 _WITH_TARGET: Final = frozenset({"start", "watch", "leave", "kept"})
 
 
@@ -108,8 +109,8 @@ class RunSettings:
     """The settings of a run that change by migration.
 
     Attributes:
-        parallelism: 0: as the file or the job says.
-        backend: empty: as the file or the job says.
+        parallelism: 0: the value of the file or of the job.
+        backend: empty: the value of the file or of the job.
     """
 
     parallelism: int = 0
@@ -121,24 +122,25 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """One step of a migration, and what is known by then.
+    """One step of a migration, and the facts known by then.
 
     Attributes:
         uid: of the migration; all of its documents have it.
         number: of the document; also in its name.
-        step: whose effect comes next; of `kept` and `rolled-back` there is none.
+        step: the step whose effect comes next; `kept` and `rolled-back` have no effect.
         at_ms: when the document was written. began_ms: when the first one was.
-        owner: who does it, `host:pid`. owner_space: where that number is one process (base/process_space.py); or empty.
+        owner: the process that works on it, `host:pid`. owner_space: where that number is one process
+            (base/process_space.py); or empty.
         before, target: settings before it and after it.
-        was_running: whether the job ran, or should have run, when it began; not once somebody has stopped its new run.
+        was_running: whether the job ran, or should have run, at the begin; False once a user has stopped its new run.
         go_back_to: a place (snapshot/locate.py) that the job is taken back to before the new run starts; or empty.
         savepoint: the name of the savepoint that it makes, and goes back to.
-        checkpoints: that many of the new run are waited for.
-        timeout_s: for so long.
+        checkpoints: number of checkpoints of the new run to wait for.
+        timeout_s: how long to wait for them.
         verify: how much of the savepoint is read before the new run starts.
         snapshot_id: of the savepoint; 0 until it is made.
-        stopped_term: the newest run when it was; a newer one is a run of this migration.
-        run_term: of the new run; once it was given up, the newest that is.
+        stopped_term: the newest run when the job was stopped; a newer one is a run of this migration.
+        run_term: of the new run; once that run was abandoned, the newest term then.
         deadline_ms: when the new run must have made its checkpoints; 0 until it is watched.
         reason: one line for people: why it was kept, or taken back.
         from_root, to_root: URLs of the root that the job is moved from, and to; empty: it stays where it is.
@@ -174,22 +176,22 @@ class Migration:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody should be at work on it."""
+        """Whether a process should be at work on it."""
         return self.step not in ("kept", "rolled-back")
 
     @property
     def is_tried(self) -> bool:
-        """Whether a run that starts now is the new one, which is kept or taken back by what it shows."""
+        """Whether a run that starts now is the new one; its result decides if the migration is kept or taken back."""
         return self.step in ("start", "watch")
 
     @property
     def settings(self) -> RunSettings:
-        """What a run starts with now."""
+        """The settings with which a run starts now."""
         return self.target if self.step in _WITH_TARGET else self.before
 
     @property
     def what(self) -> str:
-        """For people."""
+        """The name of the migration, for people."""
         if self.fork_of:
             return f"the fork of job {self.fork_of!r} at {self.fork_at}"
         return f"the migration to {self.target}" + (f" in {self.to_root}" if self.to_root else "")
@@ -199,15 +201,15 @@ class Migration:
 
 
 def newest_migration(root: Store) -> int:
-    """The number of the newest document; 0 if the job was never migrated."""
+    """Return the number of the newest document; 0 if the job was never migrated."""
     return max((n for n in map(sequence_of, root.list_names(MIGRATIONS_DIR)) if n is not None), default=0)
 
 
 def read_migration(root: Store) -> Migration | None:
-    """The newest step of the newest migration of a job; None if it was never migrated.
+    """Read the newest step of the newest migration of a job; None if it was never migrated.
 
     Raises:
-        CorruptManifest, UnsupportedFormat: it cannot be read: nobody knows how the job is to run.
+        CorruptManifest, UnsupportedFormat: it cannot be read: the settings of the job's runs are unknown.
     """
 
     def read(number: int) -> Migration:
@@ -240,10 +242,10 @@ def begin_migration(root: Store, first: Migration) -> Migration:
 
 
 def record_step(root: Store, last: Migration, step: MigrationStep, clock: Clock, **changes: Any) -> Migration:
-    """Record the next step of a migration; `last` is the one that its owner has recorded before.
+    """Record the next step of a migration; `last` is the step that its owner has recorded before.
 
     Raises:
-        SnapshotInUse: somebody else goes on with it; the owner stops and has no further effect.
+        SnapshotInUse: another process continues it; the owner stops and has no further effect.
         OutcomeUnknown: it may be recorded; read it again.
     """
     check(step in FOLLOWING[last.step], f"a migration cannot go from {last.step} to {step}")
@@ -256,7 +258,7 @@ def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock, 
     """Become the owner of a migration whose owner is gone. Atomic: of several that try, one does.
 
     Raises:
-        SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
+        SnapshotInUse: another process was quicker. OutcomeUnknown: read it again.
     """
     check(last.is_open, "a migration that has ended cannot be continued")
     taken = replace(last, number=last.number + 1, owner=owner, owner_space=space, at_ms=clock.now_ms())
@@ -264,16 +266,16 @@ def take_migration_over(root: Store, last: Migration, owner: str, clock: Clock, 
 
 
 def encode_migration(migration: Migration) -> bytes:
-    """The bytes of a step's document."""
+    """Return the bytes of a step's document."""
     return encode_document("migration", migration, younger=_YOUNGER)
 
 
 def carry_migration(root: Store, migration: Migration) -> None:
-    """Bring the newest step to the root that a job is moved to, where its migration goes on. Repeated, it changes
+    """Copy the newest step to the root that a job is moved to; the migration continues there. Repeated, it changes
     nothing.
 
     Raises:
-        SnapshotInUse: somebody else has gone on with it there.
+        SnapshotInUse: another process has continued it there.
     """
     if newest_migration(root) > migration.number:
         raise SnapshotInUse(f"{root.url}: somebody else goes on with {migration}; this process stops")
@@ -290,7 +292,7 @@ def _create(root: Store, last: Migration, following: Migration) -> Migration:
             f"{root.url}: somebody else goes on with {last}; this process stops, and changes nothing more"
         )
 
-    # One attempt: whoever is beaten has to look at what the winner has recorded.
+    # One attempt: the loser has to read the winner's record first.
     made = create_next(root, propose, contended=lost, attempts_max=1)
     if made is None:
         raise lost()

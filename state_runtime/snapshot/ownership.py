@@ -1,24 +1,24 @@
-"""Whether a root is still whose it was: what everybody proves who may have slept, right before he changes anything.
+"""Whether a root still belongs to the same job and run: the proof that a process makes right before it changes a root.
 
-A process that slept (a suspended host, a paused virtual machine) may wake in a root that is another's by now: the job
-was deleted, and a new one of the same name lies in the same place; or the folder was replaced by an older backup of
-itself, in which the same job goes on another way. Nothing that the sleeper remembers holds there, although every name
-that it knows by its number (snapshots, boundaries, terms, materializations) may exist.
+A process that slept (a suspended host, a paused virtual machine) may wake in a root that is another's by now. Either
+the job was deleted, and a new one of the same name uses the same place. Or an older backup replaced the folder, and the
+same job continued differently. Nothing that the process remembers is valid there, although every name that it knows by
+number (snapshots, boundaries, terms, materializations) may exist.
 
-What is unique to each process and each job says whose the root is:
+Facts that are unique to each process and each job show whose the root is:
 
     job.json            the job's uid; a new job of the same name has another one
     snapshots/<n>       the newest snapshot that a run has committed, with its commit id: not in a backup that is older,
                         nor in another job's root
-    boundary/run-…      a run's own mark (expiry_boundary.py): it goes with the root, and is not in a backup that is
-                        older than the run
+    boundary/run-…      a run's own mark (expiry_boundary.py): it is removed with the root, and is not in a backup that
+                        is older than the run
     terms/<n>.json      the run's term as the run wrote it; the same
     a newer run's mark  another run has been started: if it has fenced this one, the root is no longer this one's
-    boundary/<n>.json   who acts on a boundary that he read before finds it, or a newer one; in a backup that is older
-                        what was given up since is a snapshot again
+    boundary/<n>.json   a process that acts on a boundary must find it, or a newer one; in an older backup snapshots
+                        that expired since are valid again
 
-A store has no conditional delete, so between a proof and the one request that follows it a gap of that request stays.
-Whoever changes several objects proves it again and again, and writes data only under names that nobody else ever draws.
+A store has no conditional delete, so a gap of one request stays between a proof and the request that follows it. A
+process that changes several objects repeats the proof, and writes data only under names that no other process draws.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ __all__ = ["JobProof", "Landmark", "Ownership", "Proof", "advance_own_boundary"]
 
 
 class Proof(Protocol):
-    """What somebody has who changes a job's root from outside of its epochs."""
+    """The proof that a process makes when it changes a job's root from outside its epochs."""
 
     @property
     def job_uid(self) -> str:
-        """Of the job whose root it was."""
+        """Uid of the job that owned the root at the start."""
 
     def check(self, *, since: int = 0) -> None:
-        """
+        """Check that the root is still the caller's.
+
         Args:
             since: sequence of the boundary that the caller acts on.
 
@@ -63,7 +64,7 @@ class Proof(Protocol):
         """
 
     def check_place(self) -> None:
-        """Whether it is still the same root, whoever runs the job by now.
+        """Check that it is still the same root, even if another run has the job by now.
 
         Raises:
             Fenced: it was deleted, or replaced.
@@ -72,13 +73,13 @@ class Proof(Protocol):
 
 @dataclass(frozen=True)
 class Landmark:
-    """A manifest that somebody knows to be in the root: its first line, which has the digest of the rest."""
+    """A manifest that is known to be in the root: its first line, which has the digest of the rest."""
 
     path: str
     header: bytes
 
     def is_in(self, root: Store) -> bool:
-        """One small request."""
+        """Whether the root has this manifest. One small request."""
         try:
             return root.read_range(self.path, 0, len(self.header)) == self.header
         except (FileNotFoundError, CorruptData):
@@ -86,7 +87,7 @@ class Landmark:
 
 
 def _no_landmark() -> Landmark | None:
-    """Of a run whose snapshots the caller does not follow."""
+    """Return no landmark: the caller does not follow the run's snapshots."""
     return None
 
 
@@ -97,7 +98,7 @@ class Ownership:
     Attributes:
         job_uid: of the job that the run was opened for.
         run: its term, as it was written.
-        newest: the newest snapshot that the run has committed; job.json is asked where that is not known.
+        newest: returns the newest snapshot that the run has committed; if it is unknown, job.json is checked instead.
     """
 
     root: Store
@@ -106,7 +107,7 @@ class Ownership:
     newest: Callable[[], Landmark | None] = _no_landmark
 
     def check(self, *, since: int = 0) -> None:
-        """Two small requests; a few more while another run is being started.
+        """Send two small requests; a few more while another run is being started.
 
         Args:
             since: sequence of the boundary that the caller acts on; it, or a newer one, must be there.
@@ -115,9 +116,9 @@ class Ownership:
             Fenced: the root is another's by now, or a newer run has taken the job over. Change nothing there.
             StoreUnavailable, CorruptManifest: it is not known; change nothing either.
         """
-        # A backup may be put in place between the two requests; so the last one is that which tells what matters
-        # here. Who acts on a boundary needs it to be there: what it gave up is given up in any backup that holds it.
-        # Everybody else needs the newest snapshot: a backup that holds it is the root as he knows it.
+        # A backup may be put in place between the two requests, so the more important check is the last one. A caller
+        # that acts on a boundary needs the boundary: its expired snapshots are expired in any backup that holds it. All
+        # other callers need the newest snapshot: a backup that holds it is the root as the caller knows it.
         if since:
             self.check_place()
         self._check_marks(since)
@@ -125,7 +126,7 @@ class Ownership:
             self.check_place()
 
     def _check_marks(self, since: int) -> None:
-        """One listing, which tells of a deletion, of an older backup and of a newer run."""
+        """Make one listing, which shows a deletion, an older backup and a newer run."""
         starting = 0
         while True:
             names = self.root.list_names(BOUNDARY_DIR)
@@ -136,18 +137,18 @@ class Ownership:
             newest = max((t for t in map(run_mark_term, names) if t is not None), default=0)
             if newest <= max(self.run.term, starting):
                 return
-            # A run that starts takes nothing from anybody before its fencing snapshot: it may be refused, or die.
+            # A run that starts takes nothing over before its fencing snapshot: it may be refused, or die.
             if self._newest_snapshot_term() > self.run.term:
                 raise self._fenced(f"term {newest} has taken the job over")
-            starting = newest  # listed once more: the looks in between told of that run only
+            starting = newest  # list once more: the checks in between were about that run only
 
     def check_place(self) -> None:
-        """See `Proof`. One small request."""
+        """See `Proof`. Sends one small request."""
         landmark = self.newest()
         while landmark is not None:
             is_there = landmark.is_in(self.root)
             before, landmark = landmark, self.newest()
-            # The run may have gone on meanwhile: then an older snapshot proves nothing, and may have been given up.
+            # The run may have continued meanwhile: then an older snapshot proves nothing, and may have expired.
             if landmark != before:
                 continue
             if is_there:
@@ -156,7 +157,7 @@ class Ownership:
         JobProof(self.root, self.job_uid).check()
 
     def check_term(self) -> None:
-        """Whether the run may write what belongs to it alone, its heartbeat and its next snapshot. One small request.
+        """Check that the run may write its own documents, its heartbeat and its next snapshot. One small request.
 
         Raises:
             Fenced: the term in this root is not this run's.
@@ -186,11 +187,11 @@ class Ownership:
 
 @dataclass(frozen=True)
 class JobProof:
-    """Of somebody who works on a job's root without running the job. One small request each time.
+    """The proof of a process that works on a job's root without running the job. One small request each time.
 
     Attributes:
-        job_uid: empty where there was no job.json when the work began.
-        may_be_gone: a root without a job.json is nobody's yet, which is right for whoever removes it.
+        job_uid: empty if there was no job.json when the work began.
+        may_be_gone: accept a root without a job.json, which has no owner yet: for a process that removes the root.
     """
 
     root: Store
@@ -202,7 +203,8 @@ class JobProof:
         self.check()
 
     def check(self, *, since: int = 0) -> None:
-        """
+        """Check that the root still belongs to the same job.
+
         Args:
             since: sequence of the boundary that the caller acts on; one listing more.
 
@@ -228,7 +230,7 @@ class JobProof:
 
 
 def _check_follows(root: Store, written: ExpiryBoundary) -> None:
-    """Nobody tidies the last boundary before the newest one away: where it is missing, the root was replaced.
+    """Check that the boundary before the new one exists. If the new one is the newest, only a replaced root lacks it.
 
     Raises:
         Fenced: the boundary that it follows is not there.
@@ -248,12 +250,13 @@ def advance_own_boundary(
     ids: Ids,
     since: int = 0,
 ) -> ExpiryBoundary:
-    """`advance_boundary` of somebody who may have slept: nothing stays in a root that is another's by now.
+    """Run `advance_boundary` for a process that may have slept: nothing stays in a root that is another's by now.
 
-    The proof is made right before the create. Who falls asleep between the two looks again after it: a boundary that
-    was left in a root which was deleted meanwhile would keep a new job of that name from ever starting, and one in a
-    backup that was put in its place would give up snapshots that nobody has looked at. It is taken back then. One that
-    was written while the job lived stays, whoever runs the job by now: others may have acted on it.
+    The proof is made right before the create. Because the process may sleep between the two, it checks again after the
+    create. A boundary in a root that was deleted meanwhile would prevent a new job of that name from ever starting. One
+    in a backup that replaced the root would let unchecked snapshots expire. In both cases the boundary is taken back. A
+    boundary that was written while the job lived stays, even if another run has the job by now: others may have acted
+    on it.
 
     Args:
         since: sequence of the boundary that the decision was prepared with.
@@ -265,8 +268,8 @@ def advance_own_boundary(
 
     def look_again(written: ExpiryBoundary) -> None:
         try:
-            # Missing only where the root was replaced, as long as the boundary is the newest. If it is not, it counts
-            # for nobody any more, and may be removed too.
+            # While this boundary is the newest, these checks fail only if the root was replaced. A boundary that is not
+            # the newest does not count any more, and may be removed too.
             proof.check_place()
             _check_follows(root, written)
         except Fenced as error:
@@ -277,9 +280,9 @@ def advance_own_boundary(
             ) from error
 
     def look_before(now: ExpiryBoundary) -> None:
-        # The one that was read for this very proposal: in a backup that is older the next number says something else.
+        # The boundary that this proposal follows: in an older backup the next number has another meaning.
         proof.check(since=max(since, now.sequence))
         if since or now.sequence:
-            proof.check_place()  # the newest snapshot too: the decision was made of what there was with it
+            proof.check_place()  # the newest snapshot too: the decision was made from the snapshots up to it
 
     return advance_boundary(root, decide, before=look_before, after=look_again, clock=clock, ids=ids)

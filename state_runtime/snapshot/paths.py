@@ -1,4 +1,4 @@
-"""Names of everything below a job root; pure. See docs/format.md for the layout."""
+"""Names of all objects below a job root; pure. See docs/format.md for the layout."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ _RUN_MARK = re.compile(r"(run-(?P<term>[0-9]{20})-|root-)[0-9A-Za-z]+\Z")
 _DIGITS = 20
 
 SNAPSHOT_ID_MAX = (1 << 64) - 1
-"""No snapshot has it."""
+"""Larger than the id of any snapshot."""
 
 
 def check_job_name(name: str, what: str = "job name") -> str:
     """Return `name` if it can be a job's folder: lower-case ASCII, so that no two names meet on any store.
 
     Args:
-        what: it is, for the message.
+        what: kind of the name, for the message.
     """
     if len(name) > NAME_CHARS_MAX or not _JOB_NAME.match(name):
         raise InvalidConfiguration(
@@ -103,7 +103,7 @@ def check_uid(uid: str, what: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """A user's state name as a path part: the name itself, with other characters replaced."""
+    """Return a user's state name as a path part: the name itself, with other characters replaced."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:NAME_CHARS_MAX] or "_"
 
 
@@ -124,13 +124,13 @@ def epochs_path(term: int) -> str:
 
 
 def epochs_term_of(name: str) -> int | None:
-    """The term in a file name `<20 digits>.epochs.json` below `terms/`, or None for other names."""
+    """Return the term in a file name `<20 digits>.epochs.json` below `terms/`, or None for other names."""
     stem, dot, rest = name.partition(".epochs.")
     return term_of(f"{stem}.{rest}") if dot else None
 
 
 def materialization_path(record_id: int, *, started: bool = False) -> str:
-    """A materialization's record, or (started) the pin that it holds while it works."""
+    """Return the path of a materialization's record, or (started) of the pin that it holds while it works."""
     return f"{MATERIALIZATIONS_DIR}/{record_id:0{_DIGITS}d}{'.started' if started else ''}.json"
 
 
@@ -139,13 +139,14 @@ def migration_path(number: int) -> str:
 
 
 def run_mark_path(term: int, run_uid: str) -> str:
-    """A run's own mark beside the boundaries: one listing shows it both (snapshot/fencing.py)."""
+    """Return the path of a run's own mark. It is beside the boundaries, so that one listing shows both
+    (snapshot/fencing.py)."""
     return f"{BOUNDARY_DIR}/run-{term:0{_DIGITS}d}-{run_uid}"
 
 
 def run_mark_term(name: str) -> int | None:
-    """The term of the run that left a mark; 0 for one of earlier versions, which all runs of a job shared. None for
-    other names."""
+    """Return the term of the run that left a mark; 0 for a mark of earlier versions, which all runs of a job shared.
+    None for other names."""
     found = _RUN_MARK.match(name)
     return int(found["term"] or 0) if found else None
 
@@ -159,7 +160,7 @@ def pin_path(snapshot_id: int, uid: str) -> str:
 
 
 def savepoint_path(name: str) -> str:
-    """The folder of a savepoint: a job root of its own, with one snapshot."""
+    """Return the folder of a savepoint: a separate job root, with one snapshot."""
     return f"{SAVEPOINTS_DIR}/{check_job_name(name, 'savepoint name')}"
 
 
@@ -176,34 +177,34 @@ def listing_path(term: int, name: str) -> str:
 
 
 def named_for(snapshot_id: int, name: str) -> str:
-    """The name of data that a task writes for a snapshot to come; a uid follows it. By it, and by no clock, collection
-    knows that it may still be named."""
+    """Name data that a task writes for a later snapshot; a uid follows the name. By this name, and not by a clock,
+    garbage collection knows that a manifest may still name the data."""
     return f"{name}-{snapshot_id:0{_DIGITS}d}"
 
 
 def named_snapshot_of(path: str) -> int | None:
-    """The snapshot that a segment, a listing or data of a task was written for; None where its name does not say."""
+    """Return the snapshot that a segment, a listing or data of a task was written for; None if the name has no id."""
     found = _NAMED_FOR.match(path.rpartition("/")[2])
     return int(found[1]) if found else None
 
 
 def snapshot_id_of(name: str) -> int | None:
-    """The id in a folder name below `snapshots/`, or None for a name that is not ours."""
+    """Return the id in a folder name below `snapshots/`, or None for a foreign name."""
     return int(name) if len(name) == _DIGITS and name.isascii() and name.isdigit() else None
 
 
 def pinned_id_of(name: str) -> int | None:
-    """The snapshot's id in a file name below `pins/`, or None for a name that is not ours."""
+    """Return the snapshot's id in a file name below `pins/`, or None for a foreign name."""
     found = _PIN.match(name)
     return int(found.group(1)) if found else None
 
 
 def sequence_of(name: str) -> int | None:
-    """The number in a file name `<20 digits>.json`, or None for a name that is not ours."""
+    """Return the number in a file name `<20 digits>.json`, or None for a foreign name."""
     return term_of(name)
 
 
 def term_of(name: str) -> int | None:
-    """The term in a file name `<20 digits>.json` below `terms/`, or None (heartbeats and foreign files)."""
+    """Return the term in a file name `<20 digits>.json` below `terms/`, or None (heartbeats and foreign files)."""
     stem, dot, rest = name.partition(".")
     return int(stem) if rest == "json" and dot and len(stem) == _DIGITS and stem.isascii() and stem.isdigit() else None

@@ -1,10 +1,10 @@
-"""Pins: who needs a snapshot, and for how long. As long as one lives, the snapshot is not given up.
+"""Pins: who needs a snapshot, and for how long. While a pin is valid, the snapshot does not expire.
 
     pins/<20-digit snapshot id>-<uid>.json
 
-A pin is placed by creating its file and then looking at the boundary: if the snapshot was given up meanwhile, the pin
-is taken back and the caller told. A collector writes the boundary and then looks at the pins: if one appeared, it takes
-the snapshot back. So one of the two sees the other, whatever the order.
+A pin is placed by creating its file and then reading the boundary: if the snapshot expired meanwhile, the pin is taken
+back and the caller gets an error. A collector writes the boundary and then reads the pins: if one appeared, it takes
+the snapshot back. So at least one of the two sees the other, in any order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PinReason = Literal["user", "savepoint", "start", "copy", "read", "verify", "con
 
 @dataclass(frozen=True)
 class SnapshotPin:
-    """Somebody's need of a snapshot.
+    """A need of a snapshot.
 
     Attributes:
-        reason: what it is for; only a "user" pin stays until it is taken off.
+        reason: purpose of the pin; only a "user" pin stays until it is removed.
         holder: for people, e.g. `savepoint 'before-upgrade'` or `host:pid`. No secrets.
         expires_at_ms: it is void from then on, by the collector's clock (which allows for skew); 0 is never.
     """
@@ -49,7 +49,7 @@ class SnapshotPin:
         return pin_path(self.snapshot_id, self.uid)
 
     def is_void(self, now_ms: int) -> bool:
-        """Whether nobody needs it any more."""
+        """Whether the pin holds nothing any more."""
         return 0 < self.expires_at_ms <= now_ms
 
 
@@ -64,14 +64,14 @@ def pin_snapshot(
     note: str = "",
     lasts_ms: int = 0,
 ) -> SnapshotPin:
-    """Keep a snapshot from being given up.
+    """Keep a snapshot from expiring.
 
     Args:
-        lasts_ms: how long; 0 is until `unpin`. Whoever works longer keeps it (snapshot/kept_pin.py).
+        lasts_ms: how long; 0 is until `unpin`. Longer work renews the pin (snapshot/kept_pin.py).
 
     Raises:
-        SnapshotExpired: it was given up; there is no pin.
-        StoreUnavailable, OutcomeUnknown: there may be one.
+        SnapshotExpired: the snapshot expired; there is no pin.
+        StoreUnavailable, OutcomeUnknown: there may be a pin.
     """
     now_ms = clock.now_ms()
     expires_at_ms = now_ms + lasts_ms if lasts_ms else 0
@@ -91,11 +91,11 @@ def pin_snapshot(
 
 
 def renew_pin(root: Store, pin: SnapshotPin, *, lasts_ms: int, clock: Clock) -> SnapshotPin:
-    """Hold on for longer; the pin's owner only.
+    """Extend a pin; only its owner may do so.
 
     Raises:
-        SnapshotExpired: the pin had run out, and the snapshot was given up; there is no pin any more.
-        StoreUnavailable: it may last for longer.
+        SnapshotExpired: the pin had run out, and the snapshot expired; there is no pin any more.
+        StoreUnavailable: the pin may last longer now.
     """
     pin = replace(pin, expires_at_ms=clock.now_ms() + lasts_ms)
     root.put(pin.path, encode_document("pin", pin))
@@ -104,8 +104,8 @@ def renew_pin(root: Store, pin: SnapshotPin, *, lasts_ms: int, clock: Clock) -> 
 
 
 def _check_kept(root: Store, pin: SnapshotPin) -> None:
-    # After the file is there: whoever gives the snapshot up looks at the pins after it has said so. Where a whole root
-    # was removed, the boundary went last, and no longer says so.
+    # After the file is there: a collector reads the pins after it has announced the snapshot. If a whole root was
+    # removed, its boundary went last, so the manifest is checked too.
     if not read_boundary(root).keeps(pin.snapshot_id) or not root.exists(manifest_path(pin.snapshot_id)):
         unpin(root, pin)
         raise SnapshotExpired(
@@ -114,15 +114,15 @@ def _check_kept(root: Store, pin: SnapshotPin) -> None:
 
 
 def unpin(root: Store, pin: SnapshotPin) -> None:
-    """Take a pin off; one that is gone is fine."""
+    """Remove a pin; a missing pin is accepted."""
     root.delete(pin.path)
 
 
 def read_pins(root: Store) -> list[SnapshotPin]:
-    """All pins, void ones too, by snapshot.
+    """Read all pins, void ones too, by snapshot.
 
     Raises:
-        CorruptManifest, UnsupportedFormat: somebody's need cannot be read; nothing may be deleted.
+        CorruptManifest, UnsupportedFormat: a pin cannot be read; nothing may be deleted.
     """
     pins = []
     for name in root.list_names(PINS_DIR):
@@ -132,13 +132,13 @@ def read_pins(root: Store) -> list[SnapshotPin]:
         try:
             data = root.read(path, SMALL_JSON_BYTES_MAX)
         except FileNotFoundError:
-            continue  # taken off meanwhile
+            continue  # removed meanwhile
         pins.append(decode_document("pin", SnapshotPin, data, f"{root.url}/{path}"))
     return sorted(pins, key=lambda p: (p.snapshot_id, p.created_at_ms, p.uid))
 
 
 def start_pins(root: Store, job_uid: str) -> list[SnapshotPin]:
-    """The pins that starts of a job have placed in a root, also those of starts that were killed.
+    """Return the pins that starts of a job have placed in a root, including those of killed starts.
 
     Raises:
         CorruptManifest, UnsupportedFormat, StoreUnavailable: see `read_pins`.

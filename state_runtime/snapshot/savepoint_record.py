@@ -1,11 +1,11 @@
-"""Savepoints: complete copies of a snapshot that somebody asked for by name, and their records.
+"""Savepoints: complete copies of a snapshot that a user requested by name, and their records.
 
     savepoints/<name>/                      a folder laid out like a job root (snapshot/locate.py)
     savepoints/<name>/savepoint.json        the record of its first owner
     savepoints/<name>/savepoint-<n>.json    of its n-th owner; the record with the highest number counts
 
 The folder is created by its record (create-if-absent: a name belongs to one savepoint), the copied files follow, then
-the manifest, then the record says COMPLETED:
+the manifest, then the record becomes COMPLETED:
 
     REQUESTED ──▶ IN_PROGRESS ──▶ COMPLETED ──▶ DELETING ──▶ gone
         │           │  ▲
@@ -13,9 +13,9 @@ the manifest, then the record says COMPLETED:
         ├───────▶ FAILED ────────────────────▶ DELETING
         └───────▶ ABANDONED ─────────────────▶ DELETING
 
-A record is rewritten by its owner only. Whoever takes over (a driver that died, a savepoint that is deleted) creates
-the record of the next number, and what the owner before still writes counts no more: no clock is trusted with it, a
-heartbeat only says when it is worth the while. Two that copy one savepoint write the same bytes to the same names.
+Only its owner rewrites a record. A process that takes over (from a driver that died, or to delete a savepoint) creates
+the record of the next number, and later writes of the owner before do not count. This needs no clock: a heartbeat only
+shows when a take-over makes sense. Two processes that copy one savepoint write the same bytes to the same names.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ SavepointState = Literal["REQUESTED", "IN_PROGRESS", "COMPLETED", "FAILED", "ABA
 SavepointTrigger = Literal["user", "schedule", "upgrade"]
 SavepointThen = Literal["continue", "stop", "drain"]
 SavepointFormat = Literal["native", "canonical"]
-"""`native`: as the job writes it. `canonical`: see docs/formats.md."""
+"""`native`: in the job's own format. `canonical`: see docs/formats.md."""
 
 YOUNGER: Mapping[str, Any] = MappingProxyType({"format": "native", "independent": False, "drain_inflight": False})
-"""Fields of records and requests that are younger than the format: left out while they say what was always so."""
+"""Fields of records and requests that are younger than the format: not written while they have this default."""
 
 ALLOWED: dict[SavepointState, tuple[SavepointState, ...]] = {
     "REQUESTED": ("REQUESTED", "IN_PROGRESS", "FAILED", "ABANDONED", "DELETING"),
@@ -89,11 +89,11 @@ ALLOWED: dict[SavepointState, tuple[SavepointState, ...]] = {
     "ABANDONED": ("DELETING",),
     "DELETING": ("DELETING",),
 }
-"""What may follow each state; of REQUESTED, IN_PROGRESS and DELETING also itself: a heartbeat, or another owner."""
+"""The allowed next states; REQUESTED, IN_PROGRESS and DELETING also allow themselves: a heartbeat, or a new owner."""
 
 HEARTBEAT_S = 5.0
-# An owner that was not heard of for so long may be relieved: a copy of one large object, a pause of the machine, and
-# clocks that differ.
+# An owner without a heartbeat for this time may be replaced: the time allows for a copy of one large object, a pause of
+# the machine, and clocks that differ.
 STALE_MS = 60_000
 ATTEMPTS_MAX = 6
 _BACK_OFF_MS = (1_000, 60_000)  # after the first failed attempt, and at most; doubled in between
@@ -103,23 +103,23 @@ _RECORD = re.compile(r"savepoint(?:-([1-9][0-9]{0,8}))?\.json\Z")
 
 @dataclass(frozen=True)
 class SavepointRecord:
-    """What is known of a savepoint.
+    """The known facts about a savepoint.
 
     Attributes:
         uid: of the request that it answers, or drawn; a name that is used again has another one.
-        job, job_uid: whose state it is.
+        job, job_uid: the job whose state it is.
         trigger: why it was made.
-        then: what the job was to do after it.
+        then: what the job does after it.
         term: of the run that was asked; 0 if the job did not run.
         snapshot_id: of the job; also the id of the folder's only snapshot. 0 while REQUESTED.
         drained: the state is that of a job whose input had ended: every window has closed. See `Manifest.drained`.
         copied_bytes, total_bytes, copied_objects, total_objects: of the copy; the totals are known once it has begun.
-        attempts: copies that were begun.
+        attempts: number of copies that were begun.
         next_attempt_at_ms: when the next one begins after a failed one; 0 while one is under way.
-        message: one line for people: why it failed, or what the last attempt met.
-        owner: who works on it, `host:pid`.
+        message: one line for people: why it failed, or the problem of the last attempt.
+        owner: the process that works on it, `host:pid`.
         number: the owner's; also in the record's file name.
-        format: what the folder is to hold.
+        format: format of the folder's snapshot.
         independent: no file shares its bytes with another by hard link.
         drain_inflight: the job was to process the rows in flight first, so that the savepoint has none.
     """
@@ -154,7 +154,7 @@ class SavepointRecord:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody should be at work on it."""
+        """Whether a process should be at work on it."""
         return self.state in ("REQUESTED", "IN_PROGRESS", "DELETING")
 
     def is_stale(self, now_ms: int) -> bool:
@@ -162,7 +162,7 @@ class SavepointRecord:
         return self.is_open and now_ms - self.heartbeat_at_ms > STALE_MS
 
     def to(self, state: SavepointState, now_ms: int, **changes: Any) -> SavepointRecord:
-        """The record in its next state; the time of its end is noted.
+        """Return the record in its next state; the end time is set.
 
         Raises:
             StillstateError: that state cannot follow.
@@ -180,10 +180,10 @@ class SavepointRecord:
         )
 
     def failed_attempt(self, now_ms: int, message: str, *, again: bool) -> SavepointRecord:
-        """After an attempt that failed: waiting for the next one, or FAILED.
+        """Return the record after a failed attempt: waiting for the next one, or FAILED.
 
         Args:
-            again: whether the reason may pass. If not, or after the last attempt, that was it.
+            again: whether the reason may pass. If not, or after the last attempt, the savepoint is FAILED.
         """
         if not again or self.attempts >= ATTEMPTS_MAX:
             return self.to("FAILED", now_ms, message=message, next_attempt_at_ms=0)
@@ -191,13 +191,13 @@ class SavepointRecord:
 
 
 def retry_wait_ms(attempts: int) -> int:
-    """How long after the `attempts`-th failed one the next begins."""
+    """Return the wait between the `attempts`-th failed attempt and the next one."""
     first, most = _BACK_OFF_MS
     return min(first << min(max(attempts - 1, 0), 30), most)
 
 
 def check_tags(tags: tuple[str, ...], note: str) -> tuple[str, ...]:
-    """The tags, each once, in order.
+    """Return the tags, each once, in order.
 
     Raises:
         InvalidConfiguration: too many, too long, or not of the characters of an uid.
@@ -214,12 +214,12 @@ def check_tags(tags: tuple[str, ...], note: str) -> tuple[str, ...]:
 
 
 def record_path(number: int) -> str:
-    """The record of the n-th owner, below the savepoint's folder."""
+    """Return the path of the n-th owner's record, below the savepoint's folder."""
     return "savepoint.json" if number == 1 else f"savepoint-{number}.json"
 
 
 def owner_number_of(name: str) -> int | None:
-    """The owner's number in a file name, or None for a name that is no record's."""
+    """Return the owner's number in a file name, or None for a name that is no record's."""
     found = _RECORD.match(name)
     if found is None:
         return None
@@ -228,12 +228,12 @@ def owner_number_of(name: str) -> int | None:
 
 
 def savepoint_names(root: Store) -> list[str]:
-    """Names of all folders below `savepoints/`, also of such that have no record (any more)."""
+    """Return the names of all folders below `savepoints/`, including those that have no record (any more)."""
     return root.list_names(SAVEPOINTS_DIR)
 
 
 def read_record(folder: Store) -> SavepointRecord | None:
-    """The record that counts in a savepoint's folder, wherever the folder lies; None if it has none.
+    """Read the record that counts in a savepoint's folder, at any place; None if it has no record.
 
     Raises:
         CorruptManifest, UnsupportedFormat: it cannot be read; nothing of the savepoint may be deleted.
@@ -248,10 +248,10 @@ def read_record(folder: Store) -> SavepointRecord | None:
 
 
 def read_savepoint(root: Store, name: str) -> SavepointRecord:
-    """The record of a savepoint of a job.
+    """Read the record of a savepoint of a job.
 
     Raises:
-        MissingSnapshot: there is none of that name. CorruptManifest, UnsupportedFormat: see `read_record`.
+        MissingSnapshot: there is no savepoint of that name. CorruptManifest, UnsupportedFormat: see `read_record`.
     """
     record = read_record(root.child(savepoint_path(name)))
     if record is None:
@@ -260,7 +260,8 @@ def read_savepoint(root: Store, name: str) -> SavepointRecord:
 
 
 def list_savepoints(root: Store) -> list[SavepointRecord]:
-    """Records of all savepoints of a job, oldest first. Folders without a record are passed over: nobody owns them.
+    """Read the records of all savepoints of a job, oldest first. Folders without a record have no owner; they are
+    skipped.
 
     Raises:
         CorruptManifest, UnsupportedFormat: one cannot be read; nothing may be deleted.
@@ -276,8 +277,8 @@ def list_savepoints(root: Store) -> list[SavepointRecord]:
 
 
 def complete_savepoints(root: Store) -> list[SavepointRecord]:
-    """Savepoints that say that they are COMPLETED, for whoever looks for something to go back to: what cannot be read
-    is passed over. (Whoever deletes asks `list_savepoints`.)
+    """Return the COMPLETED savepoints, for a caller that wants to go back to one: unreadable records are skipped. (A
+    deletion uses `list_savepoints`.)
 
     Raises:
         StoreUnavailable: it is not known.
@@ -298,7 +299,7 @@ def create_savepoint(root: Store, record: SavepointRecord, prove: Callable[[], N
     """Take the name. Atomic; repeated with the same record it does nothing.
 
     Args:
-        prove: called right before the create: a run that slept says nothing in the next job's root.
+        prove: called right before the create: a run that slept must not write into the next job's root.
 
     Raises:
         SavepointExists: the name is taken. OutcomeUnknown: the record may be there; repeat the call.
@@ -321,13 +322,13 @@ def create_savepoint(root: Store, record: SavepointRecord, prove: Callable[[], N
 def rewrite_savepoint(
     root: Store, record: SavepointRecord, prove: Callable[[], None] = lambda: None
 ) -> SavepointRecord:
-    """Write the owner's record anew; whoever took over meanwhile stays unharmed.
+    """Write the owner's record again; the record of a newer owner is not changed.
 
     Args:
         prove: called right before the write, as in `create_savepoint`.
 
     Raises:
-        SnapshotInUse: somebody took over (or deleted it); this owner has lost it and stops.
+        SnapshotInUse: another process took over (or deleted it); this owner has lost it and stops.
         StoreUnavailable: it may be written.
     """
     folder = root.child(savepoint_path(record.name))
@@ -344,8 +345,8 @@ def rewrite_savepoint(
 
 
 def take_back(folder: Store, record: SavepointRecord) -> None:
-    """Remove a record as its owner has just written it, whether or not it is the newest; another one of that number
-    stays.
+    """Remove a record exactly as its owner has just written it, even if it is not the newest. Another record of that
+    number stays.
 
     Raises:
         StoreUnavailable: it may be there.
@@ -370,13 +371,14 @@ def take_over(
 ) -> SavepointRecord:
     """Become the next owner. Atomic: of several that try, one does.
 
-    The caller has read `record` and found that it is stale, or at rest; nothing is checked but that it still counts.
+    The caller has read `record` and found that it is stale, or not open. Only one thing is checked: that it still
+    counts.
 
     Args:
         prove: called right before the create, as in `create_savepoint`.
 
     Raises:
-        SnapshotInUse: somebody else was quicker. OutcomeUnknown: read it again.
+        SnapshotInUse: another process was quicker. OutcomeUnknown: read it again.
     """
     mine = replace(record.to(state, clock.now_ms(), **changes), owner=owner, number=record.number + 1)
     folder = root.child(savepoint_path(record.name))
@@ -390,7 +392,7 @@ def take_over(
     lost = SnapshotInUse(
         f"savepoint {record.name!r} in {root.url} was taken over by somebody else at the same time; look at it again"
     )
-    # One attempt: whoever is beaten has to look at the record of the winner first.
+    # One attempt: the loser has to read the winner's record first.
     if create_next(folder, propose, contended=lambda: lost, attempts_max=1) is None:
         raise lost
     return mine
@@ -412,5 +414,5 @@ def _is_name(name: str) -> bool:
     try:
         check_job_name(name)
     except InvalidConfiguration:
-        return False  # not ours: nobody made it through this module
+        return False  # a foreign name: this module never makes one
     return True

@@ -1,12 +1,12 @@
-"""With the changelog off: which files of the backend are the state of each shard; pure.
+"""With the changelog off: the backend's files that are the state of each shard; pure.
 
     {"stillstate": "shard-files", …}        a document as any other (snapshot/document.py), one per checkpoint
 
-A *listing* names for every shard of every operator the version of its local state, in the backend's own words, and
-where on the primary store the version's files lie. Files are immutable and named by their content's digest where it
-matters: a file that two versions share, or that a shard of another parallelism took over, lies on the store once.
+A *listing* names for every shard of every operator the version of its local state, in the backend's own words, and the
+place of the version's files on the primary store. Files are immutable. Where it matters they are named by their
+content's digest: a file that two versions share, or that a shard of another parallelism took over, is stored once.
 
-Which shards a listing does not name have no state.
+Shards that a listing does not name have no state.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class StoredFile:
     """One file of a version.
 
     Attributes:
-        name: that the backend gave it; of the version's own folder.
+        name: given by the backend; relative to the version's own folder.
         path: object below the job root; empty if `content` is the file.
         bytes, digest: of the file; SHA-256.
-        content: of a small file all of it, in Base64: an object of its own would cost a request.
+        content: all of a small file, in Base64: a separate object would cost a request.
     """
 
     name: str
@@ -55,11 +55,11 @@ class ShardFiles:
     """The state of one shard of one operator.
 
     Attributes:
-        backend: whose files they are. A shard whose local version could not be written is Arrow, whatever the job's
-            backend is.
+        backend: the backend that wrote the files. A shard whose local version could not be written is Arrow, for every
+            backend of the job.
         version: its local version's id.
         snapshot_id: the checkpoint that the version was written for: its rows have the columns of that time.
-        description: what the backend wrote of the version; opaque here.
+        description: the backend's description of the version; opaque here.
         columns: per state the digest of its Arrow schema, see `ShardListing.schemas`.
     """
 
@@ -75,16 +75,16 @@ class ShardFiles:
 
     @property
     def hash_range(self) -> tuple[int, int]:
-        """Closed."""
+        """The closed range of key hashes."""
         return hash_range_of_shard(self.shard, self.parallelism)
 
 
 @dataclass(frozen=True)
 class ShardListing:
-    """The files of all shards, as of a checkpoint; also what the driver knows of them between checkpoints.
+    """The files of all shards, as of a checkpoint; also the driver's knowledge of them between checkpoints.
 
     Attributes:
-        schemas: serialized Arrow schemas in Base64, by the digest that `ShardFiles.columns` gives.
+        schemas: serialized Arrow schemas in Base64, by the digests in `ShardFiles.columns`.
     """
 
     job_uid: str
@@ -98,25 +98,25 @@ class ShardListing:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files; one that several shards have counts once."""
+        """Of all files; a file that several shards share counts once."""
         objects = {f.path: f.bytes for s in self.shards for f in s.files if f.path}
         return sum(objects.values()) + sum(f.bytes for s in self.shards for f in s.files if not f.path)
 
     @property
     def oldest_snapshot_id(self) -> int:
-        """Of the oldest version; 0 if there is none."""
+        """The checkpoint of the oldest version; 0 without shards."""
         return min((s.snapshot_id for s in self.shards), default=0)
 
     def of_operator(self, uid: str, low: int, high: int) -> list[ShardFiles]:
-        """The shards that have something of a closed hash range."""
+        """Return the shards that overlap a closed hash range."""
         return [s for s in self.shards if s.operator == uid and s.hash_range[0] <= high and s.hash_range[1] >= low]
 
     def with_shards(self, changed: Iterable[ShardFiles], schemas: Mapping[str, str]) -> ShardListing:
-        """After an epoch.
+        """Return the listing after an epoch.
 
         Args:
-            changed: of shards that have another version now; the others stay.
-            schemas: what `changed` needs of them.
+            changed: the shards that have another version now; the others stay.
+            schemas: the schemas that `changed` needs.
         """
         shards = {**self.by_shard, **{(s.operator, s.shard): s for s in changed}}
         ordered = tuple(shards[key] for key in sorted(shards))
@@ -124,7 +124,7 @@ class ShardListing:
         return self._of(ordered, {**self.schemas, **schemas})
 
     def only(self, operators: Iterable[str]) -> ShardListing:
-        """Without the operators that were given up."""
+        """Return the listing without the operators that are not named."""
         kept = set(operators)
         return self._of(tuple(s for s in self.shards if s.operator in kept), self.schemas)
 
@@ -133,7 +133,7 @@ class ShardListing:
         return replace(self, shards=shards, schemas={d: text for d, text in sorted(schemas.items()) if d in used})
 
     def schema(self, shard: ShardFiles, state: str) -> StateSchema:
-        """The columns of a shard's rows of a state.
+        """Return the columns of a shard's rows of a state.
 
         Raises:
             CorruptManifest: they cannot be read.
@@ -141,7 +141,7 @@ class ShardListing:
         return decode_schema(self.schemas[shard.columns[state]], f"operator {shard.operator!r}, state {state!r}")
 
     def encode(self) -> bytes:
-        """The object's bytes; the bound is checked before anything is written."""
+        """Return the object's bytes; the size limit is checked before anything is written."""
         body = encode_document("shard-files", self)
         if len(body) > SHARD_FILES_BYTES_MAX:
             raise InvalidConfiguration(
@@ -190,12 +190,12 @@ def _check_shard(shard: ShardFiles, listing: ShardListing, entry: ShardFilesEntr
 
 
 def encode_schema(schema: StateSchema) -> str:
-    """A schema as text."""
+    """Return a schema as text."""
     return base64.b64encode(schema.arrow.serialize().to_pybytes()).decode()
 
 
 def decode_schema(text: str, where: str) -> StateSchema:
-    """The inverse of `encode_schema`.
+    """Invert `encode_schema`.
 
     Raises:
         CorruptManifest: it is not a schema, or not the columns of a state.
@@ -207,8 +207,8 @@ def decode_schema(text: str, where: str) -> StateSchema:
 
 
 def bottom_is_of_shape(manifest: Manifest, parallelism: int) -> bool:
-    """Whether a snapshot's state is nothing but files of so many shards, so that a run without a changelog goes on from
-    them.
+    """Whether a snapshot's state is only files of `parallelism` shards, so that a run without a changelog can continue
+    from them.
 
     Segments that are not newer than the files hold no state (only what sources have seen).
     """

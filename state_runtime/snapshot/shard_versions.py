@@ -1,9 +1,9 @@
-"""The local version of each shard of an operator, as a manifest names them and tasks are told them; pure.
+"""The local version of each shard of an operator, in the form of manifests and tasks; pure.
 
     "0123456789abcdef" "----------------" "89ab…"        joined, one after the other, in the order of the shards
 
-A manifest holds the joined text, and nothing outside of this file knows that it does. It is a hint for quick restarts:
-whoever opens a local version checks it, and what is not there is restored from the primary store.
+A manifest holds the joined text; only this file knows the format. It is a hint for quick restarts: a task that opens a
+local version checks it, and restores missing state from the primary store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["NO_VERSION", "UNKNOWN_VERSIONS", "ShardVersions"]
 _CHARS = 16
 
 NO_VERSION = "-" * _CHARS
-"""Stands for "no local version" where a version id is expected."""
+"""The value for "no local version" in the place of a version id."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ class ShardVersions:
 
     @staticmethod
     def none(parallelism: int) -> ShardVersions:
-        """No shard has a local version."""
+        """Return versions in which no shard has a local version."""
         return ShardVersions(NO_VERSION * parallelism)
 
     @staticmethod
     def of(versions: Iterable[str]) -> ShardVersions:
-        """One id per shard, in the order of the shards."""
+        """Join one id per shard, in the order of the shards."""
         ids = list(versions)
         check(all(len(version) == _CHARS for version in ids), f"a local version's id has {_CHARS} characters")
         return ShardVersions("".join(ids))
 
     @staticmethod
     def decode(stored: str, parallelism: int) -> ShardVersions:
-        """What a manifest says of an operator. A text of another length is no hint: then no shard has a version."""
+        """Decode a manifest's text for an operator. If the length is wrong it is ignored: no shard has a version."""
         return ShardVersions(stored) if len(stored) == _CHARS * parallelism else ShardVersions.none(parallelism)
 
     def encode(self) -> str:
-        """As a manifest stores it."""
+        """Return the text that a manifest stores."""
         return self._joined
 
     def __len__(self) -> int:
         return len(self._joined) // _CHARS
 
     def __getitem__(self, shard: int) -> str:
-        """The version of a shard.
+        """Return the version of a shard.
 
         Raises:
             IndexError: there is no such shard.
@@ -68,7 +68,7 @@ class ShardVersions:
         return (self._joined[at : at + _CHARS] for at in range(0, len(self._joined), _CHARS))
 
     def with_shards(self, changed: Mapping[int, str]) -> ShardVersions:
-        """With other versions of some shards."""
+        """Return a copy with other versions of some shards."""
         ids = list(self)
         for shard, version in changed.items():
             ids[shard] = version
@@ -76,4 +76,4 @@ class ShardVersions:
 
 
 UNKNOWN_VERSIONS = ShardVersions("")
-"""Where nothing is known of an operator's shards, not even how many there are."""
+"""The value if nothing is known of an operator's shards, not even their number."""

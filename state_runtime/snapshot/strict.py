@@ -1,8 +1,8 @@
 """Strict parsing of JSON into dataclasses, for everything that is read from a store; pure.
 
-What a dataclass says is checked by pydantic. Two things it does not say are added: a whole number has 64 bits (a longer
-one would fail somewhere in arithmetic, long after the file that holds it), and a number is a number (JSON has no NaN,
-but parsers take it).
+Pydantic checks the types of the dataclass. Two checks are added: a whole number has at most 64 bits (a longer one would
+fail in later arithmetic, far from the file that holds it), and NaN and infinity are refused (JSON has no NaN, but
+parsers accept it).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VALIDATORS: dict[type[Any], SchemaValidator] = {}
 
 
 def parse_json(cls: type[T], data: bytes) -> T:
-    """A value of the dataclass `cls`.
+    """Parse a value of the dataclass `cls`.
 
     Raises:
         ValidationError: it is not of that class.
@@ -34,7 +34,7 @@ def parse_json(cls: type[T], data: bytes) -> T:
 
 
 def shown_problem(error: ValidationError) -> str:
-    """The first problem and its place, without what was there."""
+    """Return the first problem and its place, without the input value."""
     first = error.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 

@@ -1,7 +1,7 @@
-"""The documents that say who runs the job: per run a term, created once, and two that the run rewrites: a heartbeat,
-and what the tasks of its newest epochs did.
+"""The documents about the runs of a job: per run a term, created once, and two that the run rewrites: a heartbeat, and
+the task numbers of its newest epochs.
 
-A term alone stops nobody. What stops an older run is the fencing snapshot, see snapshot/fencing.py.
+A term alone stops no run. The fencing snapshot stops an older run, see snapshot/fencing.py.
 """
 
 from __future__ import annotations
@@ -59,23 +59,22 @@ class RunStatus:
 
     Attributes:
         at_ms: wall clock of the driver's machine when it was written.
-        message: one line for people: why it failed, who fenced it.
-        restored, restoring: while shards are brought back after a start: how many are, of how many; 0 and 0 at other
+        message: one line for people: why it failed, which run fenced it.
+        restored, restoring: while shards are restored after a start: the number done, and the total; 0 and 0 at other
             times.
         progress: complete numbers of the run's newest epoch.
-        advanced_at_ms: wall clock of when the run last got on (an epoch or a task ended, or its source was quiet); 0 of
-            runs that did not say.
-        quiet: at `advanced_at_ms` the source had been asked by this run, and had nothing new; no epoch was under way or
-            due.
+        advanced_at_ms: wall clock of the run's last progress (an epoch or a task ended, or its source was quiet); 0 if
+            the run did not record it.
+        quiet: at `advanced_at_ms` this run had asked the source, and the source had nothing new; no epoch was under way
+            or due.
         error_kind: of a run that failed, the kind of its error (`StillstateError.kind`).
         cause: one line for people: why this run was started, if not by a person.
-        supervisor_pid: of the process on the same host that starts the driver again if it dies; 0: nobody does.
-        parallelism, backend: that the run has; 0 and empty of runs that did not say.
-        settings: others that it was started with, by their names in `stillstate.yaml` and as text; none of them may be
-            secret. Empty of runs that did not say, and of jobs without a file.
-        process_space: where `pid` is the driver and nobody else (`base/process_space.py`); empty of runs that did not
-            say.
-        time_zone: of the run's Spark session; empty of runs that did not say.
+        supervisor_pid: of the process on the same host that restarts the driver if it dies; 0: no such process.
+        parallelism, backend: of the run; 0 and empty if the run did not record them.
+        settings: others that it was started with, by their names in `stillstate.yaml` and as text; none may be secret.
+            Empty if the run did not record them, and for jobs without a file.
+        process_space: where `pid` is only the driver (`base/process_space.py`); empty if the run did not record it.
+        time_zone: of the run's Spark session; empty if the run did not record it.
     """
 
     term: int
@@ -104,23 +103,23 @@ class RunStatus:
     time_zone: str = ""
 
     def age_s(self, now_ms: int) -> float:
-        """Seconds since the heartbeat; never negative, whatever the clocks say."""
+        """Return the seconds since the heartbeat; never negative, even if clocks differ."""
         return max(0.0, (now_ms - self.at_ms) / 1000)
 
     def is_live(self, now_ms: int, timeout_s: float) -> bool:
-        """Whether the run says that it works, and said so within `timeout_s`."""
+        """Whether the run reported within `timeout_s` that it works."""
         return self.state in ("starting", "running") and self.age_s(now_ms) <= timeout_s
 
 
 def newest_term(store: Store) -> int:
-    """The highest claimed term, 0 if the job never ran."""
+    """Return the highest claimed term, 0 if the job never ran."""
     return max((t for t in map(term_of, store.list_names(TERMS_DIR)) if t is not None), default=0)
 
 
 def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, above: int = 0) -> Term:
     """Claim the next term. Atomic: two claimers get different terms.
 
-    A claimed term says who may write next; only the fencing snapshot takes the job away from an older run.
+    A claimed term says which run may write next; only the fencing snapshot takes the job away from an older run.
 
     Args:
         above: the term is higher than this one: that of a snapshot that another job has made.
@@ -143,8 +142,8 @@ def claim_term(store: Store, *, host: str, pid: int, clock: Clock, ids: Ids, abo
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """The newest run's heartbeat; a run that has claimed its term and not yet spoken is "starting". None if there is no
-    run.
+    """Read the newest run's heartbeat; a run that has claimed its term and has no heartbeat yet is "starting". None
+    without a run.
 
     Raises:
         Unavailable: terms came and went while they were read; try again.
@@ -184,10 +183,10 @@ def write_status(store: Store, status: RunStatus) -> None:
 
 
 def read_epochs(store: Store) -> RunEpochs | None:
-    """What the tasks of the newest epochs did, of the newest run that has told of any; None if none has.
+    """Read the task numbers of the newest epochs, of the newest run that recorded any; None if no run has.
 
-    A job that was in this root before may have left such a document, if a version that did not know it deleted the job:
-    it counts for nothing without its own term.
+    A job that was in this root before may have left such a document, if a version that did not know it deleted the job.
+    The document counts only together with its own term.
 
     Raises:
         Unavailable: such documents came and went while they were read; try again.
@@ -206,5 +205,5 @@ def read_epochs(store: Store) -> RunEpochs | None:
 
 
 def write_epochs(store: Store, told: RunEpochs) -> None:
-    """Replace what is told of a run's newest epochs. Only the run that owns the term calls it."""
+    """Replace the task numbers of a run's newest epochs. Only the run that owns the term calls it."""
     store.put(epochs_path(told.term), encode_epochs(told))

@@ -1,4 +1,4 @@
-"""How many rows are in flight in a savepoint: its manifest says it, its record does not."""
+"""The number of rows in flight in a savepoint: its manifest has it, its record does not."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["Waiting", "waiting_in", "waiting_in_savepoint"]
 
 @dataclass(frozen=True)
 class Waiting:
-    """Rows in flight of all operators, about, and their bytes in memory."""
+    """Approximate number of rows in flight of all operators, and their bytes in memory."""
 
     rows: int
     bytes: int
 
 
 def waiting_in(manifest: Manifest) -> Waiting:
-    """What a snapshot has."""
+    """Return the rows in flight of a snapshot."""
     operators = manifest.open_batch.operators if manifest.open_batch is not None else ()
     return Waiting(sum(o.rows for o in operators), sum(o.bytes for o in operators))
 
 
 def waiting_in_savepoint(root: Store, record: SavepointRecord) -> Waiting | None:
-    """What a complete savepoint has; None of one that is not complete, is being deleted, or cannot be read.
+    """Return the rows in flight of a complete savepoint; None if it is incomplete, being deleted, or unreadable.
 
     Args:
         root: of the job.
@@ -42,5 +42,5 @@ def waiting_in_savepoint(root: Store, record: SavepointRecord) -> Waiting | None
     try:
         return waiting_in(open_snapshot(root.child(savepoint_path(record.name)), record.snapshot_id).manifest)
     except (MissingFile, MissingSnapshot, CorruptData, UnsupportedFormat):
-        # Whoever verifies it or goes back to it is told; a list is not the place to fail.
+        # Verifying it or going back to it reports the error; a list must not fail.
         return None

@@ -1,1 +1,1 @@
-"""Snapshots in another format, in a folder of their own, compared with their source before they are published."""
+"""Snapshots in another format, in a separate folder, compared with their source before they are published."""

@@ -1,7 +1,7 @@
 """Whether two snapshots hold the same state: number and order-independent digest of the live rows, of each state of
 each operator.
 
-Both are read whole, by the reader that a restore's rules decide (`reading/reader.py`), a range of hashes at a time.
+The reader of a restore (`reading/reader.py`) reads both completely, one range of hashes at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Compared:
 
 
 def ranges_of_states(manifest: Manifest) -> list[RangeOfState]:
-    """All states in as many ranges of hashes as their bytes ask for."""
+    """Divide all states into ranges of hashes, as many as their bytes require."""
     ranges = hash_ranges(min(max(1, manifest.total_bytes // _RANGE_BYTES), _RANGES_MAX))
     return [
         RangeOfState(operator.uid, state.name, low, high)
@@ -64,7 +64,7 @@ def compared(piece: RangeOfState, source: SnapshotReader, target: SnapshotReader
 
 
 def differences(found: Iterable[Compared]) -> list[str]:
-    """The states that differ in any range, for people; pure."""
+    """Name the states that differ in any range, for people; pure."""
     sums: dict[tuple[str, str], tuple[Fingerprint, Fingerprint]] = {}
     unequal: set[tuple[str, str]] = set()
     for one in found:

@@ -1,13 +1,13 @@
-"""A savepoint in another format than its job writes: folded from the job's snapshot straight into the savepoint's
-folder, by whichever process works on the savepoint (maintenance/copy/make_savepoint.py).
+"""A savepoint in another format than its job writes. The process that works on the savepoint
+(maintenance/copy/make_savepoint.py) folds the job's snapshot directly into the savepoint's folder.
 
 1. fold and copy into the folder; compare with the snapshot, by rows and digest of each state
-2. the manifest, create-if-absent. It has the job's uid and the snapshot's id, for it is the same state of the same job;
-   its commit id follows from the snapshot's, so that everybody who makes it makes the same one
-3. remove what attempts that were killed have left
+2. the manifest, create-if-absent. It has the job's uid and the snapshot's id, because it is the same state of the same
+   job. Its commit id is derived from the snapshot's, so that every process makes the same manifest
+3. remove the files of attempts that were killed
 
-A kill before 2 leaves files that nothing names; the next attempt folds anew under new names. Of two that work at once
-the second finds the manifest of the first and takes it: what it wrote itself is what 3 removes.
+A kill before 2 leaves files that no manifest names; the next attempt folds again under new names. If two processes work
+at once, the second finds the manifest of the first and uses it; step 3 removes the files that the second wrote itself.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def convert_small(
     clock: Clock,
     ids: Ids,
 ) -> Filled:
-    """`convert_savepoint` in this thread, of what is small enough for it; a `Convert`.
+    """Run `convert_savepoint` in this thread, for a snapshot that is small enough; a `Convert`.
 
     Raises:
-        LeftToOthers: it is not.
+        LeftToOthers: the snapshot is too large.
     """
     if manifest.total_bytes > HERE_BYTES_MAX:
         raise LeftToOthers(
@@ -80,7 +80,7 @@ def convert_savepoint(
     snapshot.
 
     Raises:
-        MissingFile, CorruptData: the snapshot is damaged, or differs from what was written; nothing was published.
+        MissingFile, CorruptData: the snapshot is damaged, or differs from the written data; nothing was published.
         InvalidConfiguration: the folder holds another snapshot, or rows are in flight in this one.
         Unavailable: repeat it.
     """
@@ -127,7 +127,7 @@ def convert_savepoint(
 
 def _publish(folder: Store, path: str, manifest: Manifest) -> None:
     if folder.create(path, manifest.encode()) is Created.LOST:
-        return  # another owner's, who was quicker: it is looked at next
+        return  # another owner was quicker: the caller reads that manifest next
 
 
 def _sweep(folder: Store, needed: Collection[str]) -> None:

@@ -1,25 +1,25 @@
-"""Conversion of a snapshot to another format, outside the job: into a folder of its own, laid out like a job root.
+"""Conversion of a snapshot to another format, outside the job: into a separate folder, laid out like a job root.
 
-    changelog      tables, and the changelog above them. What a job with the changelog on goes on from without a
+    changelog      tables, and the changelog above them. A job with the changelog on continues from it without a
                    rewrite.
-    incremental    no changelog: it is folded into deltas; tables that nothing changed are shared as they are
-    canonical      one layer of sorted Parquet tables in the newest columns: nothing but the live rows
+    incremental    no changelog: it is folded into deltas; unchanged tables are shared as they are
+    canonical      one layer of sorted Parquet tables with the newest columns: only the live rows
 
-Every canonical snapshot is an incremental one, and every incremental one without files of shards a changelog one with
-nothing in its log. So a conversion rewrites only what the wanted format does not allow (`rewrite_of`), and copies the
-rest.
+Every canonical snapshot is also an incremental one. Every incremental one without files of shards is also a changelog
+one with an empty log. So a conversion rewrites only the parts that the target format does not allow (`rewrite_of`), and
+copies the rest.
 
-Order of work, and what a crash leaves:
+Order of work, and the state after a crash:
 
-1. pin the source; `conversion.json` says in the target what it is going to hold; then its `job.json`
-2. fold into the target; copy what stays
-3. compare source and target, by rows and digest of each state: both are read whole
+1. pin the source; write into the target `conversion.json`, which names the snapshot and the format; then its `job.json`
+2. fold into the target; copy the unchanged objects
+3. compare source and target, by rows and digest of each state: both are read completely
 4. the manifest, create-if-absent: from here on the target is a snapshot
-5. remove what earlier attempts left behind, `conversion.json` last
+5. remove the files of earlier attempts, `conversion.json` last
 
-Until 4 the target is no snapshot, and repeating the call goes on: copies are kept, tables are folded anew under new
-names. A sleeper of an earlier attempt can publish nothing after it: its manifest would have the same name. So nothing
-that anybody's manifest names is ever removed.
+Before 4 the target is no snapshot, and the same call continues the work: copies are kept, tables are folded again under
+new names. After 4 an earlier attempt that slept can publish nothing: its manifest would have the same name. So an
+object that a manifest names is never removed.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ _DATA_FOLDERS = ("tables", "changelog", "files")
 
 Phase = Literal["fold", "copy", "compare"]
 Rewrite = Literal["nothing", "log", "source-logs", "everything"]
-"""What a conversion writes anew: nothing; the changelog, into deltas; only what sources have seen; all of the state."""
+"""The part that a conversion rewrites: nothing; the changelog, into deltas; only the source logs; all of the state."""
 
 CompareStates = Callable[[OpenedSnapshot, Store, Manifest, Reached], list[str]]
-"""Compares the states of a source with those of a target that has no manifest yet; what differs, for people."""
+"""Compares the states of a source with those of a target without a manifest; returns the differences, for people."""
 
 HERE_BYTES_MAX = 256 * MIB
-"""A snapshot up to this size is converted in one process: sooner done than a Spark session is started."""
+"""A snapshot up to this size is converted in one process: that takes less time than starting a Spark session."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +89,12 @@ class ConversionResult:
     """A conversion that is done.
 
     Attributes:
-        manifest: of the target.
-        rewritten: what was written anew.
-        repeated: it had been done before; nothing was written.
-        pinned: whether the source could be pinned meanwhile. It cannot where the source is read-only.
-        tables_written, bytes_written: by folding. objects_copied, bytes_copied: as they were.
-        states: how many were compared.
+        manifest: the target's manifest.
+        rewritten: the part that was rewritten.
+        repeated: the conversion had been done before; nothing was written.
+        pinned: whether the source could be pinned during the conversion. A read-only source cannot be.
+        tables_written, bytes_written: written by folding. objects_copied, bytes_copied: copied unchanged.
+        states: number of states that were compared.
     """
 
     manifest: Manifest
@@ -115,8 +115,8 @@ class _Intent:
 
     Attributes:
         uid: of the target.
-        job_uid, snapshot_id, commit_id: which snapshot is converted.
-        to: the format; another attempt may want another.
+        job_uid, snapshot_id, commit_id: identify the snapshot that is converted.
+        to: the target format; another attempt may choose another one.
     """
 
     uid: str
@@ -128,7 +128,7 @@ class _Intent:
 
 
 def is_of_format(manifest: Manifest, to: SnapshotFormat) -> bool:
-    """Whether a snapshot keeps what a format promises; a stricter format does too."""
+    """Whether a snapshot fulfils a format; a snapshot of a stricter format does too."""
     if to == "changelog":
         return manifest.shards is None
     if to == "incremental":
@@ -139,10 +139,10 @@ def is_of_format(manifest: Manifest, to: SnapshotFormat) -> bool:
 
 
 def refuse_rows_in_flight(source: OpenedSnapshot, to: SnapshotFormat) -> None:
-    """The canonical format is the live rows of the state and nothing else; to be asked before anything is written.
+    """Refuse rows in flight: the canonical format holds only live rows of the state. Call this before any write.
 
     Raises:
-        InvalidConfiguration: a batch is not done in the snapshot: rows are in flight, or something is due.
+        InvalidConfiguration: a batch is not finished in the snapshot: rows are in flight, or something is due.
     """
     batch = source.manifest.open_batch
     if to != "canonical" or batch is None:
@@ -159,7 +159,7 @@ def refuse_rows_in_flight(source: OpenedSnapshot, to: SnapshotFormat) -> None:
 
 
 def rewrite_of(manifest: Manifest, to: SnapshotFormat) -> Rewrite:
-    """What has to be written anew to make a snapshot of a format of it; pure."""
+    """Return the part that must be rewritten to convert a snapshot to a format; pure."""
     if is_of_format(manifest, to):
         return "nothing"
     if to == "incremental" and not manifest.state_segments:
@@ -181,24 +181,23 @@ def convert(
     sizes: FoldSizes | None = None,
     threads: int = 16,
 ) -> ConversionResult:
-    """Make a snapshot of another format of a snapshot, in a folder of its own. Atomic; repeat it after any error or
-    crash.
+    """Convert a snapshot to another format, in a separate folder. Atomic; repeat it after any error or crash.
 
-    The target is a job of its own (another uid), whose snapshot came from the source: a job that is started from it
-    goes on where the source stood. Output that the source had staged and not yet published is the source's to publish,
-    and is left out.
+    The target is a separate job (with another uid), whose snapshot came from the source. A job that is started from it
+    continues at the source's position. Output that the source had staged and not yet published is left out: the source
+    publishes it.
 
     Args:
-        source: only read, but for a pin.
-        target: an empty folder, or one with a conversion of the same snapshot that was cut short.
-        compare, fold: in this thread, unless they are those of a Spark job (`convert_job.in_tasks`).
+        source: only read, except for a pin.
+        target: an empty folder, or one with an interrupted conversion of the same snapshot.
+        compare, fold: run in this thread by default; `spark_job.in_tasks` makes those of a Spark job.
         on_progress: called with (phase, done, total) by this thread.
-        holder: who the pin is for.
+        holder: name of the pin's holder.
 
     Raises:
-        InvalidConfiguration: the target holds something else, or lies in the source or around it; or the format has no
-            place for what the snapshot has.
-        SnapshotExpired: the source was given up. MissingFile, CorruptData: it is damaged, or the comparison found a
+        InvalidConfiguration: the target holds something else, or is inside the source or around it; or the format
+            cannot represent the snapshot.
+        SnapshotExpired: the source expired. MissingFile, CorruptData: it is damaged, or the comparison found a
             difference; nothing was published.
         Unavailable: repeat it.
     """
@@ -225,7 +224,7 @@ def convert(
         reason="convert",
         holder=holder,
         actor=actor,
-        # Read-only: whoever owns it may delete it meanwhile. Then a file is missing, and nothing is published.
+        # A read-only source may be deleted meanwhile by its owner. Then a file is missing, and nothing is published.
         do_without=(StoreRefused,),
     ) as kept:
         is_pinned = kept.is_pinned
@@ -248,7 +247,7 @@ def convert(
             raise SnapshotExpired(
                 f"snapshot {source.place} expired while it was converted; nothing was published. Choose a newer one"
             ) from error
-    # Files of other attempts; who began with an empty folder has nothing but its own.
+    # Files of other attempts. If the folder was empty at the start, it holds only files of this attempt.
     if intent is not None:
         _sweep(target, result.manifest)
     else:
@@ -269,15 +268,15 @@ def write_converted(
     fold: FoldUnits | None = None,
     independent: bool = False,
 ) -> ConversionResult:
-    """All but the end of a conversion: what the target's manifest names is written and compared. The caller, who owns
-    the target, holds the source and creates the manifest.
+    """Do a conversion except for its end: write and compare all objects that the target's manifest names. The caller,
+    which owns the target, holds the source and creates the manifest.
 
     Args:
-        adopt: makes a draft the target's own manifest.
+        adopt: turns a draft into the target's own manifest.
         independent: see `Copier`.
 
     Raises:
-        MissingFile, CorruptData: the source is damaged, or differs from what was written. Unavailable: repeat it.
+        MissingFile, CorruptData: the source is damaged, or differs from the written objects. Unavailable: repeat it.
     """
     return _Conversion(
         source=source,
@@ -306,7 +305,7 @@ def _check_apart(source: Store, target: Store) -> None:
 
 
 def _converted_before(source: OpenedSnapshot, target: Store) -> Manifest | None:
-    """The target's snapshot, if it is one that this source was converted to."""
+    """Return the target's snapshot, if this source was converted to it."""
     if read_job_info(target) is None:
         return None
     manifest = Catalog.of_root(target).latest()
@@ -345,13 +344,13 @@ def _check_free(source: OpenedSnapshot, target: Store, intent: _Intent | None) -
 
 
 def _sweep(target: Store, manifest: Manifest) -> None:
-    """Remove the data of earlier attempts: what the snapshot does not name. Then the folder holds a conversion and
-    nothing else."""
+    """Remove the data of earlier attempts: objects that the snapshot does not name. After this the folder holds only a
+    conversion."""
     named = {ref.path for ref in references(target, manifest)}
     there = [found.path for folder in _DATA_FOLDERS for found in target.list_objects(folder)]
     there += [name for name in target.list_names("") if name.startswith("_probe-")]
-    # In this order: a run claims its term, and a fold its pin, before it writes anything. So nothing that was listed is
-    # theirs.
+    # In this order: a run claims its term, and a fold its pin, before it writes data. So the listed objects do not
+    # belong to a run or a fold.
     if not target.list_names(TERMS_DIR) and not target.list_names(MATERIALIZATIONS_DIR):
         for path in there:
             if path not in named:
@@ -376,18 +375,18 @@ class _Conversion:
     independent: bool = False
 
     def go(self, tell: Callable[[Phase, int, int], None]) -> ConversionResult:
-        """Everything from the intent to the manifest."""
+        """Do all steps from the intent to the manifest."""
         info = self._begin()
         done = self.write(lambda draft: self._adopted(draft, info), tell)
         create_manifest(self.target, done.manifest, done.manifest.encode())
         return done
 
     def write(self, adopt: Callable[[Manifest], Manifest], tell: Callable[[Phase, int, int], None]) -> ConversionResult:
-        """Everything that the target's manifest names, compared with the source; the manifest is the caller's to
-        create.
+        """Write all objects that the target's manifest names, and compare them with the source. The caller creates the
+        manifest.
 
         Args:
-            adopt: makes the draft the target's own.
+            adopt: turns the draft into the target's own manifest.
         """
 
         def reached(phase: Phase) -> Reached:
@@ -422,10 +421,10 @@ class _Conversion:
         )
 
     def _begin(self) -> JobInfo:
-        """Say what the target is going to hold, and who it is. Several attempts agree on both.
+        """Record the target's content and its job. Concurrent attempts agree on both.
 
         Raises:
-            InvalidConfiguration: somebody began a job, or another conversion, there meanwhile.
+            InvalidConfiguration: another process began a job, or another conversion, in the target meanwhile.
         """
         manifest, of, now_ms = self.source.manifest, self.source.info, self.actor.clock.now_ms()
         mine = _Intent(
@@ -438,7 +437,7 @@ class _Conversion:
         )
         proposal = Proposal(CONVERSION_FILE, encode_document("conversion", mine), mine)
         intent = create_agreed(self.target, proposal, lambda: _read_intent(self.target))
-        # Not before: what a kill leaves of it must not look like somebody else's.
+        # Not earlier: after a kill, the probe's file would look like the beginning of another job or conversion.
         self.target.probe()
         if intent is not None and intent.commit_id == manifest.commit_id:
             info = JobInfo(
@@ -460,7 +459,7 @@ class _Conversion:
         if rewritten == "nothing":
             return None
         root, manifest, now_ms = self.source.root, self.source.manifest, self.actor.clock.now_ms()
-        # A pin that nobody stores: it gives the files of this attempt their names.
+        # A pin that is never stored: it gives the files of this attempt their names.
         pin = Pin(
             record_id=0,
             job_uid=manifest.job_uid,
@@ -485,7 +484,7 @@ class _Conversion:
         )
 
     def _with_source_logs(self, pin: Pin) -> Record:
-        """The state stays as it is; what sources have seen moves from segments into a file."""
+        """Keep the state as it is; move the source logs from segments into a file."""
         root, manifest = self.source.root, self.source.manifest
         logs, removed = fold_source_logs(root, manifest, pin.writer, everything=False, into=self.target)
         return Record(
@@ -503,7 +502,7 @@ class _Conversion:
         )
 
     def _adopted(self, draft: Manifest, info: JobInfo) -> Manifest:
-        """The draft as the target's own snapshot."""
+        """Return the draft as the target's own snapshot."""
         manifest = self.source.manifest
         origin = OriginEntry(
             self.source.info.name, manifest.job_uid, manifest.snapshot_id, manifest.commit_id, "CONVERT"
@@ -543,8 +542,8 @@ class _Conversion:
 
 
 def _described(draft: Manifest, rewritten: Rewrite) -> Manifest:
-    """What the manifest says of its states. Where all rows were written anew they have the newest columns, and nothing
-    is left of what was dropped."""
+    """Adjust the manifest's description of its states. If all rows were rewritten, they have the newest columns, and
+    nothing is left of dropped states."""
     if rewritten != "everything":
         return draft
     operators = tuple(
@@ -554,7 +553,7 @@ def _described(draft: Manifest, rewritten: Rewrite) -> Manifest:
 
 
 def _without(manifest: Manifest, paths: set[str]) -> Manifest:
-    """The manifest without what was just written: what remains is copied."""
+    """Return the manifest without the objects that were just written: the remaining ones are copied."""
     layers = tuple(
         LayerEntry(
             layer.first_snapshot_id,

@@ -1,4 +1,4 @@
-"""Conversion as a Spark batch job: folding and comparing are spread over tasks, which read and write the stores by our
+"""Conversion as a Spark batch job: tasks share the folding and comparing, and access the stores through Stillstate's
 own port."""
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def convert_place(
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> ConversionResult:
-    """Convert the snapshot at a place; see `convert` for what holds and what is raised.
+    """Convert the snapshot at a place; `convert` documents the guarantees and errors.
 
     Args:
         place: `<store>/<job>`, `<store>/<job>@<id>`, or the folder of a savepoint.
         target_url: an empty folder.
-        session: starts (or gets) a session; only called for a snapshot of more than `HERE_BYTES_MAX`. None does all
-            work here.
+        session: starts (or gets) a session; only called for a snapshot of more than `HERE_BYTES_MAX`. With None this
+            process does all the work.
     """
     source, target = open_place(place, storage_options, clock), open_store(target_url, target_options)
     call = partial(convert, source, target, to, clock=clock, ids=ids, on_progress=on_progress, holder=holder)
@@ -66,10 +66,10 @@ def in_tasks(
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
 ) -> tuple[FoldUnits, CompareStates]:
-    """What `convert` does its work with in a session: `fold` and `compare`.
+    """Return the `fold` and `compare` that let `convert` work in a Spark session.
 
     Args:
-        root_url: of the source's root.
+        root_url: URL of the source's root.
     """
     root, into = Location(root_url, dict(storage_options or {})), Location(target_url, dict(target_options or {}))
     return SparkFold(spark, root, into, "convert"), _SparkCompare(spark, root, into)

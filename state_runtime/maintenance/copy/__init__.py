@@ -1,2 +1,2 @@
-"""Copies of snapshots: everything that one needs at the same relative paths, data first, the manifest last; savepoints
-are such copies."""
+"""Copies of snapshots: all needed objects at the same relative paths, data first, the manifest last. Savepoints are
+such copies."""

@@ -1,8 +1,8 @@
-"""Making a savepoint from a snapshot: pinned, copied below `savepoints/<name>/`, completed; attempt after attempt, by
-whoever owns it.
+"""Makes a savepoint from a snapshot: pinned, copied below `savepoints/<name>/`, completed; in several attempts, by the
+current owner.
 
-A crash at any point leaves a record that says how far it was, a pin that keeps the snapshot, and objects that need not
-be copied again. Anybody may go on from there (`resume_savepoint`): the job's next run does, and `stillstate savepoint
+A crash at any point leaves a record of the progress, a pin that keeps the snapshot, and objects that need not be copied
+again. Any process may continue from there (`resume_savepoint`): the job's next run does, and `stillstate savepoint
 --resume`.
 """
 
@@ -66,45 +66,46 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 _THREADS = 8
-"""Objects at a time: they are read and compared in the driver, beside its stream."""
+"""Objects copied at the same time: the driver reads and compares them beside its stream."""
 
-# The pin of a savepoint outlives its process, because anybody may resume the copy: the snapshot is kept for so long
-# after the last attempt began. (A pin that ends with the work is a `KeptPin`.)
+# The pin of a savepoint outlives its process, because any process may resume the copy: the snapshot is kept for this
+# time after the last attempt began. (A pin that ends with the work is a `KeptPin`.)
 PIN_LASTS_MS = 7 * 24 * 3600 * 1000
 
 
 class LeftToOthers(Exception):
-    """This process does not write what the savepoint is to hold; the message says who can."""
+    """This process does not write the savepoint's content; the message says which process can."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What the folder of a savepoint holds, but for its records: its data and its manifest."""
+    """The content of a savepoint's folder without its records: its data and its manifest."""
 
     objects: int
     bytes: int
 
 
 Convert = Callable[[Store, Manifest, Store, SavepointRecord, Callable[[str, int, int], None], Clock, Ids], Filled]
-"""Writes a snapshot of a root into a savepoint's folder in the format of the record, manifest last. It is told what to
-call with (phase, done, total), raises what `write_converted` raises, and `LeftToOthers`."""
+"""Writes a snapshot of a root into a savepoint's folder in the format of the record, manifest last. The callable
+argument is called with (phase, done, total). Raises what `write_converted` raises, and `LeftToOthers`."""
 
 
 class _Ended(Exception):
-    """Whoever works on the savepoint is to end."""
+    """The work on the savepoint was asked to end."""
 
 
 @dataclass
 class SavepointWork:
-    """What somebody needs to work on the savepoints of a job.
+    """The context for work on the savepoints of a job.
 
     Attributes:
         owner: for people, `host:pid`.
-        ended: set it to end the work soon; anybody can resume the savepoint.
-        wait: sleeps so many seconds or until the work is to end, and says whether it is; returns at once in tests.
-        watch: told of every change of a record, and of the copy's progress.
-        convert: writes savepoints of other formats than the job's own (maintenance/convert/into_savepoint.py).
-        prove: raises if the root is not the caller's any more (snapshot/ownership.py); asked before each write of a
+        ended: set it to end the work soon; any process can resume the savepoint.
+        wait: sleeps for the given seconds or until the work is asked to end; returns whether it is. Returns at once in
+            tests.
+        watch: called on every change of a record, and with the copy's progress.
+        convert: writes savepoints in another format than the job's own (maintenance/convert/into_savepoint.py).
+        prove: raises if the root is not the caller's any more (snapshot/ownership.py); called before each write of a
             record or a pin.
     """
 
@@ -122,10 +123,10 @@ class SavepointWork:
         """Copy an own savepoint that is IN_PROGRESS; attempts, with pauses that double, until it is COMPLETED or
         FAILED.
 
-        Never raises for what the store or the snapshot do: that is in the record that is returned.
+        Never raises for errors of the store or the snapshot: the returned record has them.
 
         Raises:
-            SnapshotInUse: somebody took it over. Fenced: the root is not the caller's any more.
+            SnapshotInUse: another owner took it over. Fenced: the root is not the caller's any more.
         """
         while True:
             try:
@@ -201,14 +202,14 @@ class SavepointWork:
         return self.settle(record)
 
     def settle(self, record: SavepointRecord, *, is_mine: bool = True) -> SavepointRecord:
-        """What follows COMPLETED: a look whether the folder is still there, and then the snapshot is let go.
+        """Finish a COMPLETED savepoint: check that the folder still exists, then release the snapshot.
 
-        A store that does not answer is asked again, with pauses. If it stays away the pin stays too: by that the job's
-        next run, or `--resume`, knows that nobody has looked, and does so.
+        A store that does not answer is asked again, with pauses. If it stays away the pin stays too: the pin shows the
+        job's next run, or `--resume`, that this check is missing, and they do it.
 
         Args:
-            is_mine: this process has just written the record. What another one completed may be damaged since: then
-                its record stays, for people.
+            is_mine: this process has just written the record. A savepoint that another process completed may be damaged
+                since: then its record stays, for people.
 
         Raises:
             SnapshotInUse: it was deleted while its owner slept; nothing is left of it.
@@ -235,7 +236,7 @@ class SavepointWork:
             rewrite=_without_outputs if manifest.outputs else None,
             progress=progress,
             threads=_THREADS,
-            # What is damaged in the job is so in a link to it, or in the store's own copy of it.
+            # Damage in the job's object would also be in a hard link to it, or in the store's own copy of it.
             verified=True,
             independent=record.independent,
             prove=self.prove,
@@ -245,10 +246,10 @@ class SavepointWork:
         return Filled(result.objects, result.bytes)
 
     def _after_failure(self, record: SavepointRecord, message: str, *, again: bool) -> SavepointRecord:
-        """Note a failed attempt. A store that does not take the note gets it with the next one."""
+        """Record a failed attempt. If the store refuses this record, the next one includes it."""
         stored: SavepointRecord | None = None
         try:
-            # The record may be further than we know: the write whose answer was lost.
+            # The stored record may be newer than this process knows: the answer to its write may have been lost.
             stored = read_savepoint(self.root, record.name)
         except MissingSnapshot as error:
             raise SnapshotInUse(f"savepoint {record.name!r} was deleted while it was made; nothing goes on") from error
@@ -269,7 +270,7 @@ class SavepointWork:
         return record
 
     def _hand_over(self, record: SavepointRecord, why: str = "") -> SavepointRecord:
-        """Leave it: whoever looks next may go on at once."""
+        """Release the savepoint: the next process may continue at once."""
         try:
             stored = read_savepoint(self.root, record.name)
             if stored.number != record.number or stored.state != "IN_PROGRESS":
@@ -277,7 +278,7 @@ class SavepointWork:
             said = why or f"{self.owner} ended; `--resume` goes on"
             return self._write(stored.to("IN_PROGRESS", 0, message=said))
         except (StillstateError, OSError):
-            # It gets stale by itself.
+            # The record becomes stale without a write.
             _LOG.warning("savepoint %s could not be handed over", record.name, exc_info=True)
             return record
 
@@ -287,10 +288,10 @@ class SavepointWork:
         return record
 
     def _look_again(self, record: SavepointRecord, *, is_mine: bool) -> None:
-        """Take a record back that says COMPLETED of a folder which was deleted while its owner slept.
+        """Take back a COMPLETED record of a folder that was deleted while its owner slept.
 
         Raises:
-            SnapshotInUse: it was; nothing is left of it.
+            SnapshotInUse: the folder was deleted; nothing is left of it.
             StoreUnavailable: it is not known.
         """
         folder = self.root.child(savepoint_path(record.name))
@@ -298,8 +299,8 @@ class SavepointWork:
             return
         if not is_mine and any(owner_number_of(found.path) is None for found in folder.list_objects("")):
             return
-        # Not what an older backup has brought back at its number; and also below the record of a deletion under way,
-        # which has passed it.
+        # Keeps a record that an older backup restored under the same number. Removes this record even if a deletion
+        # under way has written a later one.
         take_back(folder, record)
         raise SnapshotInUse(
             f"savepoint {record.name!r} in {self.root.url} was deleted while its owner ({record.owner}) slept; its "
@@ -317,11 +318,11 @@ def savepoint_of_stopped(
     format: SavepointFormat = "native",
     independent: bool = False,
 ) -> SavepointRecord:
-    """A savepoint of the job's newest snapshot, without a driver. The job may run or start meanwhile; nothing of it is
-    touched.
+    """Make a savepoint of the job's newest snapshot, without a driver. The job may run or start meanwhile; it is not
+    changed.
 
     Returns:
-        The record, COMPLETED or FAILED (or handed over, if the work was ended).
+        The record, COMPLETED or FAILED (or handed over, if the work was asked to end).
 
     Raises:
         InvalidConfiguration: name, tag or note. SavepointExists: the name is taken.
@@ -357,15 +358,14 @@ def savepoint_of_stopped(
 
 
 def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> SavepointRecord:
-    """Go on with a savepoint whose owner is gone, or that failed. One that is COMPLETED is left as it is, but for its
-    pin.
+    """Continue a savepoint whose owner is gone, or that failed. A COMPLETED one only loses its pin.
 
     Args:
-        force: do not wait until its owner was silent for long: the caller knows that it is gone.
+        force: do not wait for a long silence of its owner: the caller knows that the owner is gone.
 
     Raises:
-        MissingSnapshot: there is none of that name. SnapshotInUse: somebody works on it, or it is being deleted, or it
-            never began.
+        MissingSnapshot: there is no savepoint of that name. SnapshotInUse: a process works on it, or it is being
+            deleted, or it never began.
     """
     record = read_savepoint(work.root, name)
     now_ms = work.clock.now_ms()
@@ -382,7 +382,7 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
             f"{time_text(record.heartbeat_at_ms)}; wait, or end that process"
         )
     if record.state == "REQUESTED":
-        # No snapshot was made for it, and what was asked for must not happen later than it was meant.
+        # It has no snapshot yet, and a snapshot taken now would be later than requested.
         gone = take_over(
             work.root,
             record,
@@ -394,7 +394,7 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
         )
         release_pins(work.root, name, work.prove)
         return gone
-    # Attempts of somebody who died count; those of one that failed do not.
+    # Attempts of an owner that died count; those of a savepoint that FAILED do not.
     attempts = {"attempts": 0} if record.state == "FAILED" else {}
     record = take_over(
         work.root, record, "IN_PROGRESS", owner=work.owner, clock=work.clock, prove=work.prove, **attempts
@@ -403,16 +403,16 @@ def resume_savepoint(work: SavepointWork, name: str, *, force: bool = False) -> 
 
 
 def _without_outputs(manifest: Manifest) -> Manifest:
-    """A savepoint has no side effects: what its checkpoint put out, or still has to, is the job's own to publish."""
+    """Remove the outputs: a savepoint has no side effects, and the job itself publishes its checkpoint's output."""
     epoch = manifest.epoch or manifest.snapshot_id  # before format 3 there was no other number
     return replace(manifest, format_version=format_of(manifest), epoch=epoch, outputs=())
 
 
 def _is_left(root: Store, record: SavepointRecord, now_ms: int) -> bool:
-    """Whether nobody is at work on an open savepoint."""
+    """Whether no process is at work on an open savepoint."""
     if record.state != "REQUESTED":
         return record.is_stale(now_ms)
-    # Nothing is written to it while the run that was asked is in a long epoch: ask after the run.
+    # The requested run does not update the record during a long epoch: look at the run's status.
     status = read_status(root)
     return status is None or status.term != record.term or not status.is_live(now_ms, STALE_MS / 1000)
 
@@ -426,13 +426,13 @@ def pin_for_savepoint(
     ids: Ids,
     prove: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keep the snapshot until the savepoint is complete; a pin that is there is renewed.
+    """Keep the snapshot until the savepoint is complete; an existing pin is renewed.
 
     Args:
         prove: called right before each change.
 
     Raises:
-        SnapshotExpired: it was given up.
+        SnapshotExpired: the snapshot expired.
     """
     holder = holder_of(name)
     for pin in read_pins(root):
@@ -440,7 +440,7 @@ def pin_for_savepoint(
             continue
         prove()
         if pin.is_void(clock.now_ms()):
-            unpin(root, pin)  # it kept nothing: whether the snapshot is still there is asked anew
+            unpin(root, pin)  # it kept nothing: the new pin checks again whether the snapshot exists
         else:
             renew_pin(root, pin, lasts_ms=PIN_LASTS_MS, clock=clock)
             return
@@ -449,10 +449,10 @@ def pin_for_savepoint(
 
 
 def release_pins(root: Store, name: str, prove: Callable[[], None] = lambda: None) -> None:
-    """The savepoint needs no snapshot of the job any more. What the store refuses is logged: the pin ends by itself.
+    """Release the savepoint's pins on snapshots of the job. A store's refusal is logged: the pin expires later.
 
     Args:
-        prove: called right before each pin is taken off; where it raises, the pin is another's by now.
+        prove: called right before each pin is removed; if it raises, the pin is another's by now.
     """
     try:
         for pin in read_pins(root):
@@ -464,7 +464,7 @@ def release_pins(root: Store, name: str, prove: Callable[[], None] = lambda: Non
 
 
 def holder_of(name: str) -> str:
-    """What a savepoint's pin says of it."""
+    """Return the holder name in a savepoint's pin."""
     return f"savepoint {name}"
 
 

@@ -1,11 +1,10 @@
-"""Copies of snapshots: everything that one needs, at the same relative paths below another root; data first, the
-manifest last.
+"""Copies of snapshots: all needed objects, at the same relative paths below another root; data first, manifest last.
 
-So a copy that was cut short is no snapshot, and whoever repeats it goes on from what is there. What is there is
-believed by its content, never by its name and size alone: it is read and compared, block by block. What is there and is
-not right is replaced by the source's object; the name appears with the new bytes or keeps the old ones.
+So an interrupted copy is no snapshot, and a repeat continues from the existing objects. An existing object is accepted
+by its content, never by name and size alone: it is read and compared, block by block. Damaged objects are replaced by
+the source's object; the name gets the new bytes or keeps the old ones.
 
-Nothing is ever overwritten that is right, and the source is only read.
+An intact object is never overwritten, and the source is only read.
 """
 
 from __future__ import annotations
@@ -52,20 +51,20 @@ __all__ = [
     "outputs_below_root",
 ]
 
-# Futures that wait for a thread: enough that none is idle, few enough that a snapshot of a million objects is no
-# million futures.
+# Futures that wait for a thread: enough that no thread is idle, few enough that a snapshot of a million objects does
+# not need a million futures.
 _QUEUED_PER_THREAD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeededObject:
-    """An object that a snapshot needs, and what is known of its bytes.
+    """An object that a snapshot needs, and the known facts about its bytes.
 
     Attributes:
         bytes: -1 if only `bytes_min` is known.
-        digest: SHA-256 of all of it; empty where only those of its parts are known.
-        parts: offset, length and SHA-256 of each part that is needed.
-        optional: it may be gone from the source, and is passed over then.
+        digest: SHA-256 of the whole object; empty if only digests of its parts are known.
+        parts: offset, length and SHA-256 of each needed part.
+        optional: it may be missing in the source, and is skipped then.
     """
 
     path: str
@@ -77,15 +76,15 @@ class NeededObject:
 
     @property
     def bytes_known(self) -> int:
-        """Its size, as far as it is known before it is looked at."""
+        """The size that is known before the object is read: exact, or the minimum."""
         return self.bytes if self.bytes >= 0 else self.bytes_min
 
     def fits_size(self, size: int) -> bool:
-        """Whether an object of that size may be it."""
+        """Whether an object of that size may be this one."""
         return size == self.bytes if self.bytes >= 0 else size >= self.bytes_min
 
     def is_in(self, file: Path) -> bool:
-        """Whether a local file has its bytes: size and every digest that is known."""
+        """Whether a local file has its bytes: size and every known digest."""
         if not self.fits_size(file.stat().st_size) or (self.digest and digest_of_file(file) != self.digest):
             return False
         with file.open("rb") as opened:
@@ -94,7 +93,7 @@ class NeededObject:
 
 @dataclass(frozen=True)
 class CopyProgress:
-    """How far a copy is. Bytes of what was there already count as done."""
+    """Progress of a copy. Bytes that were in the target already count as done."""
 
     objects_done: int
     objects: int
@@ -109,7 +108,7 @@ class CopyResult:
     Attributes:
         manifest: as it was written to the target.
         objects, bytes: of all data that it needs, without the manifest.
-        objects_copied, bytes_copied: of what was not there before.
+        objects_copied, bytes_copied: of objects that the target did not have before.
     """
 
     manifest: Manifest
@@ -134,25 +133,25 @@ def copy_snapshot(
     clock: Clock,
     ids: Ids,
 ) -> CopyResult:
-    """Copy a snapshot with everything that it needs. Atomic: the target has a complete snapshot or none.
+    """Copy a snapshot with all objects that it needs. Atomic: the target has a complete snapshot or none.
 
-    Repeat it after any error or crash: what is right stays, the rest is copied. `job.json` is the caller's to write.
+    Repeat it after any error or crash: intact objects stay, the rest is copied. The caller writes `job.json`.
 
     Args:
-        source: its root; only read. Whoever can pin the snapshot there does so before.
-        target: the root that gets it.
-        rewrite: what the target's manifest says, from the source's. A repeat must get the same result, or it meets its
-            own earlier manifest as another one. None copies the manifest's bytes.
+        source: its root; only read. If possible, the caller has pinned the snapshot there.
+        target: the root that receives the snapshot.
+        rewrite: makes the target's manifest from the source's. A repeat must produce the same result; otherwise its own
+            earlier manifest counts as another snapshot. None copies the manifest's bytes.
         progress: called in this thread, after each object.
         threads: objects at a time.
         verified, independent: see `Copier`.
         prove: called right before the manifest is created; raises if the target is not the caller's any more.
 
     Raises:
-        SnapshotExpired: a file is gone because the snapshot was given up meanwhile.
-        MissingFile, CorruptData: the source is damaged; nothing but complete objects was written.
-        InvalidConfiguration: the target has another snapshot of that id, or has given that id up.
-        SnapshotInUse: the target was replaced while it was copied to; no snapshot was made of what was left.
+        SnapshotExpired: a file is gone because the snapshot expired meanwhile.
+        MissingFile, CorruptData: the source is damaged; only complete objects were written.
+        InvalidConfiguration: the target has another snapshot of that id, or that id has expired in the target.
+        SnapshotInUse: the target was replaced during the copy; no snapshot was made of the remains.
         StoreUnavailable, OutcomeUnknown: repeat it.
     """
     started_s = clock.monotonic_s()
@@ -191,10 +190,10 @@ def copy_snapshot(
 
 
 def create_manifest(target: Store, manifest: Manifest, body: bytes) -> None:
-    """Complete a copy: everything that the manifest names is there.
+    """Complete a copy: all objects that the manifest names are in the target.
 
     Raises:
-        InvalidConfiguration: there is another snapshot of that id.
+        InvalidConfiguration: the target has another snapshot of that id.
         OutcomeUnknown, StoreUnavailable: see `Store.create`.
     """
     if target.create(manifest_path(manifest.snapshot_id), body) is not Created.MINE:
@@ -204,7 +203,7 @@ def create_manifest(target: Store, manifest: Manifest, body: bytes) -> None:
 
 
 def needed_objects(root: Store, manifest: Manifest) -> dict[str, NeededObject]:
-    """The data of a snapshot by path, each object once, without the manifest.
+    """Return the data objects of a snapshot by path, each once, without the manifest.
 
     Raises:
         MissingFile, CorruptSegment, CorruptManifest, UnsupportedFormat, StoreUnavailable: see `references`.
@@ -227,10 +226,10 @@ def needed_objects(root: Store, manifest: Manifest) -> dict[str, NeededObject]:
 
 
 def outputs_below_root(manifest: Manifest) -> list[NeededObject]:
-    """Output that is staged below the job root for this snapshot, which the next run delivers again; later snapshots
-    remove it.
+    """Return output that is staged below the job root for this snapshot and that the next run delivers again; later
+    snapshots remove it.
 
-    Output that other sinks staged lies in their own folders, which are no part of a snapshot.
+    Output that other sinks staged is stored in their own folders, which are no part of a snapshot.
     """
     files = [file for output in manifest.outputs for file in output.files if file.staged.startswith(f"{OUTPUTS_DIR}/")]
     return [NeededObject(path=file.staged, bytes=file.bytes, digest="", optional=True) for file in files]
@@ -240,16 +239,16 @@ class Copier:
     """Copies objects between two roots, several at a time, each once. Use it as a context manager, from one thread.
 
     Args:
-        verified: every object is read in the target and compared, also where no bytes would pass through here.
-        by_link: False: an object is written anew even where the store would give it a second name.
-        independent: no object of the target shares its bytes with another file: where the store copies by hard link,
-            the bytes are read, compared and written instead, and a link that lies there is replaced.
+        verified: every object is read in the target and compared, even if no bytes would pass through this process.
+        by_link: False: an object is written again even if the store could give it a second name.
+        independent: no object of the target shares its bytes with another file: if the store copies by hard link, the
+            bytes are read, compared and written instead, and an existing link is replaced.
         known: paths that are right in the target, by an earlier copy of this process; grows.
         progress: called in the caller's thread, after each object.
 
     Attributes:
-        objects, bytes: of everything that was asked for; objects_copied, bytes_copied: of what had to be copied.
-        replaced: paths where something else lay in the target.
+        objects, bytes: of all requested objects; objects_copied, bytes_copied: of those that had to be copied.
+        replaced: paths where the target had a different object.
     """
 
     def __init__(
@@ -289,17 +288,17 @@ class Copier:
         self._scratch.cleanup()
 
     def copy(self, needed: Iterable[NeededObject]) -> None:
-        """Bring objects to the target; returns when all of them are there. The first error ends it.
+        """Bring objects to the target; return when all of them are there. The first error ends the copy.
 
         Raises:
-            MissingFile, CorruptData: the source's. StoreUnavailable: try again.
+            MissingFile, CorruptData: of the source. StoreUnavailable: try again.
         """
         todo = list({need.path: need for need in needed if need.path not in self._known}.values())
         left_objects, left_bytes = len(todo), sum(need.bytes_known for need in todo)
         running: set[Future[tuple[NeededObject, int, bool]]] = set()
         for number, need in enumerate(todo):
             self._list_folder(need.path)
-            # Names are drawn here: a source of ids need not be thread-safe.
+            # Draw the names in this thread: a source of ids need not be thread-safe.
             running.add(self._pool.submit(self._one, need, Path(self._scratch.name) / self._ids.short()))
             while len(running) >= self._threads * _QUEUED_PER_THREAD or (running and number == len(todo) - 1):
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -314,7 +313,7 @@ class Copier:
                         self._progress(CopyProgress(self.objects, objects, self.bytes, in_all))
 
     def copy_what_is_gone(self, needed: Iterable[NeededObject]) -> None:
-        """Copy again what was copied, or found, and is not there any more. One listing for each folder.
+        """Copy again the objects that were copied, or found, and are missing now. One listing for each folder.
 
         Raises:
             as `copy`.
@@ -325,11 +324,11 @@ class Copier:
         self.copy(need for need in needed if need.path in gone)
 
     def check_still_there(self) -> None:
-        """List once more what was copied, or found. A target that was replaced meanwhile by an older backup of itself
-        lacks some of it, whichever was copied before and which after that. One listing for each folder.
+        """Check that all copied and found objects still exist. If an older backup of the target replaced it meanwhile,
+        some of them are missing, independent of the order of copies. One listing for each folder.
 
         Raises:
-            SnapshotInUse: something is gone; complete nothing with the rest.
+            SnapshotInUse: an object is gone; complete nothing with the rest.
         """
         gone = self._gone()
         if gone:
@@ -351,7 +350,7 @@ class Copier:
         self.bytes_copied += size if was_copied else 0
 
     def _list_folder(self, path: str) -> None:
-        # A listing per folder, not a request per object: a copy mostly begins with nothing there.
+        # One listing per folder, not one request per object: the target of a copy is mostly empty at first.
         top = path.partition("/")[0]
         if top not in self._present:
             linked = {found.path for found in self._target.list_shared(top)} if self._independent else set()
@@ -359,7 +358,7 @@ class Copier:
             self._present[top] = {found.path: found.bytes for found in listed if found.path not in linked}
 
     def _one(self, need: NeededObject, scratch: Path) -> tuple[NeededObject, int, bool]:
-        """Whether it had to be copied, and its size; of an optional object that is gone 0."""
+        """Copy one object if necessary. Return its size (0 for a missing optional one), and whether it was copied."""
         size = self._present[need.path.partition("/")[0]].get(need.path, -1)
         try:
             if size >= 0 and self._is_there(need, size, scratch):
@@ -413,7 +412,7 @@ class Copier:
             raise missing_file(need.path, self._source.url, RESTORE_OR_CHOOSE) from error
 
     def _copy_through(self, need: NeededObject, scratch: Path) -> int:
-        # Twice: an answer that was cut or altered on its way is no damage.
+        # Read twice: an answer that was truncated or altered on its way is no damage.
         if not (_reads(self._source, need, scratch) or _reads(self._source, need, scratch)):
             raise _altered(self._source, need.path, scratch.stat().st_size)
         size = scratch.stat().st_size
@@ -425,7 +424,7 @@ class Copier:
 
 
 def _reads(root: Store, need: NeededObject, scratch: Path) -> bool:
-    """Read an object into a file; whether it is the one that is needed."""
+    """Read an object into a file; return whether it is the needed one."""
     scratch.touch()
     try:
         root.get_file(need.path, scratch)
@@ -435,7 +434,7 @@ def _reads(root: Store, need: NeededObject, scratch: Path) -> bool:
 
 
 def _manifest_bytes(source: Store, manifest: Manifest) -> bytes:
-    # As they are: a manifest of an older format would not come out of the encoder as it went in.
+    # The stored bytes: encoding a manifest of an older format again would change it.
     path = manifest_path(manifest.snapshot_id)
     try:
         body = source.read(path, MANIFEST_BYTES_MAX)

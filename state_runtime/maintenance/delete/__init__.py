@@ -1,1 +1,1 @@
-"""Deleting snapshots, savepoints and whole roots, and what a claim leaves."""
+"""Deletion of snapshots, savepoints, whole roots, and the remains of a claimed root."""

@@ -1,8 +1,8 @@
-"""The end of a claimed root: once the claimer has a checkpoint of its own, it needs nothing of the old root.
+"""The end of a claimed root: once the claimer has its own checkpoint, it needs nothing of the old root.
 
-The root is deleted as a whole (maintenance/delete/roots.py). As long as somebody needs a part of it (a pin, a fold, a
-savepoint below it), only the checkpoints that nobody needs go, through the boundary; what stays is named, and the
-claimer's next run tries again. A crash leaves the claim or the tombstone in place, from which that run goes on.
+The root is deleted as a whole (maintenance/delete/roots.py). While a holder needs a part of it (a pin, a fold, a
+savepoint below it), only the unneeded checkpoints are deleted, through the boundary. The remaining ones are named, and
+the claimer's next run tries again. A crash leaves the claim or the tombstone in place, so that run can continue.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left of a claimed root.
+    """The remains of a claimed root.
 
     Attributes:
-        gone: it is no root any more.
-        holders: who needs what is left, for people; empty if nobody does.
-        failures: objects that could not be deleted, or are not ours.
+        gone: the folder is no root any more.
+        holders: the holders that need the remains, for people; empty if none.
+        failures: objects that could not be deleted, or that Stillstate did not write.
     """
 
     gone: bool
@@ -58,20 +58,20 @@ def end_claim(
     prove: Callable[[], None] = lambda: None,
     threads: int = THREADS,
 ) -> Remains:
-    """Delete a root that a job has claimed, as far as nobody else needs it. Repeat it after a crash, or when who held
-    it is done.
+    """Delete a root that a job has claimed, except for parts with other holders. Repeat it after a crash, or when the
+    holders are done.
 
     Args:
-        claimer_uid: the job; it has a checkpoint of its own.
-        owner: who deletes, `host:pid`.
-        prove: raises if the run that claimed it has lost its own job: then what it began with may still be needed.
+        claimer_uid: the job that claimed the root; it has its own checkpoint.
+        owner: the process that deletes, `host:pid`.
+        prove: raises if the run that claimed the root has lost its own job: then the root may still be needed.
 
     Raises:
-        Fenced: it has; or the claimed root is another job's by now. Nothing more was changed.
-        CorruptManifest, UnsupportedFormat: somebody's need cannot be read; nothing was removed.
-        StoreUnavailable, OutcomeUnknown: it may be given up; repeat it.
+        Fenced: the run has lost its job; or the claimed root is another job's by now. Nothing more was changed.
+        CorruptManifest, UnsupportedFormat: a pin or record cannot be read; nothing was removed.
+        StoreUnavailable, OutcomeUnknown: the root may have its tombstone; repeat it.
     """
-    # Before the claim: as long as that is there, the root is the one that was claimed.
+    # Read before the claim: while the claim exists, the root is the one that was claimed.
     info = read_job_info(root)
     claim = read_claim(root)
     if claim is not None and claim.job_uid != claimer_uid:
@@ -105,7 +105,7 @@ def end_claim(
 
 @dataclass(frozen=True)
 class _ClaimerProof(JobProof):
-    """That the root is still the one that was claimed, and the claimer still has its own job."""
+    """Proves that the root is still the claimed one, and that the claimer still has its own job."""
 
     prove: Callable[[], None] = lambda: None
 
@@ -116,7 +116,7 @@ class _ClaimerProof(JobProof):
 
 
 def _delete_unneeded(root: Store, proof: _ClaimerProof, clock: Clock, ids: Ids, threads: int) -> None:
-    """The checkpoints that nobody needs; the newest stays with what is needed, so that what is left is still a root."""
+    """Delete the unneeded checkpoints; the newest stays with the needed ones, so that the remains are still a root."""
     snapshot_ids = read_existing(root).snapshot_ids
     held, _ = read_holders(root, clock)
     doomed = [i for i in snapshot_ids[:-1] if i not in held]
@@ -125,8 +125,8 @@ def _delete_unneeded(root: Store, proof: _ClaimerProof, clock: Clock, ids: Ids, 
 
 
 class ClaimEnding:
-    """Ends a job's claim beside its run, once the run has made a checkpoint. What fails is logged, and tried again by
-    the next run.
+    """Ends a job's claim beside its run, once the run has made a checkpoint. Failures are logged; the next run tries
+    again.
 
     Life cycle: made → `watching` → (first checkpoint: a thread begins) → `close`.
 
@@ -145,7 +145,7 @@ class ClaimEnding:
     def watching(
         self, on_progress: Callable[[Progress], None] | None, committer: Committer
     ) -> Callable[[Progress], None]:
-        """What is called after each epoch instead of `on_progress`."""
+        """Return the function to call after each epoch instead of `on_progress`."""
         self._prove = committer.ownership.check
 
         def watch(progress: Progress) -> None:
@@ -158,7 +158,7 @@ class ClaimEnding:
         return watch
 
     def close(self, timeout_s: float) -> None:
-        """The run ends: wait so long; what is left then is for the next run."""
+        """Wait up to the timeout when the run ends; the next run finishes the rest."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -1,9 +1,9 @@
-"""Deleting whole folders: a job root, or a savepoint, which is laid out like one.
+"""Deletion of whole folders: a job root, or a savepoint, which is laid out like one.
 
 A tombstone comes first: from then on no reader finds a snapshot, no pin counts, and a run that starts or commits is
-fenced. Then all that lies there goes, the data first; what is not ours stays and is named. Last goes what says that the
-folder is being deleted: of a root its boundary, of a savepoint its record. A crash at any point leaves a folder that is
-deleted for everybody; the same call again ends it.
+fenced. Then all objects are removed, the data first. Objects that Stillstate did not write stay, and are named. The
+document that marks the folder as being deleted goes last: the boundary of a root, the record of a savepoint. After a
+crash at any point the folder is deleted for all users; the same call again finishes the removal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["delete_root", "delete_savepoint", "remove_debris"]
 
 
 def _nothing_to_prove() -> None:
-    """Of whoever deletes what can only be his own."""
+    """Prove nothing: for a deletion in a folder that only the caller can own."""
 
 
 def delete_root(
@@ -52,24 +52,24 @@ def delete_root(
     """Delete a job with all of its snapshots. Atomic for readers and runs: from the tombstone on it is deleted.
 
     Args:
-        owner: who deletes, `host:pid`.
-        with_savepoints: its savepoints too; else they are in the way.
-        claimed_by: uid of the job that has claimed it, if that is who deletes.
-        moved_by: uid of the move that has carried it elsewhere, if that is who deletes.
-        job_uid: of the job that is meant, if the caller knows it; else whichever is there now.
-        keep: of what lies there this stays: the record of whoever deletes.
+        owner: the process that deletes, `host:pid`.
+        with_savepoints: delete its savepoints too; if False, a savepoint prevents the deletion.
+        claimed_by: uid of the job that has claimed the root, if that job deletes it.
+        moved_by: uid of the move that has copied the root elsewhere, if that move deletes it.
+        job_uid: the job to delete, if the caller knows it; else the job that is there now.
+        keep: kinds of objects that stay: the record of the deleting process.
         prove: raises if the caller may not delete (any more); called before each step, and between deletions.
 
     Raises:
         Fenced: the root became another job's while this process slept; nothing of that job was changed.
-        JobNotFound: there is nothing. SnapshotInUse: a run, a pin, a materialization, a savepoint or another job needs
-            it; the message names it.
-        CorruptManifest, UnsupportedFormat: somebody's need cannot be read; nothing was removed.
+        JobNotFound: the folder has no job. SnapshotInUse: a run, a pin, a materialization, a savepoint or another job
+            needs it; the message names it.
+        CorruptManifest, UnsupportedFormat: a pin or record cannot be read; nothing was removed.
         StoreUnavailable, OutcomeUnknown: it may be deleted for readers; repeat it.
     """
     boundary = read_boundary(root)
     info = read_job_info(root)
-    # What a copy or move that was taken back has left: never a job, so whatever was copied with it holds nothing.
+    # The remains of a copy or move that was taken back: never a job, so documents copied with it hold nothing.
     moving = read_moving(root)
     is_debris = info is None and moving is not None and moving.role == "target"
     if info is None and not boundary.is_tombstone and not is_debris:
@@ -88,7 +88,7 @@ def delete_root(
 
     parts: list[Deleted] = []
     if is_debris:
-        # With folders of savepoints that have no record yet.
+        # Includes savepoint folders without a record.
         folders = [root.child(f"{SAVEPOINTS_DIR}/{name}") for name in savepoint_names(root)]
         parts += [_remove(folder, last="savepoint", prove=check, threads=threads) for folder in folders]
     elif with_savepoints:
@@ -99,14 +99,14 @@ def delete_root(
         try:
             check()
         except Fenced:
-            # Asleep before the create: a tombstone in the root of a new job would be its end.
+            # The process slept before the create: the tombstone must not delete a new job's root.
             take_back_boundary(root, written)
             raise
 
     advance_boundary(
         root, lambda now: now.tombstone(), clock=clock, ids=ids, before=lambda _: check(), after=look_again
     )
-    # Whoever came before the tombstone is seen now; whoever came after it has seen it.
+    # A holder that came before the tombstone is seen now; a later one has seen the tombstone.
     if not is_debris:
         _refuse(root, _in_the_way(root, clock, claimed_by, with_savepoints=False), given_up=True)
     removed = _remove(root, last="boundary", keep=keep, prove=check, on_progress=on_progress, threads=threads)
@@ -129,13 +129,12 @@ def delete_savepoint(
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> Deleted:
-    """Delete a savepoint of a job, in any state that nobody is at work on. Its files are its own: nothing else needs
-    them.
+    """Delete a savepoint of a job, in any state unless a process is at work on it. Nothing else needs its files.
 
     Raises:
-        MissingSnapshot: there is none of that name. SnapshotInUse: it is being made, or somebody reads or copies it, or
-            another job has claimed it; the message names who.
-        CorruptManifest, UnsupportedFormat: what it is cannot be read; nothing was removed.
+        MissingSnapshot: there is no savepoint of that name. SnapshotInUse: it is being made, read or copied, or another
+            job has claimed it; the message names the holder.
+        CorruptManifest, UnsupportedFormat: a document of it cannot be read; nothing was removed.
         StoreUnavailable, OutcomeUnknown: it may be DELETING; repeat it.
     """
     folder = root.child(savepoint_path(name))
@@ -149,7 +148,7 @@ def delete_savepoint(
     mine = take_over(root, record, "DELETING", owner=owner, clock=clock)
 
     def check() -> None:
-        # A name can be used again once its record is gone, so a sleeper may wake in another savepoint.
+        # A name can be used again once its record is gone, so a process that slept may wake in another savepoint.
         now = read_record(folder)
         if now is None or (now.uid, now.number) != (mine.uid, mine.number):
             raise SnapshotInUse(
@@ -163,7 +162,7 @@ def delete_savepoint(
 
 
 def remove_debris(folder: Store, *, clock: Clock, ids: Ids, threads: int = THREADS) -> Deleted:
-    """Remove what a copy that will never be complete has written. Nobody may use it, so nobody is asked.
+    """Remove the objects of a copy that will never be complete. Such a copy is not usable, so holders are not checked.
 
     Raises:
         StoreUnavailable, OutcomeUnknown: repeat it.
@@ -173,7 +172,7 @@ def remove_debris(folder: Store, *, clock: Clock, ids: Ids, threads: int = THREA
 
 
 def _in_the_way(root: Store, clock: Clock, claimed_by: str, *, with_savepoints: bool = True) -> list[str]:
-    """Who needs something of a folder, for people."""
+    """Name the holders that need something of a folder, for people."""
     holders, needed = read_holders(root, clock)
     found = [f"{who} (snapshot {i})" for i, names in sorted(holders.items()) for who in names]
     if needed.writers and not needed.snapshots:
@@ -187,29 +186,30 @@ def _in_the_way(root: Store, clock: Clock, claimed_by: str, *, with_savepoints: 
 
 
 def _moved_away(moving: Moving | None, moved_by: str) -> list[str]:
-    """The move that carries a root elsewhere, unless it is who asks."""
+    """Name the move that carries a root elsewhere, unless it is the caller."""
     if moving is None or moving.role != "source" or moving.uid == moved_by:
         return []
     return [f"the move to {moving.other_url}, which deletes it in the end; repeat that, or take it back with --abort"]
 
 
 def _names(root: Store) -> list[str]:
-    """Savepoints with a record."""
+    """Return the names of savepoints with a record."""
     found = []
     for name in savepoint_names(root):
         try:
             check_job_name(name)
         except InvalidConfiguration:
-            continue  # nobody of ours made it: it stays, and is named
+            continue  # not made by Stillstate: it stays, and is named
         if read_record(root.child(savepoint_path(name))) is not None:
             found.append(name)
     return found
 
 
 def _refuse(root: Store, holders: Iterable[str], *, given_up: bool = False) -> None:
-    """
+    """Refuse a deletion that any holder prevents.
+
     Raises:
-        SnapshotInUse: there is one.
+        SnapshotInUse: there is at least one holder.
     """
     names = "; ".join(holders)
     if names:
@@ -230,7 +230,7 @@ def _remove(
     on_progress: OnProgress | None = None,
     threads: int,
 ) -> Deleted:
-    """Remove all that is ours below a folder that is given up: data, then manifests, then what says so."""
+    """Remove all objects of Stillstate below a folder with a tombstone: data, manifests, then the `last` document."""
     found = [o for o in (*root.list_objects(""), *root.list_debris()) if kind_of(o.path) not in keep]
     foreign = [o for o in found if kind_of(o.path) is None]
     steps = _ordered([o for o in found if kind_of(o.path) is not None], last)
@@ -239,7 +239,7 @@ def _remove(
     total, done = sum(map(len, steps)), 0
     for step in steps:
         if failures:
-            break  # what comes later leads to what could not be removed
+            break  # later objects lead to those that could not be removed
         before = done
         failures += delete_objects(
             root,
@@ -260,7 +260,7 @@ def _remove(
 
 
 def _ordered(objects: list[StoredObject], last: str) -> list[list[StoredObject]]:
-    """Steps, one after the other; the last in order of age, so that the newest says what counts until the end."""
+    """Return the steps in order. The last step is sorted by age, so the newest of its documents is removed last."""
 
     def step(found: StoredObject) -> int:
         kind = kind_of(found.path)

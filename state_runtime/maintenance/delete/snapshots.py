@@ -1,12 +1,12 @@
-"""Deleting snapshots, savepoints and whole jobs. Boundary first, then data, the record last; refused if somebody needs
-them.
+"""Deletion of snapshots, savepoints and whole jobs. Boundary first, then data, the record last; refused if a holder
+needs them.
 
     refuse ──▶ announce ──▶ settle ──▶ data ──▶ manifest            (snapshots; see snapshot/expiry_boundary.py)
     refuse ──▶ record DELETING ──▶ tombstone ──▶ data ──▶ record    (savepoints)
     refuse ──▶ tombstone ──▶ data ──▶ boundary                      (job roots)
 
-A crash between any two leaves something that is no snapshot any more, or still is one as a whole; the same call again
-ends it, and so does garbage collection. An object that cannot be deleted is reported by its name, and the record that
+A crash between two steps leaves either an expired snapshot or a complete one. The same call again finishes the
+deletion, and so does garbage collection. An object that cannot be deleted is reported by its name, and the record that
 leads to it stays.
 """
 
@@ -57,7 +57,7 @@ __all__ = [
 
 THREADS = 16
 OnProgress = Callable[[int, int], None]
-"""Objects that are done, and all of them."""
+"""Called with the number of objects done and the total."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Deleted:
-    """What a deletion did.
+    """The result of a deletion.
 
     Attributes:
-        snapshot_ids: given up, nothing of them is left.
-        kept: not given up after all, or not removed yet, because of somebody who came while they were: who, by id.
+        snapshot_ids: expired, and completely removed.
+        kept: not expired after all, or not removed yet, because a holder appeared meanwhile: the holders, by id.
         objects, bytes: removed; bytes as far as they are recorded.
-        failures: what is left; the same call again tries it again.
+        failures: objects that are left; the same call again tries them again.
     """
 
     snapshot_ids: tuple[int, ...] = ()
@@ -88,12 +88,12 @@ class Deleted:
 
 @dataclass(frozen=True)
 class DeletionPlan:
-    """What deleting some snapshots would do.
+    """The expected result of deleting some snapshots.
 
     Attributes:
-        given_up: those of them that are given up already, by a deletion that was cut short.
-        objects, bytes: that nothing else needs; bytes as far as they are recorded.
-        shared_objects: that they need, and that stay because others need them too.
+        given_up: those that have expired already, by an interrupted deletion.
+        objects, bytes: objects that nothing else needs; bytes as far as they are recorded.
+        shared_objects: objects of these snapshots that stay because others need them too.
     """
 
     snapshot_ids: tuple[int, ...]
@@ -107,17 +107,17 @@ class DeletionPlan:
 
 
 def run_of(catalog: Catalog, clock: Clock) -> str:
-    """The live run, for people; empty if there is none that was heard of."""
+    """Name the live run, for people; empty if no live run is known."""
     status = live_run(catalog, clock)
     return f"run {status.term} (process {status.pid} on {status.host})" if status is not None else ""
 
 
 def needed_by(catalog: Catalog, existing: Existing, holders: Holders, clock: Clock) -> Holders:
-    """Who needs each snapshot: pins and materializations, and the newest one whoever runs the job, or will.
+    """Return the holders of each snapshot: pins, materializations, and for the newest one the current or next run.
 
     Raises:
-        JobRootMismatch: the newest one is of another job, so which one this job goes on from is not known; nothing may
-            be deleted.
+        JobRootMismatch: the newest one is of another job, so it is unknown which one this job continues from; nothing
+            may be deleted.
         JobNotFound: the job was deleted meanwhile.
     """
     try:
@@ -135,13 +135,14 @@ def needed_by(catalog: Catalog, existing: Existing, holders: Holders, clock: Clo
     run = run_of(catalog, clock)
     reason = f"{run}, which goes on from it" if run else "the job's next run, which goes on from it"
     mine = (*holders.get(newest.snapshot_id, ()), reason)
-    # The folder of one that is on its way belongs to the run too.
+    # The folder of a snapshot that is not complete yet belongs to the run too.
     coming = {i: (f"{run or 'a run'} is making it",) for i in existing.snapshot_ids if i > newest.snapshot_id}
     return {**holders, newest.snapshot_id: mine, **coming}
 
 
 def _refuse(needed: Holders, doomed: Iterable[int], root: Store) -> None:
-    """
+    """Refuse to delete needed snapshots.
+
     Raises:
         SnapshotInUse: one of the doomed is needed; all holders are named.
     """
@@ -151,7 +152,7 @@ def _refuse(needed: Holders, doomed: Iterable[int], root: Store) -> None:
 
 
 def plan_deletion(root: Store, snapshot_ids: Sequence[int], *, clock: Clock, damaged: bool = False) -> DeletionPlan:
-    """What `delete_snapshots` would do now; only reads.
+    """Return what `delete_snapshots` would do now; only reads.
 
     Raises:
         What `delete_snapshots` raises.
@@ -168,7 +169,7 @@ def plan_deletion(root: Store, snapshot_ids: Sequence[int], *, clock: Clock, dam
         try:
             needed |= marker.of(snapshot_id)[0].keys()
         except MissingSnapshot:
-            continue  # given up by somebody else since, or on its way
+            continue  # expired meanwhile by another process, or not complete yet
     own = {path: size for path, size in theirs.items() if path not in needed}
     return DeletionPlan(
         tuple(sorted(doomed)),
@@ -180,7 +181,7 @@ def plan_deletion(root: Store, snapshot_ids: Sequence[int], *, clock: Clock, dam
 
 
 def _check(catalog: Catalog, snapshot_ids: Sequence[int], clock: Clock, *, damaged: bool) -> set[int]:
-    """Which of the doomed are given up already.
+    """Return which of the doomed have expired already.
 
     Raises:
         MissingSnapshot, SnapshotInUse, CorruptData, UnsupportedFormat: see `delete_snapshots`.
@@ -199,7 +200,7 @@ def _check(catalog: Catalog, snapshot_ids: Sequence[int], clock: Clock, *, damag
             try:
                 catalog.manifest(snapshot_id)
             except SnapshotExpired:
-                given_up.add(snapshot_id)  # by somebody else, just now
+                given_up.add(snapshot_id)  # another process let it expire just now
     return given_up
 
 
@@ -218,26 +219,27 @@ def delete_snapshots(
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> Deleted:
-    """Delete snapshots of a job. From the boundary on they are none, all of them at once; then what only they need is
+    """Delete snapshots of a job. The boundary lets all of them expire at once; then the objects that only they need are
     removed.
 
-    Given up and removed before: fine. Repeated after a crash it ends what was begun.
+    Snapshots that expired or were removed before are accepted. A repeat after a crash finishes the deletion.
 
     Args:
-        damaged: also those whose manifest is lost or damaged: what they named is left to garbage collection.
-        proof: of a caller that knows whose root it was before; else it is whose it is now.
-        marker: of a caller that deletes again and again.
+        damaged: also delete snapshots with a lost or damaged manifest: garbage collection removes the objects that they
+            named.
+        proof: of a caller that already has one; the default proves that the root stays with its current job.
+        marker: of a caller that deletes repeatedly.
         on_progress: called in this thread.
 
     Returns:
-        What was done; it is not complete if `kept` or `failures` say so.
+        The work that was done; it is not complete if `kept` or `failures` is not empty.
 
     Raises:
-        MissingSnapshot: there is none of an id. SnapshotInUse: one is needed; the message names by whom. Nothing was
+        MissingSnapshot: an id has no snapshot. SnapshotInUse: one is needed; the message names the holder. Nothing was
             changed.
-        CorruptData, UnsupportedFormat: what some snapshot needs cannot be known; nothing was removed.
+        CorruptData, UnsupportedFormat: the needs of some snapshot cannot be known; nothing was removed.
         Fenced: the proof failed; nothing was changed since the last one.
-        StoreUnavailable, OutcomeUnknown: they may be given up; repeat it.
+        StoreUnavailable, OutcomeUnknown: they may have expired; repeat it.
     """
     marker = marker or Marker(root, clock)
     proof = proof or JobProof(root, marker.catalog.job_info().uid)
@@ -263,15 +265,15 @@ def give_up(
     ids: Ids,
     since: int = 0,
 ) -> dict[int, tuple[str, ...]]:
-    """Announce and settle. Atomic in each step; a crash in between leaves snapshots `going`, which the next collector
-    settles.
+    """Announce snapshots as expired, and settle them. Each step is atomic. A crash in between leaves snapshots `going`;
+    the next collector settles them.
 
     Args:
-        existing: all snapshots that there are, and `since`: sequence of the boundary that was read with them.
-        proof: made before each boundary, so that a sleeper gives nothing up in a root that is another's by now.
+        existing: all existing snapshots, and `since`: sequence of the boundary that was read with them.
+        proof: made before each boundary, so that after a sleep nothing expires in a root that is another's by now.
 
     Returns:
-        Who came meanwhile, by snapshots that are back for them.
+        By id the holders that appeared meanwhile, for the snapshots that they kept from expiring.
 
     Raises:
         Fenced: the root is another's by now; nothing was changed.
@@ -287,13 +289,13 @@ def give_up(
 
 @dataclass(frozen=True)
 class _Followed:
-    """A proof that looks, too, whether the newest of the snapshots that stay is still there.
+    """A proof that also checks that the newest of the remaining snapshots is still there.
 
-    Without it a sleeper could give up all snapshots of an older backup: the run of a term that the backup holds finds
-    its own mark and its own newest snapshot there, and what a newer run had made since is gone.
+    Without this check a process that slept could let all snapshots of an older backup expire: a run whose term the
+    backup holds finds its own mark and newest snapshot there, while the snapshots of a newer run are missing.
 
     Attributes:
-        newest: of those that stay; 0 if none does.
+        newest: the newest of the remaining snapshots; 0 if none remains.
     """
 
     root: Store
@@ -306,23 +308,23 @@ class _Followed:
         return self.proof.job_uid
 
     def check(self, *, since: int = 0) -> None:
-        """See `Proof`. One small request more."""
+        """See `Proof`. Sends one more small request."""
         self.proof.check(since=since)
         if not self._is_there():
             self.proof.check(since=since)
 
     def check_place(self) -> None:
-        """See `Proof`. One small request more."""
+        """See `Proof`. Sends one more small request."""
         self.proof.check_place()
         if not self._is_there():
             self.proof.check_place()
 
     def _is_there(self) -> bool:
-        """If not, it was given up itself meanwhile, and there is a newer one. That one may be another job's, in whose
-        root the caller woke: he proves once more whose the root is.
+        """Return whether the newest remaining snapshot is there. If not, it expired meanwhile, and a newer one exists.
+        The newer one may be another job's, in whose root the caller woke: the caller then repeats its proof.
 
         Raises:
-            Fenced: there is none.
+            Fenced: there is no newer one.
         """
         if not self.newest or self.root.exists(manifest_path(self.newest)):
             return True
@@ -336,10 +338,10 @@ class _Followed:
 def settle(
     root: Store, announced: Collection[int], proof: Proof, *, clock: Clock, ids: Ids, since: int = 0
 ) -> dict[int, tuple[str, ...]]:
-    """Take those back that somebody pinned before they were announced; the others are gone. See `give_up`."""
+    """Take back those with a pin that was placed before the announcement; the others are gone. See `give_up`."""
     if not announced:
         return {}
-    # After the announcement: a pin that counts was there before it.
+    # Read after the announcement: a pin that counts was placed before it.
     holders, _ = read_holders(root, clock)
     settled = advance_own_boundary(
         root, lambda now: now.settling(announced, holders.keys()), proof, clock=clock, ids=ids, since=since
@@ -357,18 +359,18 @@ def remove_given_up(
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> Deleted:
-    """Remove what only these snapshots need, then their manifests. Of one that is not gone by the boundary nothing is
-    touched.
+    """Remove the objects that only these snapshots need, then their manifests. Nothing is removed of a snapshot that is
+    not gone by the boundary.
 
-    No age counts here: a manifest named these objects, so nobody is about to name them for the first time.
+    There is no age floor here: a manifest named these objects, so no writer is about to name them for the first time.
 
     Args:
-        proof: made before each few deletions, and after what is deleted was read: manifests are deleted by their
-            number, which the root of another job has too.
+        proof: made before every few deletions, and after the read of the objects to delete: manifests are deleted by
+            their number, and the root of another job has the same numbers.
 
     Raises:
         Fenced: the root is another's by now; nothing was removed since the last proof.
-        CorruptData, UnsupportedFormat, StoreUnavailable: what others need cannot be known; nothing was removed.
+        CorruptData, UnsupportedFormat, StoreUnavailable: the needs of others cannot be known; nothing was removed.
     """
     boundary = read_boundary(root)
     gone = [i for i in sorted(doomed) if boundary.is_gone(i)]
@@ -376,11 +378,11 @@ def remove_given_up(
         return Deleted()
     theirs = {snapshot_id: marker.rest_of(snapshot_id) for snapshot_id in gone}
     _, holders, marks = mark(root, marker, clock)
-    # What others gave up since was not asked what it needs, and is a snapshot in a backup that is older than that: so
-    # their boundary must be there too, and not only the one that these were given up by.
+    # The needs of snapshots that others let expire since were not read, and such a snapshot is valid in an older
+    # backup. So their boundary must be there too, and not only the boundary of these snapshots.
     prove = partial(proof.check, since=max(boundary.sequence, marks.boundary_sequence))
     waiting = {i: holders[i] for i in gone if i in holders}
-    # Once more, now that it is chosen: a materialization pins its snapshot, and then looks whether it is there.
+    # Read once more after the choice: a materialization pins its snapshot, and then looks whether the snapshot exists.
     holders, needed = read_holders(root, clock, marker.records)
     waiting |= {i: holders[i] for i in gone if i in holders}
     removable = {
@@ -390,7 +392,7 @@ def remove_given_up(
         for path, size in paths.items()
         if not marks.keeps(path) and not needed.keeps(path) and kind_of(path) in DATA_KINDS
     }
-    # What leads to other objects after them, or a crash in between would lose where they are.
+    # Objects that lead to other objects are removed after them; otherwise a crash in between would lose their paths.
     leaves = sorted(p for p in removable if kind_of(p) not in ("segment", "listing"))
     failures = delete_objects(
         root, leaves, prove=prove, on_progress=_part(on_progress, 0, len(removable)), threads=threads
@@ -409,7 +411,7 @@ def remove_given_up(
     failed = {f.path for f in failures}
     left = failed | (removable.keys() - set(leaves) - set(leading))
     finished = [i for i in gone if i not in waiting and not left & theirs[i].keys()]
-    # The record last: as long as it lies there, the next collector knows what it led to.
+    # The manifest last: while it is stored, the next collector knows the objects that it named.
     failures += delete_objects(root, [manifest_path(i) for i in finished], prove=prove, threads=threads)
     for snapshot_id in finished:
         root.remove_empty_folders(manifest_path(snapshot_id).rpartition("/")[0])
@@ -424,7 +426,7 @@ def remove_given_up(
 
 
 def _part(on_progress: OnProgress | None, before: int, total: int) -> OnProgress | None:
-    """Progress of a part of all."""
+    """Turn the progress of a part into the progress of the whole."""
     return None if on_progress is None else lambda done, _: on_progress(before + done, total)
 
 
@@ -439,11 +441,11 @@ def delete_objects(
     """Delete objects one by one, several at a time: bulk requests of object stores hide which ones failed.
 
     Args:
-        prove: called before each `threads` deletions, so that somebody who wakes in a root that is another's by now
-            deletes no more than those that he was at. What it raises ends the deletion.
+        prove: called before each `threads` deletions. A process that slept and wakes in another owner's root deletes at
+            most the group that it had begun. An error that `prove` raises ends the deletion.
 
     Returns:
-        Those that could not be deleted. The others are gone, also those that were not there.
+        Those that could not be deleted. All others are gone, also those that did not exist.
     """
     failures: list[Failure] = []
 

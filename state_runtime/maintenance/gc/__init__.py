@@ -1,1 +1,1 @@
-"""Garbage collection: what nothing needs and nobody will name any more, in two passes."""
+"""Garbage collection: deletes, in two passes, the objects that nothing needs and no writer will name any more."""

@@ -1,5 +1,5 @@
-"""Garbage collection beside the driver's epochs: what failed savepoints, folds that nobody adopted and killed writers
-have left goes without a person, once a day."""
+"""Garbage collection beside the driver's epochs: once a day it removes, without a person, the remains of failed
+savepoints, unadopted folds and killed writers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["BackgroundCollection"]
 _LOG = logging.getLogger(__name__)
 
 FIRST_AFTER_S = 600.0
-"""A run that ends sooner, or is started again and again, does not list its root each time."""
+"""The delay of a run's first collection: a run that is shorter, or restarts often, does not list its root each time."""
 EVERY_S = 86_400.0
 AGAIN_AFTER_S = 3_600.0  # after a collection that failed
 _THREADS = 4  # the epochs' uploads come first
 
 
 class BackgroundCollection:
-    """Collects what is provably nobody's: both passes of `stillstate gc`, with its floor of a day, and nothing else.
+    """Collects only proven garbage: both passes of `stillstate gc`, with its age floor of a day.
 
     Life cycle: idle → collecting (a thread) → idle. `committed` returns at once and never raises. A collection that
-        fails is logged and tried again an hour later. It may sleep at any point and wake in a root that is another's by
-        now: it proves what retention proves, before each few deletions.
+        fails is logged and tried again an hour later. It may sleep at any point, and the root may be another's when it
+        wakes: every few deletions it makes the same proof as retention.
 
     Args:
         proof: of the run.
         owner: of the run, `host:pid`.
 
     Attributes:
-        collected: objects that were removed, and savepoints whose time was up.
+        collected: number of removed objects and expired savepoints.
         failures_in_a_row: collections that failed since the last that succeeded.
     """
 
@@ -55,7 +55,7 @@ class BackgroundCollection:
         self.failures_in_a_row = 0
 
     def committed(self) -> None:
-        """A checkpoint is durable and its output published; begin a collection if it is time for one."""
+        """Note a checkpoint that is durable and whose output is published; begin a collection if one is due."""
         thread = self._thread
         if self._is_off or self._clock.monotonic_s() < self._next_s or (thread is not None and thread.is_alive()):
             return
@@ -71,7 +71,7 @@ class BackgroundCollection:
         self._thread = thread
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a collection under way; one that is cut short is ended later, by anybody's."""
+        """Wait for a collection under way; any later collection finishes an interrupted one."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -83,7 +83,7 @@ class BackgroundCollection:
             _LOG.warning("garbage is not collected any more: %s", error)
             self._is_off = True
         except Exception:
-            # The job must go on, whatever happened here.
+            # The job must go on after any error here.
             _LOG.exception("garbage in %s could not be collected", self._root.url)
             self.failures_in_a_row += 1
             self._next_s = self._clock.monotonic_s() + AGAIN_AFTER_S

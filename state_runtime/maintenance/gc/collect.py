@@ -1,21 +1,22 @@
-"""Garbage collection of a job root: what nothing needs and nobody will name any more, in two passes.
+"""Garbage collection of a job root: deletes, in two passes, the objects that nothing needs and no writer will name.
 
 The first pass (`plan_gc`) marks, lists and shows; it only reads. The second (`apply_gc`) does all of it again and
-deletes what both passes found. In each, in this order:
+deletes the objects that both passes found. Each pass reads, in this order:
 
 1. the watermark: when the newest manifest was written, by the store's own clock, but not later than now
-2. what exists, pins, materializations, manifests (marks.py)
+2. the existing snapshots, pins, materializations, manifests (marks.py)
 3. the listing of all objects
 4. before anything is deleted: pins and materializations once more
 
-Data is garbage if nothing of 2 needs it and it is older than the watermark by the floor. A job names what it writes in
-its next manifest or never; so what was written before a manifest that does not lead to it is garbage, and what was
-written after the newest is not, however old: the job may stand still, or its next checkpoint be a day away. What the
-newest run writes has the id of the snapshot that it is for in its name, and is under way as long as that is newer than
-the newest, whatever the store's clock says. The floor allows for clocks of stores that jump where names do not say it.
+A data object is garbage if nothing of 2 needs it and it is older than the watermark by more than the age floor. A job
+names a new object in its next manifest or never. So an object that is older than the newest manifest and not named is
+garbage. An object that is newer than the newest manifest is kept at any age: the job may be stopped, or its next
+checkpoint a day away. Objects of the newest run have their snapshot's id in their name. Such an object is kept while
+that id is newer than the newest snapshot, independent of the store's clock. For other objects the age floor allows for
+jumps of the store's clock.
 
-Nothing is deleted if a manifest, a pin or a record cannot be read, if a listing fails, or if something that is needed
-is missing (then the store is damaged, and what is left may be what somebody repairs it with). Names that are not ours
+Nothing is deleted if a manifest, a pin or a record cannot be read, if a listing fails, or if a needed object is missing
+(then the store is damaged, and the remaining objects may be needed for the repair). Names that Stillstate did not write
 stay, and are reported.
 """
 
@@ -55,18 +56,18 @@ __all__ = ["MIN_AGE_S", "MIN_AGE_SAFE_S", "CollectionResult", "apply_gc", "plan_
 
 MIN_AGE_S = 86_400.0
 MIN_AGE_SAFE_S = 3_600.0
-"""Clocks of stores jump; a lower floor must be asked for by a name that says so."""
+"""Clocks of stores jump; a lower floor is accepted only with `unsafe_min_age`."""
 _FOLDERS_BY_TERM = ("changelog", "files")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionResult:
-    """What a collection did.
+    """The result of a collection.
 
     Attributes:
-        objects, bytes: deleted, per kind.
-        given_up: snapshots of which nothing is left.
-        kept: candidates of the plan that stayed, because the second pass found otherwise.
+        objects, bytes: number of deleted objects per kind, and deleted bytes.
+        given_up: expired snapshots that are completely removed.
+        kept: candidates of the plan that stayed because the second pass disagreed.
         failures: keys that could not be deleted, and why; the next collection tries them again.
     """
 
@@ -91,18 +92,19 @@ def plan_gc(
     unsafe_min_age: bool = False,
     on_listed: OnProgress | None = None,
 ) -> GcPlan:
-    """The first pass: what would be deleted. Only reads.
+    """Plan a collection (the first pass). Only reads.
 
     Args:
-        min_age_s: the floor.
-        failed_ttl_s: how long savepoints that failed are kept.
+        min_age_s: the age floor.
+        failed_ttl_s: how long failed savepoints are kept.
         unsafe_min_age: allows a floor below an hour.
-        on_listed: called now and then with the objects that were listed, and 0.
+        on_listed: called periodically with the number of objects listed so far, and 0.
 
     Raises:
         InvalidConfiguration: the floor is not a number, or lower than allowed.
-        MissingFile: something that is needed is missing or has another size; what and by whom. Nothing is planned.
-        CorruptData, UnsupportedFormat: something cannot be read; the same.
+        MissingFile: a needed object, which is named with its snapshots, is missing or has another size; nothing is
+            planned.
+        CorruptData, UnsupportedFormat: something cannot be read; nothing is planned.
         StoreUnavailable: try again.
     """
     _check_age(min_age_s, unsafe=unsafe_min_age)
@@ -133,13 +135,13 @@ def apply_gc(
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> CollectionResult:
-    """The second pass: delete what the plan says and this pass says too. Data first, then what leads to it.
+    """Delete the objects that both the plan and this second pass found. Data first, then the objects that lead to it.
+
+    Two collections may run at once, beside a running job, and after a crash of one: each deletes garbage, and a missing
+    key is accepted.
 
     Args:
         proof: that the root is still the caller's; None: that it is still the same job's.
-
-    Two at once, beside a running job, and after a crash of one: each deletes what is garbage, and a key that is gone is
-        fine.
 
     Raises:
         InvalidConfiguration: the plan is of another job, or old. And what `plan_gc` raises; nothing was deleted then.
@@ -151,15 +153,15 @@ def apply_gc(
     check_fresh(plan.made, info, root.url, clock.now_ms())
     proof = proof or JobProof(root, info.uid)
     _check_age(plan.min_age_s, unsafe=True)
-    # Those that a collector announced and did not settle are looked at once more; then they are gone, or back.
+    # Snapshots that a collector announced and did not settle are settled here: they are gone, or kept again.
     settle(root, read_boundary(root).going, proof, clock=clock, ids=ids)
     survey = Survey.of(root, clock, min_age_s=plan.min_age_s, failed_ttl_s=plan.failed_ttl_s)
-    # The same object and not one of the same name: what was shown is what goes. Nothing else hangs on it: whatever this
-    # pass finds is garbage by its own look.
+    # Compare size and time too, so that only objects that the plan showed are deleted. Safety does not depend on this:
+    # each candidate of this pass is garbage by its own check.
     wanted = {(c.path, c.bytes, c.modified_ms) for c in plan.candidates}
     chosen = [c for c in survey.candidates() if (c.path, c.bytes, c.modified_ms) in wanted]
-    # A second net: whoever pinned since the survey looks whether his snapshot is there, and a fold's tables are younger
-    # than the watermark. It also holds where a listing of the survey was older than it should be.
+    # A second check: a holder that pinned since the survey verifies that its snapshot exists, and a fold's tables are
+    # younger than the watermark. This check also helps if a listing of the survey was stale.
     _, needed = read_holders(root, clock)
     chosen = [c for c in chosen if not needed.keeps(c.path)]
     prove = partial(proof.check, since=survey.marks.boundary_sequence)
@@ -192,12 +194,12 @@ def _delete(
     on_progress: OnProgress | None,
     threads: int,
 ) -> tuple[list[Candidate], list[Failure]]:
-    """Those that are gone, and what failed."""
+    """Return the candidates that are gone, and the failures."""
     gone: list[Candidate] = []
     failures: list[Failure] = []
     for step in _steps(chosen):
         if failures:
-            break  # what comes later leads to what could not be deleted
+            break  # later objects lead to those that could not be deleted
         failures = delete_objects(root, [c.path for c in step], prove=prove, on_progress=on_progress, threads=threads)
         left = {f.path for f in failures}
         gone += [c for c in step if c.path not in left]
@@ -205,7 +207,7 @@ def _delete(
 
 
 def _steps(chosen: Collection[Candidate]) -> list[list[Candidate]]:
-    """Data; then what leads to data; and a request before its answer, or it would be a request again."""
+    """Order the steps: data; objects that lead to data; answers after requests, or a request would be open again."""
 
     def step(candidate: Candidate) -> int:
         if candidate.kind in DATA_KINDS:
@@ -219,7 +221,7 @@ def _steps(chosen: Collection[Candidate]) -> list[list[Candidate]]:
 
 
 def _tidy(root: Store, term: int) -> None:
-    """Remove folders that are empty and that no run will write to any more."""
+    """Remove empty folders that no run will write to any more."""
     for folder in _FOLDERS_BY_TERM:
         for name in root.list_names(folder):
             if name.isascii() and name.isdigit() and int(name) < term:

@@ -1,4 +1,4 @@
-"""A plan of garbage collection as a document: what would be deleted, and what stays."""
+"""A plan of garbage collection as a document: the objects to delete, and counts of those that stay."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class GcPlan(PlanDocument):
-    """What garbage collection found: the first of its two passes.
+    """The findings of garbage collection: the first of its two passes.
 
     Attributes:
-        min_age_s: the floor: nothing younger is a candidate.
-        failed_ttl_s: how long savepoints that failed are kept.
-        given_up: snapshots whose deletion was begun and not ended.
-        savepoints: whose time is up, or whose deletion was begun and not ended: name and why.
-        needed_objects, needed_bytes: that stay because something needs them; bytes as far as they are recorded.
-        young_objects, young_bytes: that nothing needs (yet), too young to tell.
-        foreign: names that are not of Stillstate, and stay; the first of them. foreign_objects: all.
+        min_age_s: the age floor: no younger object is a candidate.
+        failed_ttl_s: how long failed savepoints are kept.
+        given_up: expired snapshots whose deletion was begun and not finished.
+        savepoints: name and reason of savepoints that have expired, or whose deletion was begun and not finished.
+        needed_objects, needed_bytes: objects that something needs; bytes as far as they are recorded.
+        young_objects, young_bytes: objects that nothing needs (yet), but too young to delete.
+        foreign: the first names that Stillstate did not write; they stay. foreign_objects: how many there are.
         is_cut: whether there are more candidates than a plan may have.
     """
 

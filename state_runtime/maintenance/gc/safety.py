@@ -1,8 +1,9 @@
-"""Whether a plan of garbage collection may be executed: looked at apart from the survey that made it, against the store
-as it is now.
+"""Whether a plan of garbage collection may be executed: checked apart from the survey that made it, against the current
+state of the store.
 
-It knows no watermark and no floor by kind. It asks what must hold of any plan: nothing that a snapshot, a pin or a
-materialization needs now, nothing young, nothing that was given up by nobody, and not nearly all there is.
+This module knows no watermark and no floor by kind. It checks the conditions that every plan must fulfil. The plan must
+not delete an object that a snapshot, a pin or a materialization needs now, a young object, a snapshot that has not
+expired, or nearly all objects.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from state_runtime.store import Store
 __all__ = ["dangers_of_collection"]
 
 _SMALL_PLAN_OBJECTS = 1000
-"""A share says little of a root with few objects."""
+"""For fewer objects the share is not checked: it says little of a small root."""
 _NAMED_MAX = 20
 
 
 def dangers_of_collection(root: Store, plan: GcPlan, *, clock: Clock, share_max: float) -> list[str]:
-    """Why a plan must not be executed now, for people; empty if it may be. Only reads, every manifest among it.
+    """Say why a plan must not be executed now, for people; empty if it may be. Only reads, including every manifest.
 
     Args:
-        share_max: of the objects of the root that may be deleted at once, unless they are few.
+        share_max: the share of the root's objects that may be deleted at once, unless they are few.
 
     Raises:
-        JobNotFound: the job is gone. CorruptData, UnsupportedFormat: what is needed cannot be read, so nothing may be
-            deleted. StoreUnavailable: try again.
+        JobNotFound: the job is gone. CorruptData, UnsupportedFormat: the needed objects cannot be read, so nothing may
+            be deleted. StoreUnavailable: try again.
     """
     if unfit := plan.unfit(root, clock):
         return unfit

@@ -1,5 +1,5 @@
-"""One look at a whole job root, for garbage collection: what is needed, what is not, and what nobody knows. Only reads;
-see maintenance/gc/collect.py."""
+"""A survey of a whole job root for garbage collection: needed, unneeded and foreign objects. Only reads; see
+maintenance/gc/collect.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from state_runtime.store import Store, StoredObject
 __all__ = ["Survey"]
 
 TERMS_KEPT = 100
-"""Runs whose term, last heartbeat and newest epochs are kept, to be looked at."""
+"""Number of runs whose term, last heartbeat and newest epochs are kept for inspection."""
 _FOREIGN_SHOWN_MAX = 100
 _KEPT = frozenset(
     ("job", "mark", "claim", "savepoint", "moving", "conversion", "building", "moved", "published", "migration")
@@ -44,14 +44,14 @@ _TOLD_EVERY = 1_000
 
 @dataclass(kw_only=True)
 class Survey:
-    """What was found.
+    """The findings of a survey.
 
     Attributes:
-        newest_id: of the newest snapshot, before everything else was read.
-        watermark_ms: when its manifest was written, but at most now; 0 if there is none: then no data is garbage.
+        newest_id: of the newest snapshot, read before everything else.
+        watermark_ms: when its manifest was written, but at most now; 0 without a snapshot: then no data is garbage.
         floor_ms: the age floor.
-        told_ms: the local clock, less by what clocks may differ: for ages of what holds no data.
-        unneeded: objects of ours that nothing needs.
+        told_ms: the local clock minus the largest clock difference: for ages of objects that hold no data.
+        unneeded: objects of Stillstate that nothing needs.
     """
 
     root: Store
@@ -80,12 +80,12 @@ class Survey:
         failed_ttl_s: float,
         on_listed: Callable[[int, int], None] | None = None,
     ) -> Survey:
-        """Look, in the order that maintenance/gc/collect.py says.
+        """Survey a root, in the order that maintenance/gc/collect.py defines.
 
         Raises:
             What `plan_gc` raises.
         """
-        # Of a root that is being copied or moved to, not all that its snapshots need need be there.
+        # The target of a copy or move may not hold all objects that its snapshots need.
         refuse_if_handed_over(root)
         marker = Marker(root, clock)
         term, newest = newest_term(root), marker.catalog.latest()
@@ -108,7 +108,7 @@ class Survey:
         return survey
 
     def plan(self, at_ms: int) -> GcPlan:
-        """The candidates and the numbers, as a document."""
+        """Return the candidates and the numbers, as a document."""
         info = self.marker.catalog.job_info()
         made = Made(
             job=info.name,
@@ -137,10 +137,10 @@ class Survey:
             is_cut=len(candidates) > PLAN_OBJECTS_MAX,
         )
 
-    # --- what is garbage ---------------------------------------------------------------------------------------------
+    # --- garbage -----------------------------------------------------------------------------------------------------
 
     def candidates(self) -> list[Candidate]:
-        """Objects that nothing needs and that are old enough, by path."""
+        """Return the objects that nothing needs and that are old enough, by path."""
         data = [
             Candidate(o.path, kind, o.bytes, o.modified_ms, "no snapshot needs it")
             for o in self.unneeded
@@ -152,19 +152,19 @@ class Survey:
         return sorted(found, key=lambda c: c.path)
 
     def _is_under_way(self, kind: str, path: str) -> bool:
-        """Whether the newest run may still name it, by its name: the clock may have jumped since it was written."""
+        """Whether, by its name, the newest run may still name the object: the clock may have jumped since the write."""
         if kind not in ("segment", "direct", "listing", "shard-file") or number_in(path) < self.term:
             return False
         return (named_snapshot_of(path) or 0) > self.newest_id
 
     def given_up(self) -> list[int]:
-        """Snapshots that are gone by the boundary and whose manifest still lies there: cut short, or created anew by a
-        sleeper."""
+        """Return expired snapshots whose manifest is still stored: their removal was interrupted, or a process that
+        slept created the manifest again."""
         ids = sorted(number_in(o.path) for o in self.unneeded if kind_of(o.path) == "manifest")
         return [i for i in ids if self.existing.boundary.is_gone(i) and i not in self.holders]
 
     def savepoints(self) -> list[tuple[str, str]]:
-        """Savepoints whose time is up: name and why."""
+        """Return name and reason of the savepoints that have expired."""
         found = []
         for record in list_savepoints(self.root):
             if record.state in ("FAILED", "ABANDONED"):
@@ -177,7 +177,7 @@ class Survey:
         return found
 
     def _leftovers(self, data: set[str]) -> Iterator[Candidate]:
-        """What holds no data and serves nobody any more; older than the floor by the store's clock and ours."""
+        """Yield unused objects without data that are older than the floor by the store's and the local clock."""
         by_path = {o.path: o for o in self.unneeded}
         reasons = {**self._void_pins(), **self._expired_records(by_path, data)}
         for found in self.unneeded:
@@ -212,16 +212,16 @@ class Survey:
             elif not boundary.is_gone(pin.snapshot_id) or boundary.is_tombstone:
                 continue
             elif self.told_ms - pin.created_at_ms >= PIN_KEPT_MS:
-                # Nobody was told that he holds it: such a snapshot is not given up. Whoever placed the pin died before
-                # he looked.
+                # This pin never counted, because a snapshot with a counting pin does not expire. Its process died
+                # before it checked the boundary.
                 reasons[pin.path] = "came too late for its snapshot"
             elif not self.root.exists(manifest_path(pin.snapshot_id)):
                 reasons[pin.path] = "its snapshot is gone"
         return reasons
 
     def _expired_records(self, by_path: dict[str, StoredObject], data: set[str]) -> dict[str, str]:
-        """Records of materializations that are too old to be adopted, and pins without a living owner. The newest id
-        stays: ids are never used twice."""
+        """Find records of materializations that are too old to be adopted, and pins without a living owner. The newest
+        id stays: ids are never used twice."""
         reasons = {}
         started = {number_in(p) for p in by_path if kind_of(p) == "record-pin"}
         newest = max((*self.marker.records, *started), default=0)
@@ -260,7 +260,7 @@ class Survey:
             self._check([*missing, *wrong])
 
     def _objects(self) -> Iterator[StoredObject]:
-        """All but those of savepoints, which are roots of their own; and what killed writers left, wherever it lies."""
+        """Yield all objects except those of savepoints, which are roots themselves; and files of killed writers."""
         yield from self.root.list_debris()
         for found in self.root.list_objects(""):
             if not found.path.startswith(f"{SAVEPOINTS_DIR}/"):
@@ -279,17 +279,19 @@ class Survey:
         kind, number = kind_of(path), number_in(path)
         if kind == "manifest":
             return not self.existing.boundary.is_gone(number)
-        # The one before the newest stays: whoever wrote the newest and slept tells by it that the root is still his.
+            # The boundary before the newest stays: the writer of the newest one uses it, after a sleep, to prove that
+            # the root is still its own.
         return kind in _KEPT or (kind == "boundary" and number >= self.existing.boundary.sequence - 1)
 
     def _check(self, suspects: list[str]) -> None:
-        """
+        """Check that the suspects are really damaged.
+
         Raises:
-            MissingFile: something that a snapshot needs is missing, or has another size.
+            MissingFile: an object that a snapshot needs is missing, or has another size.
         """
         if not suspects:
             return
-        # A snapshot that another collector gave up since may have been removed while this one listed.
+        # Another collector may have removed an expired snapshot during this listing.
         _, _, marks = mark(self.root, self.marker, _Still(self.told_ms + CLOCK_SKEW_MS))
         damaged = []
         for path in sorted(suspects):
@@ -312,7 +314,7 @@ class Survey:
 
 
 class _Still:
-    """The clock of the survey, stopped where it began."""
+    """The clock of the survey, stopped at its begin."""
 
     def __init__(self, at_ms: int) -> None:
         self._at_ms = at_ms
@@ -329,5 +331,5 @@ def _watermark_ms(root: Store, newest: Manifest | None, now_ms: int) -> int:
         return 0
     path = manifest_path(newest.snapshot_id)
     found = [o for o in root.list_objects(path.rpartition("/")[0]) if o.path == path]
-    # Given up and removed since: then a newer one was there, and the next collection finds it.
+    # The snapshot expired and was removed since: then a newer one exists, and the next collection finds it.
     return min(found[0].modified_ms, now_ms) if found else 0

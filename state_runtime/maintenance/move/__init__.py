@@ -1,1 +1,1 @@
-"""Copying and moving snapshots, savepoints and whole jobs between stores: plan → carry → verify → hand over."""
+"""Copies and moves of snapshots, savepoints and whole jobs between stores: plan → carry → verify → hand over."""

@@ -1,5 +1,5 @@
-"""What a copy or move carries from one root to another: snapshots, oldest first, then what belongs to them. `job.json`
-is not its to write."""
+"""The copying part of a copy or move, from one root to another: snapshots, oldest first, then their other documents.
+`job.json` is written elsewhere."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from state_runtime.store import Created, Store
 __all__ = ["ROUNDS_MAX", "Carrier", "MoveProgress", "create_document", "read_job", "stopped"]
 
 ROUNDS_MAX = 8
-"""How often a source may have changed while it was copied."""
+"""How often a source may change while it is copied."""
 
 
 @dataclass(frozen=True)
 class MoveProgress:
-    """How far it is, of what the plan says; what came after the plan makes the whole larger."""
+    """Progress against the plan's numbers; objects that appear after the plan increase the total."""
 
     objects_done: int
     objects: int
@@ -74,7 +74,7 @@ class Carrier:
         progress: called in the caller's thread, after each object.
 
     Attributes:
-        snapshots, savepoints: what is complete in the target. expired: what was given up in the source meanwhile.
+        snapshots, savepoints: complete in the target. expired: snapshots that expired in the source meanwhile.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Carrier:
         self.objects = self.bytes = self.objects_copied = self.bytes_copied = 0
 
     def carry(self) -> None:
-        """Copy everything that the plan is about, and is not there yet.
+        """Copy all objects of the plan that the target does not have yet.
 
         Raises:
-            SnapshotExpired: the one snapshot that the plan is about was given up. JobNotFound: the whole source was.
+            SnapshotExpired: the only snapshot of the plan expired. JobNotFound: the whole source was deleted.
             MissingFile, CorruptData: the source is damaged. StoreUnavailable, OutcomeUnknown: repeat it.
         """
         plan = self._plan
@@ -120,8 +120,8 @@ class Carrier:
                 self._carry_folder(f"{SAVEPOINTS_DIR}/{name}", None)
                 create_document(there, JOB_FILE, read_job(folder, self._target), folder)
             except JobNotFound:
-                # Deleted meanwhile. An earlier attempt may have a complete copy of it, which stays; any other never
-                # will be.
+                # Deleted meanwhile. A complete copy of it, made by an earlier attempt, stays. Any other copy can never
+                # become complete.
                 if not there.exists(JOB_FILE):
                     remove_debris(there, clock=self._clock, ids=self._actor.ids, threads=self._threads)
                 continue
@@ -129,7 +129,7 @@ class Carrier:
                 self.savepoints.append(name)
 
     def found_in_source(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
-        """What the source holds now: ids of its snapshots, names of savepoints, paths of people's pins."""
+        """Return the current content of the source: ids of snapshots, names of savepoints, paths of people's pins."""
         catalog = Catalog.of_root(self._source, self._clock)
         snapshots = [manifest.snapshot_id for manifest in live_manifests(catalog)]
         savepoints = [s.url.rsplit("/", 1)[-1] for s in complete_savepoints(self._source, self._clock)[0]]
@@ -137,7 +137,7 @@ class Carrier:
         return tuple(snapshots), tuple(savepoints), tuple(pins)
 
     def give_pins_up(self) -> None:
-        """Take off the pins of people at the source that are at the target by now: they go with what they hold."""
+        """Remove people's pins at the source once the target has them: they move with the snapshots that they hold."""
         for folder in ["", *(f"{SAVEPOINTS_DIR}/{name}" for name in savepoint_names(self._source))]:
             source = self._source.child(folder) if folder else self._source
             target = self._target.child(folder) if folder else self._target
@@ -151,7 +151,7 @@ class Carrier:
         source = self._source.child(folder) if folder else self._source
         target = self._target.child(folder) if folder else self._target
         if only is None:
-            # Before the manifests: what it gives up must not be taken for a snapshot there either.
+            # Before the manifests: the target must not take an expired snapshot for a valid one either.
             self._carry_boundary(source, target)
         newest: Manifest | None = None
         copier = Copier(
@@ -173,8 +173,8 @@ class Carrier:
                     ):
                         carried.add(manifest.snapshot_id)
                         newest = manifest
-                # And after them: what was given up meanwhile is not missed there. What it keeps may be newer than what
-                # was copied.
+                # And after them, so that snapshots that expired meanwhile are not missed in the target. This boundary
+                # may keep newer snapshots than were copied.
                 if only is not None or carried.issuperset(self._carry_boundary(source, target)):
                     break
             else:
@@ -186,7 +186,7 @@ class Carrier:
         self.objects_copied += copier.objects_copied
         self.bytes_copied += copier.bytes_copied
         for pin in kept_pins(source, only, self._clock.now_ms()):
-            # As it was read: its holder may renew it meanwhile, or take it off.
+            # Written as it was read: its holder may renew or remove it meanwhile.
             target.put(pin.path, encode_document("pin", pin))
         record = read_record(source) if only is None else None
         if record is not None:
@@ -199,10 +199,10 @@ class Carrier:
 
     @staticmethod
     def _carry_boundary(source: Store, target: Store) -> Collection[int]:
-        """Copy the newest boundary; the ids up to it that are snapshots.
+        """Copy the newest boundary; return the ids that it keeps.
 
         Raises:
-            JobNotFound: the source was given up as a whole. Unavailable: boundaries came and went; repeat the copy.
+            JobNotFound: the whole source was deleted. Unavailable: boundaries came and went; repeat the copy.
         """
         boundary, body = read_boundary_document(source)
         if boundary.is_tombstone:
@@ -212,14 +212,14 @@ class Carrier:
         return boundary.kept
 
     def _carry_snapshot(self, copier: Copier, source: Store, target: Store, manifest: Manifest, *, only: bool) -> bool:
-        """A snapshot's data, then its manifest. False if it was given up meanwhile, and is one of several."""
+        """Copy a snapshot's data, then its manifest. False if it expired meanwhile, and is one of several."""
         snapshot_id = manifest.snapshot_id
         try:
             copier.copy([*needed_objects(source, manifest).values(), *outputs_below_root(manifest)])
             body = source.read(manifest_path(snapshot_id), MANIFEST_BYTES_MAX)
         except FileNotFoundError as error:
             if read_boundary(source).keeps(snapshot_id):
-                read_job(source, target)  # without it the folder is gone, boundary and all
+                read_job(source, target)  # raises if the folder was deleted with its boundary
                 raise
             if only:
                 raise SnapshotExpired(
@@ -233,7 +233,7 @@ class Carrier:
         return True
 
     def _carry_term(self, source: Store, target: Store, newest: Manifest) -> None:
-        """The newest snapshot's term, and that nobody runs: the next run at the target counts on from it."""
+        """Copy the newest snapshot's term, with a status without a live run; the target's next run counts from it."""
         number = newest.term
         try:
             body = source.read(term_path(number), SMALL_JSON_BYTES_MAX)
@@ -248,7 +248,7 @@ class Carrier:
 
     @staticmethod
     def _carry_published(source: Store, target: Store) -> None:
-        """What says that the newest output is published: the output folder may stay behind."""
+        """Copy the record that the newest output is published: the output folder may not be copied."""
         try:
             target.put(PUBLISHED_FILE, source.read(PUBLISHED_FILE, SMALL_JSON_BYTES_MAX))
         except FileNotFoundError:
@@ -256,8 +256,8 @@ class Carrier:
 
     @staticmethod
     def _carry_migration(source: Store, target: Store) -> None:
-        """What came of the last migration, so that the next run has the same settings. One that is under way stays: its
-        job is here."""
+        """Copy the result of the last migration, so that the next run has the same settings. A migration that is under
+        way is not copied: it belongs to the job at the source."""
         found = read_migration(source)
         if found is not None and not found.is_open:
             create_document(target, migration_path(found.number), encode_migration(found), source)
@@ -266,9 +266,9 @@ class Carrier:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """A pin on the snapshot that must not go while it is copied, where pins can be written.
+        """Pin the snapshot that must not expire while it is copied, if the source accepts pins.
 
-        Not of a whole root that is moved: its newest snapshot is never given up, and nobody makes newer ones.
+        Not for a whole root that is moved: its newest snapshot never expires, and no run makes newer ones.
         """
         plan = self._plan
         newest = Catalog.of_root(self._source, self._clock).latest()
@@ -281,7 +281,7 @@ class Carrier:
                 holder=f"{plan.mode} to {self._target.url}",
                 note=self._uid,
                 actor=self._actor,
-                # A source that may only be read. Nothing hangs on the pin: each file is checked as it is copied.
+                # A read-only source. The copy does not depend on the pin: each file is checked as it is copied.
                 do_without=(StoreRefused, OutcomeUnknown),
             ) as self._pin:
                 yield
@@ -298,7 +298,7 @@ class Carrier:
 
 
 def read_job(source: Store, target: Store) -> bytes:
-    """The bytes of `job.json`.
+    """Read the bytes of `job.json`.
 
     Raises:
         JobNotFound: the source was deleted while it was copied.
@@ -317,10 +317,10 @@ def _gone(source: Store, target: Store) -> JobNotFound:
 
 
 def create_document(target: Store, path: str, body: bytes, source: Store) -> None:
-    """Write what was read in the source.
+    """Write a document that was read in the source.
 
     Raises:
-        InvalidConfiguration: the target has another one there.
+        InvalidConfiguration: the target has another document at that path.
     """
     if target.create(path, body) is not Created.MINE:
         raise InvalidConfiguration(
@@ -330,7 +330,7 @@ def create_document(target: Store, path: str, body: bytes, source: Store) -> Non
 
 
 def stopped(term: Term, newest: Manifest, message: str, clock: Clock) -> RunStatus:
-    """The heartbeat of a term that nobody runs."""
+    """Make the heartbeat of a term without a live run."""
     return RunStatus(
         term=term.term,
         run_uid=term.run_uid,

@@ -1,23 +1,24 @@
-"""Copies and moves between stores, of a whole job root, of one snapshot, or of a savepoint folder. Repeat one that was
-cut, and it goes on.
+"""Copies and moves of a whole job root, of one snapshot, or of a savepoint folder between stores. An interrupted one
+continues when it is repeated.
 
-In this order, so that a copy that was cut is nothing or valid, and nothing leaves the source that the target does not
-have:
+The order guarantees that an interrupted copy is either unusable or valid, and that the source loses nothing that the
+target does not have:
 
-1. `moving.json` at the target, create-if-absent: who fills it from where. Onto anything else nothing is written.
+1. `moving.json` at the target, create-if-absent: which move fills the target, and from where. Nothing is written into
+   a target with other content.
 2. Of a job root that is moved: `moving.json` at the source, a term, a fencing snapshot. No run commits there any more,
    and none starts (snapshot/handover.py).
-3. Per snapshot, oldest first, its data and then its manifest; then pins, and the newest term, so that runs count on
-   from it; savepoint folders the same way (maintenance/move/carry.py).
-4. Of a move again what came meanwhile (a savepoint, a pin), until there is nothing new. Then everything in the target
-is looked at. 5. `moved.json` at the target: decided. It cannot be taken back from here on.
-6. `job.json`: from here on the target is a job root, a savepoint or a snapshot that anybody may use.
-7. Of a move: the source is given up, through the same deletion as everywhere.
-8. `moving.json` goes.
+3. Per snapshot, oldest first, its data and then its manifest; then pins, and the newest term, so that later runs count
+   on from it; savepoint folders the same way (maintenance/move/carry.py).
+4. Of a move: step 3 again for new savepoints and pins, until there is nothing new. Then all of the target is checked.
+5. `moved.json` at the target: decided. The move cannot be taken back from here on.
+6. `job.json`: from here on the target is a usable job root, savepoint or snapshot.
+7. Of a move: the source is deleted, by the same deletion as everywhere.
+8. `moving.json` is removed.
 
-A repeat finds the documents and goes on; what is in the target is believed by its content
+A repeat finds the documents and continues; objects in the target are accepted by their content
 (maintenance/copy/objects.py). Taking a move back (`abort_move`) creates `moved.json` first, with the other outcome: so
-of a mover and whoever aborts it, one wins.
+of a mover and an abort, one wins.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class MoveResult:
     """A copy or move that is complete.
 
     Attributes:
-        expired: snapshots that were given up in the source while it was copied.
-        left: objects at the source of a move that are not of Stillstate, and stay.
-        objects, bytes: of data, each object once; objects_copied, bytes_copied: of what the target did not have yet.
+        expired: snapshots that expired in the source while it was copied.
+        left: objects at the source of a move that Stillstate did not write; they stay.
+        objects, bytes: of data, each object once; objects_copied, bytes_copied: objects that the target did not have.
     """
 
     plan: MovePlan
@@ -94,22 +95,22 @@ def execute_move(
     host: str,
     pid: int,
 ) -> MoveResult:
-    """Do what was planned; see the module for the order. Repeat it after any error or crash, with a plan made anew.
+    """Execute a plan, in the order that the module documents. After an error or crash make a new plan and execute it.
 
     Args:
-        parent: the job root that a savepoint folder belongs to; None if the folder stands alone.
-        full: every object is read in the target and compared, also where the store copied it itself.
+        parent: the job root that a savepoint folder belongs to; None if the folder is outside a job root.
+        full: every object is read in the target and compared, even if the store copied it itself.
         independent: no object of the target shares its bytes with another file by hard link.
         progress: called in this thread.
-        keep_source: end when the target may be used: the source stays, and turns everybody away, until the move is
-            repeated without this, or the target was deleted and the source is let go (`let_go`).
-        before_decided: called when everything is there and before anybody may use it; again by a repeat.
-        host, pid: who this is, for people.
+        keep_source: end when the target is usable. The source stays and refuses all users, until the move is repeated
+            without this option, or the target is deleted and the source is freed (`let_go`).
+        before_decided: called when the target is complete and not yet usable; a repeat calls it again.
+        host, pid: identify this process, for people.
 
     Raises:
-        SnapshotInUse: the source of a move is needed, or somebody took the move back; nothing of the target is usable.
-        SnapshotExpired: the snapshot was given up while it was copied. MissingFile, CorruptData: the source is damaged.
-        InvalidConfiguration: the target got something else meanwhile. JobNotFound: the source was deleted meanwhile.
+        SnapshotInUse: the source of a move is needed, or the move was taken back; nothing of the target is usable.
+        SnapshotExpired: the snapshot expired while it was copied. MissingFile, CorruptData: the source is damaged.
+        InvalidConfiguration: something else was written into the target. JobNotFound: the source was deleted meanwhile.
         StoreUnavailable, OutcomeUnknown: repeat it.
     """
     started_s = clock.monotonic_s()
@@ -124,7 +125,7 @@ def execute_move(
         target,
         plan,
         moving.uid,
-        # Between stores the bytes were in our hands: a move reads them back before it lets go of the only other copy.
+        # Between stores this process copies the bytes. A move reads them back before it deletes the only other copy.
         verified=full or (plan.mode == "move" and not plan.inside),
         independent=independent,
         progress=progress,
@@ -165,7 +166,7 @@ def execute_move(
 
 
 def abort_move(source: Store, target: Store, *, clock: Clock, ids: Ids) -> None:
-    """Take a copy or move back: the source is free again, and what lies at the target will never be used.
+    """Take a copy or move back: the source is free again, and the objects at the target will never be used.
 
     Raises:
         InvalidConfiguration: nothing is being moved between the two, or the move is decided already: repeat it to
@@ -208,7 +209,7 @@ def _begin(target: Store, plan: MovePlan, actor: Actor) -> Moving:
         pid=actor.pid,
     )
     mine = target.create(MOVING_FILE, moving.encode()) is Created.MINE
-    # Once more after the create: a job may have been started there since the plan.
+    # Check again after the create: a job may have been started there since the plan.
     if not mine or target.exists(JOB_FILE):
         if mine:
             target.delete(MOVING_FILE)
@@ -220,7 +221,7 @@ def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, act
     """Fence the job at the source: no run commits there from here on, and none starts."""
     _stop_if_aborted(source, target, moving, read_outcome(target))
     own = replace(moving, role="source", other_url=target.url)
-    # Before the create: an earlier attempt wrote the very same bytes.
+    # Before the create: an earlier attempt wrote exactly the same bytes.
     resumed = read_moving(source) is not None
     found = create_agreed(source, Proposal(MOVING_FILE, own.encode(), own), lambda: read_moving(source))
     if found is None or found.uid != moving.uid:
@@ -228,8 +229,8 @@ def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, act
         raise SnapshotInUse(f"{source.url} is being moved to {where} by somebody else; nothing was moved")
     if found.term:
         return
-    # From here on whoever looks for the file finds it; whoever looked before has an older term than the one that comes
-    # now.
+    # From here on every run that starts finds the file. A run that looked before the create has an older term than the
+    # one that is taken now.
     try:
         refuse_if_needed(source, "root", None, actor.clock, mover=moving.uid, resumed=resumed)
     except SnapshotInUse:
@@ -256,7 +257,7 @@ def _take_over(source: Store, target: Store, plan: MovePlan, moving: Moving, act
 
 
 def _carry_all(carrier: Carrier, plan: MovePlan) -> None:
-    """Copy, and of a root that is moved copy again, until nothing came meanwhile."""
+    """Copy; if a root is moved, copy again until nothing new is found."""
     if plan.mode == "copy" or plan.what != "root":
         carrier.carry()
         return
@@ -274,8 +275,8 @@ def _carry_all(carrier: Carrier, plan: MovePlan) -> None:
 
 
 def _look_at_all(target: Store, carrier: Carrier, threads: int, actor: Actor) -> None:
-    """Everything that a manifest in the target names is there, with its size. (Digests were compared as it was
-    copied.)"""
+    """Check that each object that a manifest in the target names exists, with its size. (Digests were compared during
+    the copy.)"""
     for folder in [target, *(target.child(f"{SAVEPOINTS_DIR}/{name}") for name in carrier.savepoints)]:
         report = verify_root(folder, level="structure", threads=threads, clock=actor.clock, ids=actor.ids)
         for finding in report.findings:
@@ -287,19 +288,19 @@ def _look_at_all(target: Store, carrier: Carrier, threads: int, actor: Actor) ->
 
 
 def _decide(source: Store, target: Store, moving: Moving, clock: Clock) -> None:
-    """Complete, if nobody took it back before."""
+    """Record the move as complete, unless it was taken back before."""
     outcome = MoveOutcome(moving.uid, "complete", moving.mode, source.url, clock.now_ms())
     decided = create_agreed(target, Proposal(MOVED_FILE, outcome.encode(), outcome), lambda: read_outcome(target))
     _stop_if_aborted(source, target, moving, decided)
 
 
 def _give_up(source: Store, parent: Store | None, plan: MovePlan, uid: str, actor: Actor) -> tuple[str, ...]:
-    """Delete what was moved, as anybody would. What is not of Stillstate stays, and is returned.
+    """Delete the moved source by the usual deletion. Return the objects that Stillstate did not write; they stay.
 
     Raises:
-        SnapshotInUse: somebody came meanwhile, who is named; the target is complete, repeat the move when they are
-            done.
-        Unavailable: something could not be removed; repeat the move.
+        SnapshotInUse: a new holder, which is named, needs the source; the target is complete. Repeat the move when the
+            holder is done.
+        Unavailable: some object could not be removed; repeat the move.
     """
     clock, ids, owner = actor.clock, actor.ids, actor.owner
     if plan.what == "snapshot":
@@ -307,13 +308,13 @@ def _give_up(source: Store, parent: Store | None, plan: MovePlan, uid: str, acto
     elif plan.what == "savepoint" and parent is not None:
         name = source.url.rsplit("/", 1)[-1]
         if read_record(source) is None:
-            return ()  # gone, by an attempt that was cut
+            return ()  # removed by an interrupted attempt
         done = delete_savepoint(parent, name, clock=clock, ids=ids, owner=owner)
     else:
         try:
             done = delete_root(source, clock=clock, ids=ids, owner=owner, with_savepoints=True, moved_by=uid)
         except JobNotFound:
-            return ()  # the same
+            return ()  # removed by an interrupted attempt
     if done.kept:
         who = "; ".join(name for names in done.kept.values() for name in names)
         raise SnapshotInUse(
@@ -335,7 +336,7 @@ def _stop_if_aborted(source: Store, target: Store, moving: Moving, outcome: Move
 
 
 def let_go(source: Store, uid: str) -> None:
-    """Free the source of a move that is taken back; nobody may be able to use the target any more."""
+    """Free the source of a move that is taken back. Call it only if the target can no longer become usable."""
     found = read_moving(source)
     if found is not None and found.uid == uid and found.role == "source":
         source.delete(MOVING_FILE)

@@ -1,4 +1,4 @@
-"""What a copy or move would do, and why it may not: found out before anything is written."""
+"""Plans of copies and moves: their content, and the reasons to refuse them, before anything is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from state_runtime.store.transfer import is_inside
 
 __all__ = ["MovePlan", "complete_savepoints", "kept_pins", "live_manifests", "plan_move", "refuse_if_needed"]
 
-# What `Store.probe` leaves if it is cut.
+# `Store.probe` leaves files with this prefix if it is interrupted.
 _PROBE = "_probe-"
 
 
@@ -40,13 +40,13 @@ class MovePlan:
 
     Attributes:
         what: a whole job root with its savepoints and pins, one snapshot of it, or a savepoint folder.
-        snapshot_id: which one, if it is one; else 0.
-        snapshots, savepoints, pins: what goes, by id and name.
-        objects, bytes: data objects that go, each once; what the target has already counts too.
-        inside: the store copies; no bytes pass through here.
-        left: savepoint folders that are not complete, which stay behind (of a move: are removed with the root).
-        resumes: the target holds the beginning of exactly this; None if it is empty (or all is done).
-        outcome: how it was decided before; the source is not looked at any more then, and the numbers are 0.
+        snapshot_id: the id, if `what` is one snapshot; else 0.
+        snapshots, savepoints, pins: those that are copied, by id and name.
+        objects, bytes: data objects to copy, each once; includes objects that the target already has.
+        inside: the store copies; no bytes pass through this process.
+        left: savepoint folders that are not complete and are not copied (a move removes them with the root).
+        resumes: the target holds the beginning of exactly this move; None if it is empty (or the move is done).
+        outcome: the earlier decision; if set, the source is not read any more, and the numbers are 0.
     """
 
     mode: MoveMode
@@ -67,17 +67,17 @@ class MovePlan:
 
 
 def plan_move(source: Store, target: Store, *, mode: MoveMode, snapshot_id: int | None, clock: Clock) -> MovePlan:
-    """What would go, and whether it may. Nothing is written.
+    """Plan a copy or move, or refuse it. Nothing is written.
 
     Args:
         source: a job root or a savepoint folder.
         snapshot_id: only this snapshot of it; None is the whole folder.
 
     Raises:
-        SnapshotInUse: somebody needs the source of a move, who is named; or the source is no whole root itself.
-        InvalidConfiguration: the target holds something else, or lies in the source, or the other way round.
+        SnapshotInUse: a holder, which is named, needs the source of a move; or the source is incomplete itself.
+        InvalidConfiguration: the target holds something else, or is inside the source, or the other way round.
         JobNotFound, MissingSnapshot, SnapshotExpired: there is nothing to copy.
-        CorruptData, UnsupportedFormat: not all of it is known; repair it, or copy a snapshot that is well.
+        CorruptData, UnsupportedFormat: the source cannot be read completely; repair it, or copy an intact snapshot.
         StoreUnavailable: try again.
     """
     _refuse_nested(source.url, target.url)
@@ -124,7 +124,7 @@ def plan_move(source: Store, target: Store, *, mode: MoveMode, snapshot_id: int 
 
 
 def _sizes(root: Store, snapshot_id: int | None, clock: Clock) -> tuple[list[int], int, int]:
-    """Ids of the snapshots, and how many objects of how many bytes they need together."""
+    """Return the ids of the snapshots, and the number and bytes of the objects that they need together."""
     seen: set[str] = set()
     snapshots, size = [], 0
     for manifest in live_manifests(Catalog.of_root(root, clock), snapshot_id):
@@ -133,7 +133,7 @@ def _sizes(root: Store, snapshot_id: int | None, clock: Clock) -> tuple[list[int
         except MissingFile:
             if snapshot_id is not None or read_boundary(root).keeps(manifest.snapshot_id):
                 raise
-            continue  # given up just now
+            continue  # expired just now
         snapshots.append(manifest.snapshot_id)
         for need in [*needed.values(), *outputs_below_root(manifest)]:
             if need.path not in seen:
@@ -143,13 +143,13 @@ def _sizes(root: Store, snapshot_id: int | None, clock: Clock) -> tuple[list[int
 
 
 def live_manifests(catalog: Catalog, only: int | None = None) -> Iterator[Manifest]:
-    """The manifests of all snapshots, oldest first, one at a time; those that are given up meanwhile are passed over.
+    """Yield the manifests of all snapshots, oldest first, one at a time; skip those that expire meanwhile.
 
     Args:
-        only: just this one.
+        only: yield only this snapshot.
 
     Raises:
-        MissingSnapshot, SnapshotExpired: `only` is not there.
+        MissingSnapshot, SnapshotExpired: `only` does not exist.
     """
     if only is not None:
         yield catalog.manifest(only)
@@ -158,11 +158,11 @@ def live_manifests(catalog: Catalog, only: int | None = None) -> Iterator[Manife
         try:
             yield catalog.manifest(snapshot_id)
         except MissingSnapshot:
-            continue  # a folder whose manifest is on its way, whose writer died, or that was given up just now
+            continue  # a folder whose manifest is not written yet, whose writer died, or that expired just now
 
 
 def complete_savepoints(source: Store, clock: Clock) -> tuple[list[Store], list[str]]:
-    """The savepoint folders below a root that are snapshots, and the names of those that are not (yet)."""
+    """Return the savepoint folders below a root that are snapshots, and the names of those that are not (yet)."""
     complete, left = [], []
     for name in savepoint_names(source):
         folder = source.child(f"{SAVEPOINTS_DIR}/{name}")
@@ -176,8 +176,8 @@ def complete_savepoints(source: Store, clock: Clock) -> tuple[list[Store], list[
 
 
 def kept_pins(source: Store, snapshot_id: int | None, now_ms: int) -> Iterator[SnapshotPin]:
-    """The pins that people set, which go with their snapshots; those of programs are about the root that they work
-    on."""
+    """Yield the pins that people set; they are copied with their snapshots. Pins of programs are only for the root that
+    the program works on."""
     for pin in read_pins(source):
         if pin.reason == "user" and not pin.is_void(now_ms) and snapshot_id in (None, pin.snapshot_id):
             yield pin
@@ -186,14 +186,15 @@ def kept_pins(source: Store, snapshot_id: int | None, now_ms: int) -> Iterator[S
 def refuse_if_needed(
     source: Store, what: MoveWhat, snapshot_id: int | None, clock: Clock, *, mover: str = "", resumed: bool = False
 ) -> None:
-    """Whether what is to be moved may be taken away from where it is.
+    """Refuse to move a source that is needed where it is.
 
     Args:
         mover: uid of the move, whose own pins do not count.
-        resumed: an earlier attempt has turned all new runs away: one that is only starting is itself, or gives way.
+        resumed: an earlier attempt already refuses all new runs. So a run in state "starting" is the mover itself, or
+            gives way; it is ignored.
 
     Raises:
-        SnapshotInUse: a run, a reader, a copy or a child needs it, and is named.
+        SnapshotInUse: a run, a reader, a copy or a child needs the source, and is named.
     """
     catalog = Catalog.of_root(source, clock)
     holders = list(_holders(source, what, snapshot_id, clock, mover))
@@ -208,8 +209,8 @@ def refuse_if_needed(
 
 
 def _holders(folder: Store, what: MoveWhat, snapshot_id: int | None, clock: Clock, mover: str) -> Iterator[str]:
-    """Who needs something of a folder; as deletion will count them, so that nothing is copied for hours and then not
-    given up."""
+    """Name the holders of a folder's snapshots, counted as deletion counts them. So a long copy does not end with a
+    source that cannot be deleted."""
     if folder.exists(CLAIM_FILE):
         yield "the job that has claimed it (claim.json)"
     now_ms = clock.now_ms() - CLOCK_SKEW_MS
@@ -241,7 +242,7 @@ def _refuse_nested(source_url: str, target_url: str) -> None:
 
 
 def _refuse_source(source: Store, own: str) -> bool:
-    """Whether an earlier attempt of the same move has fenced the source."""
+    """Return whether an earlier attempt of the same move has fenced the source."""
     moving = read_moving(source)
     if moving is None or moving.uid == own:
         return moving is not None
@@ -260,10 +261,10 @@ def _refuse_source(source: Store, own: str) -> bool:
 def _look_at_target(
     source_url: str, target: Store, mode: MoveMode, snapshot_id: int
 ) -> tuple[Moving | None, MoveOutcome | None]:
-    """What a target that is not empty holds of this copy or move: its beginning, or all of it.
+    """Return the part of this copy or move that a target already holds: its beginning, or all of it.
 
     Raises:
-        InvalidConfiguration: something else.
+        InvalidConfiguration: the target holds something else.
     """
     moving, outcome = read_moving(target), read_outcome(target)
     names = [name for name in target.list_names("") if not name.startswith(_PROBE)]
@@ -291,7 +292,7 @@ def _look_at_target(
 def _decided(
     source: Store, target: Store, mode: MoveMode, snapshot_id: int, resumes: Moving | None, outcome: MoveOutcome
 ) -> MovePlan:
-    # The target has everything, and the source may be partly gone: only the end is left to do.
+    # The target is complete, and the source may be partly deleted: only the last steps are left.
     info = read_job_info(target) or read_job_info(source)
     if info is None:
         raise JobNotFound(

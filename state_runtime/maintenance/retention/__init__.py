@@ -1,1 +1,1 @@
-"""Which snapshots a policy keeps, and giving up the others."""
+"""Decides which snapshots a policy keeps, and lets the others expire."""

@@ -1,5 +1,5 @@
-"""Retention of a job: read what there is, plan by its policy, execute the plan. See maintenance/retention/policy.py for
-what a policy means."""
+"""Retention of a job: read its snapshots, plan by its policy, execute the plan. maintenance/retention/policy.py defines
+the meaning of a policy."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from state_runtime.store import Store
 __all__ = ["Retained", "apply_retention", "make_retention_plan"]
 
 Objects = dict[str, int]
-"""Paths with bytes."""
+"""Sizes in bytes by path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retained:
-    """What executing a plan did.
+    """The result of executing a plan.
 
     Attributes:
-        savepoints: that were deleted.
-        kept: who came while the plan was executed, by snapshot.
+        savepoints: names of the deleted savepoints.
+        kept: by snapshot, the holders that appeared while the plan was executed.
     """
 
     snapshot_ids: tuple[int, ...] = ()
@@ -56,11 +56,11 @@ class Retained:
 
 
 def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
-    """Snapshots and savepoints of a job with who needs them, and the objects that each snapshot names. Reads every
-    manifest.
+    """Read the snapshots and savepoints of a job with their holders, and the objects that each snapshot names. Reads
+    every manifest.
 
     Raises:
-        CorruptData, UnsupportedFormat: one cannot be read; nothing is planned.
+        CorruptData, UnsupportedFormat: a manifest cannot be read; nothing is planned.
         StoreUnavailable: try again.
     """
     catalog = Catalog.of_root(root, clock)
@@ -73,11 +73,11 @@ def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
             manifest = catalog.manifest(snapshot_id)
             objects[str(snapshot_id)] = _objects(root, manifest)
         except MissingSnapshot:
-            continue  # on its way, or given up by somebody else since
+            continue  # not complete yet, or another process let it expire since
         except CorruptData:
             if read_boundary(root).keeps(snapshot_id):
                 raise
-            continue  # given up since its manifest was read: what it names goes before that
+            continue  # it expired after its manifest was read: its objects are removed before the manifest
         held = needed.get(snapshot_id, ())
         items.append(
             Item(
@@ -93,7 +93,7 @@ def _read(root: Store, clock: Clock) -> tuple[list[Item], dict[str, Objects]]:
 
 
 def _objects(root: Store, manifest: Manifest) -> Objects:
-    """Of a snapshot; with a segment goes what its index names."""
+    """Return the objects of a snapshot. Objects that the index of a segment names are counted with the segment."""
     found = {s.path: s.total_bytes for s in manifest.stored_segments}
     for layer in manifest.layers:
         found |= {table.path: table.bytes for table in layer.tables}
@@ -106,7 +106,7 @@ def _objects(root: Store, manifest: Manifest) -> Objects:
 
 
 def _with_freed(decisions: Sequence[Decision], objects: Mapping[str, Objects]) -> Iterator[Decision]:
-    """Decisions with what each would free. A savepoint shares its objects with nothing."""
+    """Add to each decision the bytes that it would free. A savepoint shares its objects with nothing."""
     needed = {path for d in decisions if d.kept and d.item.kind == "checkpoint" for path in objects[d.item.name]}
     for decision in decisions:  # the newest first
         item = decision.item
@@ -149,11 +149,11 @@ def make_retention_plan(
     share_max: float = DELETED_SHARE_MAX,
     refuse: bool = True,
 ) -> RetentionPlan:
-    """What a policy decides now; only reads.
+    """Make a plan of the policy's decisions now; only reads.
 
     Args:
-        share_max: the largest share that may be deleted. It is in the plan, which is refused again when it is executed.
-        refuse: raise if the plan deletes more. Without it the plan can be looked at all the same.
+        share_max: the largest share that may be deleted. It is stored in the plan and checked again at execution.
+        refuse: raise if the plan deletes a larger share. If False, such a plan can still be shown.
 
     Raises:
         InvalidConfiguration: the policy is empty, or deletes a larger share than allowed.
@@ -192,10 +192,10 @@ def apply_retention(
     on_progress: OnProgress | None = None,
     threads: int = THREADS,
 ) -> Retained:
-    """Execute a plan. What it deletes is decided once more, by the same policy: what would be kept now makes the plan
-    stale.
+    """Execute a plan. The same policy decides once more: the plan is stale if it would delete a snapshot that is kept
+    now.
 
-    What was deleted since is fine, so a plan that was cut short is executed again.
+    Snapshots that are already deleted are accepted, so a plan that was interrupted can be executed again.
 
     Raises:
         InvalidConfiguration: the plan is stale; nothing was deleted. Make a new one.

@@ -1,4 +1,4 @@
-"""Retention beside the driver's epochs: old checkpoints are given up in a thread of its own, a few dozen at a time."""
+"""Retention beside the driver's epochs: a separate thread lets old checkpoints expire, a few dozen at a time."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ _THREADS = 4  # the epochs' uploads come first
 
 
 def checkpoints_in_a_round(settings: JobSettings) -> int:
-    """After how many checkpoints old ones are looked for: so many more than the policy keeps there are at most."""
+    """Return the number of checkpoints between two rounds: the most by which the policy's limit is exceeded."""
     return max(_ROUND_MIN, settings.retention.retained_checkpoints // 4)
 
 
 def policy_of_driver(settings: JobSettings) -> RetentionPolicy:
-    """The job's rules; where they do not say how many newest are kept, `retained_checkpoints`."""
+    """Return the job's rules; `keep_last` defaults to `retained_checkpoints`."""
     kept = settings.retention
     return RetentionPolicy.of(kept).model_copy(update={"keep_last": kept.keep_last or kept.retained_checkpoints})
 
 
 class BackgroundRetention:
-    """Gives up checkpoints that no rule keeps and nobody needs, and removes what only they needed.
+    """Lets checkpoints expire that no rule keeps and no holder needs, and removes the objects that only they needed.
 
     Life cycle: idle → working (a thread) → idle. `committed` returns at once and never raises: a checkpoint never waits
-    for it. A round that fails is logged and tried again after a pause that doubles; what it left is ended by the next,
-    or by `stillstate gc`.
+    for it. A round that fails is logged and tried again after a pause that doubles; the next round, or `stillstate gc`,
+    finishes the work that it left.
 
-    What snapshots need is kept in mind, so a round reads no manifest of this run again. The requests of a round are in
-    docs/design/0017-deletion.md.
+    The needs of snapshots are kept in memory, so a round reads no manifest of this run again.
+    docs/design/0017-deletion.md lists the requests of a round.
 
-    A round may sleep at any point and wake in a root that is another's by now. So each boundary and each few deletions
-    follow a proof that the root is still this run's; without it the round ends, and no other begins.
+    A round may sleep at any point, and the root may belong to another owner when it wakes. So a proof that the root is
+    still this run's precedes each boundary and every few deletions. Without it the round ends, and no other begins.
 
     Args:
-        proof: of the run.
+        proof: the run's proof.
 
     Attributes:
         failures_in_a_row: rounds that failed since the last that succeeded.
-        given_up: checkpoints that were given up and removed.
+        given_up: number of checkpoints that expired and were removed.
     """
 
     def __init__(self, root: Store, settings: JobSettings, ids: Ids, clock: Clock, proof: Proof) -> None:
@@ -79,20 +79,20 @@ class BackgroundRetention:
         self.given_up = 0
 
     def committed(self, manifest: Manifest) -> None:
-        """A checkpoint is durable and its output published; begin a round if it is time for one."""
+        """Note a checkpoint that is durable and whose output is published; begin a round if one is due."""
         retained = self._settings.retention.retained_checkpoints
         if not retained or self._fenced:
             return
         with self._lock:
             self._new.append(manifest)
-            # Ids count on from 1, so below this there cannot be too many.
+            # Ids count up from 1, so up to this id there cannot be too many checkpoints.
             is_due = (
                 manifest.snapshot_id > retained
                 and manifest.snapshot_id - self._round_id >= checkpoints_in_a_round(self._settings)
                 and self._clock.monotonic_s() >= self._retry_s
             )
             if self._thread is not None or not is_due:
-                # What is not looked at by then is read from the store.
+                # The round reads from the store the manifests that are dropped here.
                 del self._new[: -checkpoints_in_a_round(self._settings)]
                 return
             self._round_id = manifest.snapshot_id
@@ -108,7 +108,7 @@ class BackgroundRetention:
             self._thread = thread
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a round under way; one that is cut short is ended later."""
+        """Wait for a round under way; a round that is interrupted is finished later."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
@@ -123,7 +123,7 @@ class BackgroundRetention:
                 self._thread = None
             return
         except Exception:
-            # The job must go on, whatever happened here.
+            # The job must go on after any error here.
             _LOG.exception("old checkpoints in %s could not be expired", self._root.url)
             with self._lock:
                 self._failed()
@@ -150,8 +150,8 @@ class BackgroundRetention:
                 try:
                     self._know(marker, marker.catalog.manifest(snapshot_id))
                 except MissingSnapshot:
-                    continue  # on its way
-        # Of a round that was cut short, this run's or another's.
+                    continue  # not complete yet
+        # Of a round that was interrupted, this run's or another's.
         since = existing.boundary.sequence
         settle(root, existing.boundary.going, self._proof, clock=clock, ids=ids, since=since)
         doomed = self._doomed(existing, marker)
@@ -180,8 +180,8 @@ class BackgroundRetention:
         try:
             marker.add(manifest)
         except CorruptData:
-            # Another collector may have given it up since; else it is found damaged when marks are made, and the round
-            # ends there.
+            # Another collector may have let it expire since. Otherwise the damage is found when marks are made, and the
+            # round ends there.
             _LOG.warning("snapshot %d cannot be read", manifest.snapshot_id, exc_info=True)
             return
         self._created[manifest.snapshot_id] = manifest.created_at_ms
@@ -200,7 +200,7 @@ class BackgroundRetention:
             try:
                 check_share(decisions, DELETED_SHARE_MAX)
             except InvalidConfiguration as error:
-                # Once, and not in each round: it may stay so for days.
+                # Log the error once, and not in each round: the condition may last for days.
                 _LOG.log(
                     logging.DEBUG if self._is_share_told else logging.ERROR,
                     "old checkpoints in %s stay: %s. Either the clock is wrong, or the job stood still, or the rules "
@@ -215,7 +215,7 @@ class BackgroundRetention:
         return doomed
 
     def _tidy(self) -> None:
-        """Remove old boundaries; the newest counts."""
+        """Remove old boundaries; only the newest counts."""
         sequences = [s for s in map(sequence_of, self._root.list_names(BOUNDARY_DIR)) if s is not None]
         newest = max(sequences, default=0)
         delete_objects(

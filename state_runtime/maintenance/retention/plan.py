@@ -1,4 +1,4 @@
-"""A retention plan as a document: what a policy decides of each snapshot and savepoint."""
+"""A retention plan as a document: the policy's decision for each snapshot and savepoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RetentionPlan"]
 
 @dataclass(frozen=True)
 class RetentionPlan(PlanDocument):
-    """What a retention policy decides."""
+    """The decisions of a retention policy."""
 
     KIND: ClassVar[str] = "retention-plan"
 
@@ -36,5 +36,5 @@ class RetentionPlan(PlanDocument):
 
     @property
     def freed_bytes(self) -> int:
-        """What executing it would free, about: snapshots share most of their objects."""
+        """Estimate the bytes that executing the plan would free: snapshots share most of their objects."""
         return sum(d.freed_bytes for d in self.decisions)

@@ -1,12 +1,12 @@
 """Which snapshots a policy keeps, and why; pure.
 
-Keep rules are OR-ed, as restic's: what one of them holds is kept. Snapshots and savepoints are counted apart, because a
-job makes thousands of the one for each of the other. Only completed ones count, windows are measured from the newest of
-them, not from now (a job that stands still loses nothing), and periods are those of UTC. A snapshot that is dated later
-than now was made with a wrong clock: it counts as made now, or one of them would make all others old.
+Keep rules are OR-ed, as in restic: a snapshot that one rule holds is kept. Snapshots and savepoints are counted apart,
+because a job makes thousands of snapshots for each savepoint. Only completed ones count. Windows are measured from the
+newest of them, not from now (a job that is stopped loses nothing). Periods are UTC periods. A snapshot with a time
+later than now was made with a wrong clock. It counts as made now; otherwise it would make all others old.
 
-`max_age` and `max_count` only evict what no keep rule holds. Where one of them is given, what neither a rule holds nor
-they evict stays; where none is, what no rule holds goes.
+`max_age` and `max_count` only evict snapshots that no keep rule holds. If one of the two is set, a snapshot that no
+rule holds stays unless it is evicted. If neither is set, a snapshot that no rule holds is deleted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
 
 ItemKind = Literal["checkpoint", "savepoint"]
 DELETED_SHARE_MAX = 0.5
-"""A plan that deletes a larger share of what there is must be asked for: it is more often a mistake in the policy than
-meant."""
+"""A plan that deletes a larger share of all snapshots must be allowed explicitly: such a plan is more often a mistake
+in the policy than intended."""
 
 _AHEAD_MS_MAX = 7_200_000
-"""So much may a snapshot be ahead of the time that the planner is told: clocks differ by up to an hour, and callers
-have taken an hour off theirs already, so that nothing ends too early."""
+"""How far a snapshot's time may be ahead of the planner's `now_ms`: clocks differ by up to an hour, and callers have
+already subtracted an hour from `now_ms` so that nothing expires too early."""
 _CALENDAR_MS_MAX = 253_402_300_799_000  # the year 9999: a clock may be wrong, and the calendar ends there
 
 
@@ -46,11 +46,11 @@ class Item:
 
     Attributes:
         name: the snapshot's id, or the savepoint's name.
-        order: what is newer has more; times may repeat and go back.
-        restorable: whether a job can be started from it; only such count.
-        tags: of a savepoint.
+        order: larger for newer items; times may repeat and go back.
+        restorable: whether a job can be started from it; only restorable items count.
+        tags: tags of a savepoint.
         failed_at_ms: when it failed; 0 if it did not.
-        held: who needs it, or why it stays whatever the policy says (a pin, the newest, a savepoint that somebody asked
+        held: the reasons why it is kept under any policy (a pin, the newest snapshot, a savepoint that a user asked
             for).
     """
 
@@ -67,11 +67,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of an item. A kept one says why, a deleted one has no reason to be kept.
+    """The decision on an item. A kept item has at least one reason, a deleted one has no reason.
 
     Attributes:
-        freed_bytes: of a deleted one: of its objects those that no kept snapshot needs. What several deleted ones need
-            is counted once, with the newest.
+        freed_bytes: for a deleted item, the bytes of its objects that no kept snapshot needs. An object that several
+            deleted items need is counted once, with the newest.
     """
 
     item: Item
@@ -86,11 +86,11 @@ class Decision:
 def plan_retention(items: Sequence[Item], policy: RetentionPolicy, *, now_ms: int) -> list[Decision]:
     """Decide for each item; newest first, checkpoints before savepoints.
 
-    The newest restorable one of each kind is kept by every policy. What is not restorable does not count; if it failed,
-    it ends by `failed_ttl_s`, and else it is kept: what is not understood, or not ready, is nobody's to delete.
+    Every policy keeps the newest restorable item of each kind. Items that are not restorable do not count. A failed
+    item is deleted after `failed_ttl_s`; any other one is kept, because it may be unfinished or of an unknown form.
 
     Args:
-        now_ms: for what failed, and what dates of snapshots are compared with: at most the time of the caller's clock.
+        now_ms: compared with failure times and with the times of snapshots: at most the time of the caller's clock.
 
     Raises:
         InvalidConfiguration: the policy is empty.
@@ -120,7 +120,7 @@ def check_share(decisions: Sequence[Decision], share_max: float) -> None:
     """Refuse a plan that deletes too much at once.
 
     Raises:
-        InvalidConfiguration: it deletes a larger share, or the share is not between 0 and 1.
+        InvalidConfiguration: the plan deletes a larger share, or the share is not between 0 and 1.
     """
     if not (math.isfinite(share_max) and 0 < share_max <= 1):
         raise InvalidConfiguration(f"the share that may be deleted, {share_max!r}, must be more than 0 and at most 1")
@@ -133,7 +133,7 @@ def check_share(decisions: Sequence[Decision], share_max: float) -> None:
 
 
 def _reasons(newest_first: Sequence[Item], policy: RetentionPolicy, latest_ms: int) -> Mapping[str, tuple[str, ...]]:
-    """Per name why the rules keep it."""
+    """Return by name the reasons why the rules keep an item."""
     if not newest_first:
         return {}
     newest_ms = min(newest_first[0].created_at_ms, latest_ms)
@@ -174,7 +174,7 @@ class _Reasons:
 def _keep_periods(
     newest_first: Sequence[Item], name: str, count: int, period: Callable[[datetime], object], held: _Reasons
 ) -> None:
-    """The newest of each period until there are `count`; the oldest of all while there is room."""
+    """Keep the newest item of each period until `count` are kept; if fewer are found, keep the oldest of all too."""
     before: object = None
     found = 0
     for place, item in enumerate(newest_first):

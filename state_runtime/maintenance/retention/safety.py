@@ -1,7 +1,7 @@
-"""Whether a plan of retention may be executed: looked at apart from the planner, against the store as it is now.
+"""Whether a plan of retention may be executed: checked apart from the planner, against the current state of the store.
 
-The planner decides by rules; this knows no rules. It asks what must hold of any plan whatever made it: something to
-restart from stays, nobody's snapshot goes, and not too much at once.
+The planner decides by rules; this module knows no rules. It checks the conditions that every plan must fulfil: a
+snapshot to restart from is left, no snapshot in use is deleted, and the plan does not delete too much at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["dangers_of_retention"]
 
 
 def dangers_of_retention(root: Store, plan: RetentionPlan, *, clock: Clock) -> list[str]:
-    """Why a plan must not be executed now, for people; empty if it may be. Only reads.
+    """Say why a plan must not be executed now, for people; empty if it may be. Only reads.
 
     Raises:
-        JobNotFound: the job is gone. CorruptData, UnsupportedFormat: what is needed cannot be read, so nothing may be
-            deleted. StoreUnavailable: try again.
+        JobNotFound: the job is gone. CorruptData, UnsupportedFormat: the needed objects cannot be read, so nothing may
+            be deleted. StoreUnavailable: try again.
     """
     if unfit := plan.unfit(root, clock):
         return unfit
@@ -53,7 +53,7 @@ def _is_restorable(catalog: Catalog, snapshot_id: int) -> bool:
     try:
         catalog.manifest(snapshot_id)
     except MissingSnapshot:
-        return False  # on its way, or given up since
+        return False  # not complete yet, or expired since
     return True
 
 

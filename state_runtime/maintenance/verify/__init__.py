@@ -1,1 +1,1 @@
-"""Whether everything that a snapshot needs is there and undamaged."""
+"""Whether all objects that a snapshot needs exist and are undamaged."""

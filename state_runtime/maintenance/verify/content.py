@@ -1,5 +1,5 @@
-"""What is inside an object that a snapshot needs: read through a local file, compared, and decoded; nothing is kept in
-memory."""
+"""Checks of the content of an object that a snapshot needs: read through a local file, compared, and decoded. No
+content is kept in memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _ALTERED = "a part of it has another digest than its segment's index says"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An object to look into, with all that is known of it.
+    """An object to check, with all known facts.
 
     Attributes:
-        refs: who needs it; several of a direct object.
-        snapshot_id: the first snapshot that does.
-        within: path of the segment whose index names it, of a direct object.
-        segment, table: the manifest's entry, if it is one.
-        job_uids: who may have written it.
+        refs: the references to it; several for a direct object.
+        snapshot_id: the first snapshot that needs it.
+        within: for a direct object, the path of the segment whose index names it.
+        segment, table: the manifest's entry, if the object is one.
+        job_uids: the jobs that may have written it.
     """
 
     need: NeededObject
@@ -54,10 +54,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Looked:
-    """What looking at an object gave.
+    """The result of checking one object.
 
     Attributes:
-        size: 0 if it is not there. was_read: whether its bytes were compared. rows: that were decoded.
+        size: 0 if it does not exist. was_read: whether its bytes were compared. rows: number of decoded rows.
     """
 
     subject: Subject
@@ -68,18 +68,18 @@ class Looked:
 
 
 def look_at(root: Store, subject: Subject, scratch: Path, *, listed: int | None, read: bool, decode: bool) -> Looked:
-    """Look at one object. Runs in a thread of its own.
+    """Check one object. Runs in a separate thread.
 
     Args:
         scratch: a name for a local file, which is removed again.
-        listed: its size as a listing has it; None asks for it.
+        listed: its size in a listing; None asks the store.
         read: compare its bytes; decode: and decode them.
     """
     size = 0
     try:
         size = root.size(subject.need.path) if listed is None else listed
         if not subject.need.fits_size(size):
-            # Once more, from the object itself, before it is called damaged.
+            # Ask for the object itself once more, before it is called damaged.
             size = root.size(subject.need.path)
         if not subject.need.fits_size(size):
             least = "" if subject.need.bytes >= 0 else "at least "
@@ -103,12 +103,12 @@ def _all(kind: FindingKind, subject: Subject, why: str) -> tuple[Finding, ...]:
 
 
 def _fetch(root: Store, need: NeededObject, scratch: Path) -> bool:
-    """Read an object into a file; whether it is the one that is needed.
+    """Read an object into a file; return whether it is the needed one.
 
-    It is read again before it is called damaged, and an answer that was cut is a fault of the way, not of the data.
+    It is read again before it is called damaged. A truncated answer is a fault of the network, not of the data.
 
     Raises:
-        MissingFile: it is not there. StoreUnavailable: it cannot be read.
+        MissingFile: it does not exist. StoreUnavailable: it cannot be read.
     """
     for _ in range(2):
         scratch.touch()
@@ -125,10 +125,10 @@ def _fetch(root: Store, need: NeededObject, scratch: Path) -> bool:
 
 
 def _decoded_rows(subject: Subject, file: Path) -> int:
-    """Decode all of an object whose digest is right; how many rows it holds.
+    """Decode all of an object whose digest is right; return its number of rows.
 
     Raises:
-        CorruptSegment: it was written damaged: rows, columns, order or identity are not what they should be.
+        CorruptSegment: it was written damaged: its rows, columns, order or identity are wrong.
     """
     ref = subject.refs[0]
     if ref.kind == "table" and subject.table is not None:
@@ -140,12 +140,12 @@ def _decoded_rows(subject: Subject, file: Path) -> int:
         return sum(_rows_of_part(data, r.part, r.path) for r in subject.refs if r.part is not None)
     if ref.kind == "source-log":
         return _rows_of_log(ref, file)
-    return 0  # the files of shards are decoded together, see `decode_shard`; the listing was
+    return 0  # `decode_shard` decodes the files of a shard together; the listing was decoded before
 
 
 def _bad_parts(subject: Subject, file: Path) -> Iterator[Finding]:
-    """Which parts of an object with a wrong digest are damaged, as far as its index tells: operator, state, hash range,
-    and why."""
+    """Find the damaged parts of an object with a wrong digest, as far as its index shows them: operator, state, hash
+    range, and reason."""
     ref = subject.refs[0]
     data = pa.memory_map(str(file)).read_buffer() if file.stat().st_size else pa.py_buffer(b"")
     if subject.segment is not None and data.size == subject.segment.bytes:
@@ -170,10 +170,10 @@ def _bad_parts(subject: Subject, file: Path) -> Iterator[Finding]:
 
 
 def decode_shard(root: Store, listing: ShardListing, shard: ShardFiles) -> int:
-    """Decode the files of one shard; how many rows they hold, older ones of a key included.
+    """Decode the files of one shard; return their number of rows, older ones of a key included.
 
     Raises:
-        CorruptData, MissingFile: they are not a version of the shard. StoreUnavailable: try again.
+        CorruptData, MissingFile: the files are not a version of the shard. StoreUnavailable: try again.
     """
     bottom = Bottom(direct(root), listing, OperatorEntry(uid=shard.operator, kind="", key_schema="", states=()))
     low, high = shard.hash_range

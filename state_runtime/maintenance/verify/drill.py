@@ -1,12 +1,12 @@
-"""A restore drill: bring a snapshot's whole state back into a scratch folder, as tasks do, and compare it.
+"""A restore drill: restore a snapshot's whole state into a scratch folder, as tasks do, and compare it.
 
-Each shard is restored by the code that restores it in a task (`restore/shard.py`), into local files of the job's own
-backend; without any local copy, as after the loss of all hosts. What the files then give is compared, row by row, with
-what the snapshot's reader finds in the store: the number of live rows and an order-independent digest of each state.
-On the way every object is fetched and its digest compared. One shard's files are on disk at a time.
+The code that restores a shard in a task (`restore/shard.py`) restores each shard into local files of the job's own
+backend; without any local copy, as after the loss of all hosts. The content of the files is compared with the content
+that the snapshot's reader finds in the store: the number of live rows and an order-independent digest of each state.
+Every object is fetched and its digest compared. One shard's files are on disk at a time.
 
     <folder>/.lock                   held while folders are made and removed
-    <folder>/<job>-<pid>-<id>/.lock  held by a drill that lives; whoever comes next removes what dead ones left
+    <folder>/<job>-<pid>-<id>/.lock  held by a live drill; the next drill removes the folders of dead ones
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from state_runtime.store import Store
 __all__ = ["DrillReport", "DrilledState", "drill", "scratch_folder"]
 
 _SHARD_BYTES = 256 * MIB
-"""A shard of more is restored in parts: one is held in memory while it is compared."""
+"""A larger shard is restored in parts: one part is held in memory while it is compared."""
 _PROBLEMS_MAX = 100
 
 
@@ -62,15 +62,15 @@ class DrilledState:
 
 @dataclass(frozen=True, kw_only=True)
 class DrillReport:
-    """What a drill found.
+    """The result of a drill.
 
     Attributes:
-        shards: in how many pieces each operator was restored.
-        problems: what could not be restored, and what came back as something else; for people.
-        recorded_rows: live rows as the snapshot's own progress counts them (with those that have expired since); -1 if
-            it has none.
-        restore_s: of all restores, one after the other; a job restores its shards side by side.
-        inflight_rows: that wait in it, about; every part of them was read and decoded.
+        shards: number of pieces in which each operator was restored.
+        problems: data that could not be restored, or that differs after the restore; for people.
+        recorded_rows: live rows by the snapshot's own progress (including rows that have expired since); -1 if it has
+            none.
+        restore_s: of all restores, one after the other; a job restores its shards in parallel.
+        inflight_rows: approximate number of rows in flight; every part of them was read and decoded.
     """
 
     job: str
@@ -110,11 +110,11 @@ def drill(
     """Restore a snapshot into a scratch folder and compare. The job may run meanwhile; a pin keeps the snapshot.
 
     Args:
-        folder: below which a folder of this drill's own is made, and removed again.
-        on_progress: called with shards done and shards in all.
+        folder: the drill makes a separate folder below it, and removes it again.
+        on_progress: called with the shards done and the total.
 
     Raises:
-        SnapshotExpired: it was given up. Unavailable: no store, or no room on the disk: nothing is known; try again.
+        SnapshotExpired: it expired. Unavailable: no store, or no room on the disk: nothing is known; try again.
         InvalidConfiguration: the backend's library is not installed.
     """
     started_s = actor.clock.monotonic_s()
@@ -154,7 +154,7 @@ class _Drill:
         self.shards = min(max(manifest.parallelism, in_parts, 1), MAX_PARALLELISM)
 
     def shard(self, operator: OperatorEntry, shard: int) -> None:
-        """Restore one shard, compare it, remove it."""
+        """Restore one shard, compare it, and remove it."""
         folder = self._scratch / f"{shard}"
         try:
             self._compare(operator, shard, folder)
@@ -164,7 +164,7 @@ class _Drill:
             shutil.rmtree(folder, ignore_errors=True)
 
     def rows_in_flight(self) -> None:
-        """Read what a run would go on with."""
+        """Read the rows with which a run would continue."""
         try:
             passes = read_passes(self._root, self._manifest)
         except (CorruptData, UnsupportedFormat) as error:
@@ -185,7 +185,7 @@ class _Drill:
             for batch in self._reader.read(operator.uid, state.name, (low, high)):
                 schema = schema or StateSchema.of(batch.schema)
                 found = found + Fingerprint.of(batch)
-            # Types that only the rows tell: without rows nothing depends on them.
+            # Some types are known only from rows: without rows nothing depends on them.
             schemas[state.name] = schema or StateVersions(operator, state).declared
             stored[state.name] = found
         started_s = self._actor.clock.monotonic_s()
@@ -204,7 +204,7 @@ class _Drill:
     def _restored(
         self, operator: OperatorEntry, shard: int, folder: Path, schemas: Mapping[str, StateSchema]
     ) -> dict[str, Fingerprint]:
-        """What the restored shard holds, read from its files.
+        """Restore a shard and return the fingerprints of its states, read from its files.
 
         Raises:
             Unavailable: there was no room for it. And what `ShardRestore.run` raises.
@@ -230,7 +230,7 @@ class _Drill:
         ).run(version, local=False)
         if not restored.version:
             raise Unavailable(f"{folder.parent} has no room for shard {shard} of operator {operator.uid!r}")
-        # Opened anew, with its digests: what a run finds that starts on this host.
+        # Opened again, with its digests: as a run would that starts on this host.
         reader = store.open(restored.version, self._now_ms, verify=True)
         return {name: Fingerprint.of(reader.whole(name)) for name in schemas}
 
@@ -257,7 +257,7 @@ class _Drill:
 
 @contextmanager
 def scratch_folder(parent: Path, job: str, actor: Actor) -> Iterator[Path]:
-    """A folder of this process's own; gone afterwards, and those of drills of the job that died before it.
+    """Make a folder of this process; remove it afterwards, and first the folders of the job's dead drills.
 
     Raises:
         Unavailable: it cannot be made.
@@ -290,7 +290,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _remove_left(parent: Path, job: str) -> None:
-    """Remove the folders of the job's drills whose process is gone: nobody holds their lock."""
+    """Remove the folders of the job's drills whose process is gone: their lock is free."""
     for folder in parent.glob(f"{job}-*-*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -1,5 +1,5 @@
-"""Whether the rows in flight of a snapshot are what its listing says: each part lies where its segment has it, is
-sorted, and has the columns of its pass."""
+"""Checks that the rows in flight of a snapshot match its listing: each part is at its place in the segment, is sorted,
+and has the columns of its pass."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NAMED_MAX = 3
 def check_parts(
     root: Store, manifest: Manifest, passes: Sequence[InflightPass], *, decode: bool, known: set[str] | None = None
 ) -> Iterator[Finding]:
-    """What is wrong with parts of rows in flight; one part is in memory at a time.
+    """Yield the defects of parts of rows in flight; one part is in memory at a time.
 
     Args:
         passes: of the snapshot (`changelog.reader.read_passes`).
         decode: also read each part.
-        known: what was read for another snapshot, and is not read again; grows.
+        known: parts that were read for another snapshot and are not read again; grows.
     """
     batch = manifest.open_batch
     if batch is None:
@@ -58,7 +58,7 @@ def check_parts(
 
 
 def with_epochs(finding: Finding, passes: Sequence[InflightPass]) -> Finding:
-    """A finding that also says which rows in flight it is about: operator, epoch and hash range."""
+    """Add to a finding the rows in flight that it is about: operator, epoch and hash range."""
     about = [
         f"operator {p.operator!r}, epoch {p.epoch}, hashes {part.part.hash_low:016x} to {part.part.hash_high:016x}"
         for p in passes

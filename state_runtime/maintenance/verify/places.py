@@ -1,4 +1,4 @@
-"""Verification of what a place means: one snapshot, or all of a folder with the savepoints in it; and what of it was
+"""Verification of a place: one snapshot, or all of a folder with its savepoints; and the memory of objects that were
 found good before."""
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ def verify_place(
     clock: Clock,
     ids: Ids,
 ) -> VerifyReport:
-    """Verify a snapshot, or everything in a folder: all of its snapshots, and those of its savepoints. Nothing is
-    written there.
+    """Verify a snapshot, or all snapshots of a folder and of its savepoints. Nothing is written there.
 
     Args:
-        parent: the job root that a savepoint's folder lies in: whom it shares files with.
-        good: what an earlier verification found good, and where this one notes it.
-        progress: told the folder below the root (empty is the root), in this thread.
+        parent: the job root that contains the savepoint's folder; hard links are looked up there.
+        good: objects that an earlier verification found good; this one adds to it.
+        progress: called with the folder below the root (empty is the root), in this thread.
 
     Raises:
         MissingSnapshot: there is no snapshot of that id.
-        CorruptManifest, UnsupportedFormat: a boundary cannot be read, so nobody knows which snapshots there are.
-        StoreUnavailable: not even listings can be had.
+        CorruptManifest, UnsupportedFormat: a boundary cannot be read, so the list of snapshots is unknown.
+        StoreUnavailable: even listings fail.
     """
 
     def verify(folder: str, snapshot_ids: list[int] | None) -> VerifyReport:
@@ -97,7 +96,7 @@ def _shared(root: Store, parent: Store | None) -> tuple[tuple[str, Shared], ...]
 
 
 def _complete(report: VerifyReport, record: SavepointRecord | None, folder: Store) -> VerifyReport:
-    """A savepoint that says that it is complete has its snapshot, and what makes the folder a root."""
+    """Check that a COMPLETED savepoint has its snapshot, and the file that makes the folder a root."""
     if record is None:
         return report
     lacks_snapshot = record.snapshot_id not in report.snapshots and not report.findings and report.complete
@@ -137,15 +136,17 @@ def _together(first: VerifyReport, second: VerifyReport, folder: str) -> VerifyR
 
 
 class FoundGood:
-    """A local file that remembers which objects a verification has read and found good, so that a cut one goes on.
+    """A local file that remembers the objects that a verification found good, so that an interrupted one can continue.
 
-    One JSON line that says of what, then a path a line. A line that was cut by a crash is passed over. Objects never
-    change, so what was good is good, unless the store loses it later: whoever wants to know begins with a new file.
+    One JSON line names the verification; each further line is a path. A line that a crash truncated is skipped. Objects
+    never change, so a good one stays good unless the store loses it later. To check that, begin with a new file.
     """
 
     def __init__(self, file: Path, *, place: str, level: VerifyLevel) -> None:
-        """Raises:
-        InvalidConfiguration: the file is of another verification, or cannot be used.
+        """Open the file.
+
+        Raises:
+            InvalidConfiguration: the file is of another verification, or cannot be used.
         """
         self._file = file
         self._paths: set[str] = set()
@@ -184,10 +185,10 @@ class FoundGood:
         self._out.close()
 
     def has(self, path: str) -> bool:
-        """Whether it was found good."""
+        """Whether the object was found good."""
         return path in self._paths
 
     def add(self, path: str) -> None:
-        """It is good."""
+        """Note that the object is good."""
         self._out.write(path + "\n")
         self._out.flush()

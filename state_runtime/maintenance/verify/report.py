@@ -1,4 +1,4 @@
-"""What a verification finds; pure values, and what can be said from manifests alone."""
+"""The findings of a verification; pure values, and checks that need only manifests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ALL_HASHES = (0, (1 << 64) - 1)
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be.
+    """A defect.
 
     Attributes:
         kind: "unreachable" is a fault of the store or the network: nothing is known to be wrong with the data.
         path: below the root that was verified.
-        snapshot_ids: whose restore needs it.
-        operator, state: whose data it is; empty if it is everybody's (a segment's index, a listing, a manifest).
+        snapshot_ids: the snapshots whose restore needs the object.
+        operator, state: owner of the data; empty if it is shared by all (a segment's index, a listing, a manifest).
         hash_low, hash_high: closed range of key hashes.
     """
 
@@ -41,7 +41,7 @@ class Finding:
 
     @staticmethod
     def of(kind: FindingKind, ref: StoredRef, detail: str, snapshot_id: int) -> Finding:
-        """About an object that a snapshot needs."""
+        """Make a finding about an object that a snapshot needs."""
         return Finding(
             kind=kind,
             path=ref.path,
@@ -55,14 +55,14 @@ class Finding:
 
     @property
     def whose(self) -> str:
-        """For people: operator, state and hash range."""
+        """Name operator, state and hash range, for people."""
         owner = "/".join(part for part in (self.operator, self.state) if part) or "all operators"
         if (self.hash_low, self.hash_high) == _ALL_HASHES:
             return owner
         return f"{owner} [{self.hash_low:016x}, {self.hash_high:016x}]"
 
     def to_json_dict(self) -> dict[str, Any]:
-        """For `--json`; hashes as hexadecimal text, because JSON's numbers end at 2^53."""
+        """Make the value for `--json`; hashes are hexadecimal text, because JSON's numbers end at 2^53."""
         return {
             "kind": self.kind,
             "path": self.path,
@@ -77,7 +77,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyProgress:
-    """How far it is. Objects and bytes are of the snapshots that were looked at so far."""
+    """Progress. Objects and bytes are of the snapshots that were verified so far."""
 
     snapshots_done: int
     snapshots: int
@@ -89,16 +89,16 @@ class VerifyProgress:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was looked at, and what was found.
+    """The result of a verification.
 
     Attributes:
-        objects, bytes: that the snapshots need, each once.
-        objects_read, bytes_read, rows: of what was read and compared; rows are those that were decoded.
-        complete: False if it was given up before the end, because the store did not answer any more.
-        findings_left_out: beyond the bound of what a report holds.
-        savepoints: folders that were looked at besides; what was found there has their path in front.
-        shared: per owner (a savepoint's name, "" is the job itself) which of its files share their bytes with others by
-            hard link; only of those that do.
+        objects, bytes: of all objects that the snapshots need, each once.
+        objects_read, bytes_read, rows: of objects that were read and compared; rows are the decoded ones.
+        complete: False if the verification was abandoned because the store did not answer any more.
+        findings_left_out: number of findings above the maximum of a report.
+        savepoints: number of savepoint folders that were verified too; their findings have the folder before the path.
+        shared: per owner (a savepoint's name, "" is the job itself) the files that share their bytes with others by
+            hard link; only owners with such files.
     """
 
     url: str
@@ -118,8 +118,8 @@ class VerifyReport:
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing was found; else that of the worst: damage, then what is too new, then what could not be
-        reached."""
+        """0 without findings; else the code of the worst kind: damage, then unsupported formats, then unreachable
+        objects."""
         kinds = {finding.kind for finding in self.findings}
         if kinds & {"missing", "damaged"}:
             return CorruptData.exit_code
@@ -129,7 +129,7 @@ class VerifyReport:
 
 
 def kind_of_error(error: StillstateError | FileNotFoundError) -> FindingKind:
-    """What an error says about the data. Whatever is not certainly damage is not called damage."""
+    """Return the kind of finding for an error. Only certain damage is called damage."""
     if isinstance(error, FileNotFoundError | MissingFile):
         return "missing"
     if isinstance(error, CorruptData):
@@ -138,10 +138,10 @@ def kind_of_error(error: StillstateError | FileNotFoundError) -> FindingKind:
 
 
 def broken_chain(previous: Manifest | None, manifest: Manifest) -> list[str]:
-    """What a manifest's changelog cannot be; as far as that is known from it and the snapshot before.
+    """Return the impossible facts of a manifest's changelog, as far as this manifest and the one before show them.
 
-    Not every checkpoint has a segment, so numbers alone show no gap. But a segment that a snapshot names, and that the
-    next one neither names nor has in its tables, is lost; and no segment comes into the past.
+    Not every checkpoint has a segment, so numbers alone show no gap. But a segment that one snapshot names is lost if
+    the next one neither names it nor has it in its tables. And no segment is added to the past.
     """
     found = []
     ids = [segment.snapshot_id for segment in manifest.segments]

@@ -1,17 +1,16 @@
-"""Verification: is everything there that snapshots need, and is it what was written? Reading only, not even a pin is
-placed.
+"""Verification: do all objects that snapshots need exist, and are they unchanged? Only reads; not even a pin is placed.
 
-    structure   every manifest decodes, its changelog has no gap that can be known of, and every object that it needs is
-                there with its size
-    sample      besides, a share of the objects is read and compared with its digest; which ones a seed says
-    full        besides, every object is read, compared and decoded: parts, tables with their page checksums, files of
+    structure   every manifest decodes, its changelog has no detectable gap, and every object that it needs exists with
+                its size
+    sample      also reads a share of the objects and compares their digests; a seed selects them
+    full        also reads, compares and decodes every object: parts, tables with their page checksums, files of
                 shards; rows are counted, and compared where their number is recorded
 
-What cannot be reached is not damaged: a fault of the store or the network is told as such, and what was read and is
-wrong is read once more before it is called damaged. A snapshot that is given up while it is verified is passed over.
+An unreachable object is not damaged: a fault of the store or the network is reported as such. An object with wrong
+content is read once more before it is called damaged. A snapshot that expires during its verification is skipped.
 
-In memory: the manifest and the references of one snapshot; of every object in the listed folders 16 bytes, and about 70
-of each that was looked at.
+Memory: the manifest and the references of one snapshot; 16 bytes for every object in the listed folders, and about 70
+for each checked object.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ __all__ = ["is_in_sample", "verify_root"]
 
 _DATA_FOLDERS = ("changelog", "files", "tables")
 _FINDINGS_MAX = 10_000
-# So many objects in a row that cannot be reached: the store is away, and asking for a million more helps nobody.
+# After this number of unreachable objects in a row the store is considered away, and no more objects are requested.
 _UNREACHABLE_MAX = 32
 _QUEUED_PER_THREAD = 4
 
@@ -82,19 +81,20 @@ def verify_root(
     Args:
         snapshot_ids: None is all of them.
         share, seed: of "sample".
-        already: objects whose content an earlier verification has found good, by path; only their size is looked at.
-        on_good: told the path of each object that was read and is good; in the caller's thread, like `progress`.
+        already: tells by path whether an earlier verification found an object's content good; then only its size is
+            checked.
+        on_good: called with the path of each object that was read and is good; in the caller's thread, like `progress`.
 
     Raises:
-        MissingSnapshot: one of `snapshot_ids` is not there.
-        CorruptManifest, UnsupportedFormat: the boundary cannot be read, so nobody knows which snapshots there are.
-        StoreUnavailable: not even listings can be had.
+        MissingSnapshot: one of `snapshot_ids` does not exist.
+        CorruptManifest, UnsupportedFormat: the boundary cannot be read, so the list of snapshots is unknown.
+        StoreUnavailable: even listings fail.
     """
     sampled = {"structure": 0.0, "sample": share, "full": 1.0}[level]
     started_s = clock.monotonic_s()
     asked = snapshot_ids is not None
     wanted, lost = _existing(root) if snapshot_ids is None else (sorted(snapshot_ids), [])
-    # After the manifests were listed: what they need was there by then. Of one snapshot each object is asked for.
+    # After the manifests were listed: their objects existed by then. For one snapshot each size is asked separately.
     sizes = _Sizes(root, _DATA_FOLDERS if len(wanted) > 1 else ())
 
     def is_read(path: str) -> bool:
@@ -135,7 +135,7 @@ def verify_root(
 
 
 def is_in_sample(path: str, share: float, seed: str) -> bool:
-    """Whether an object is among the share that a seed picks; another seed picks others."""
+    """Whether an object is in the share that a seed selects; another seed selects others."""
     return _number(f"{seed}\0{path}") < share * 2.0**64
 
 
@@ -189,17 +189,17 @@ class _Looking:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, snapshot_id: int, *, asked: bool) -> None:
-        """A manifest, and everything that it needs and no earlier one did.
+        """Verify a manifest, and all objects that it needs and no earlier one did.
 
         Raises:
-            MissingSnapshot: it was asked for by its id, and is not there.
+            MissingSnapshot: it was asked for by its id, and does not exist.
         """
         try:
             manifest = _read_manifest(self._root, snapshot_id)
         except MissingSnapshot:
             if asked:
                 raise
-            return  # its writer died or is about to finish, or it was given up since the listing
+            return  # its writer died or is about to finish, or it expired since the listing
         except StillstateError as error:
             self._add(
                 Finding(
@@ -229,7 +229,7 @@ class _Looking:
         self._show()
 
     def newest_outputs(self) -> None:
-        """Output below the root that the next run delivers again must be there, as long as no newer snapshot settled
+        """Check that output below the root that the next run delivers again exists, unless a newer snapshot settled
         it."""
         newest = self._previous
         for need in outputs_below_root(newest) if newest is not None and not self.is_away else ():
@@ -250,9 +250,9 @@ class _Looking:
                     self._add(replace(finding, detail=f"{finding.detail}; the next run delivers it again"))
 
     def lost(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Snapshots that must be there and are not, as closed ranges of ids."""
+        """Report missing snapshots, given as closed ranges of ids."""
         for low, high in ranges:
-            # It may have been given up between the listing and the boundary, and a listing may be cut short.
+            # It may have expired between the listing and the boundary, and a listing may be truncated.
             if not self._is_given_up(low):
                 if self._root.exists(manifest_path(low)):
                     self._add(
@@ -275,11 +275,11 @@ class _Looking:
                 )
 
     def _subjects(self, manifest: Manifest) -> Iterator[Subject]:
-        """The objects of a snapshot, piece by piece, so that a piece that cannot be read hides no other."""
+        """Yield the objects of a snapshot, piece by piece, so that one unreadable piece does not hide the others."""
         nothing = replace(manifest, segments=(), layers=(), shards=None, open_batch=None)
         tables = {table.path: table for layer in manifest.layers for table in layer.tables}
         for segment in manifest.stored_segments:
-            # The objects that its index names were looked at with it.
+            # The objects that its index names were checked with it.
             if self._is_new(segment.path, manifest.snapshot_id):
                 found = self._references(replace(nothing, segments=(segment,)), segment.path)
                 for subject in _grouped(found, manifest):
@@ -301,7 +301,7 @@ class _Looking:
                 found.extend(ref for ref in references(self._root, piece) if ref.kind != "manifest")
                 return found
             except StillstateError as error:
-                # Twice, like everything: an answer that was cut on its way is no damage.
+                # Read twice: a truncated answer is no damage.
                 if attempt and not self._is_given_up(piece.snapshot_id):
                     finding = Finding(
                         kind=kind_of_error(error), path=where, detail=str(error), snapshot_ids=(piece.snapshot_id,)
@@ -310,7 +310,7 @@ class _Looking:
         return found
 
     def _is_new(self, path: str, snapshot_id: int) -> bool:
-        """Whether nobody has looked at an object yet; what was found about it before is about this snapshot too."""
+        """Whether an object was not checked yet; if it was, its findings are noted for this snapshot too."""
         for number in self._bad.get(path, ()):
             found = self.findings[number]
             if snapshot_id not in found.snapshot_ids:
@@ -364,7 +364,7 @@ class _Looking:
         self._unreachable_in_a_row = self._unreachable_in_a_row + 1 if "unreachable" in kinds else 0
         self.is_away = self.is_away or self._unreachable_in_a_row >= _UNREACHABLE_MAX
         if kinds and self._is_given_up(subject.snapshot_id):
-            # Another snapshot may need it, and is asked about it then.
+            # Another snapshot may need it; then it is checked again.
             self._seen -= {_number(path), _number(subject.within)}
             return
         for finding in looked.findings:
@@ -376,7 +376,7 @@ class _Looking:
                 self._on_good(path)
 
     def _add(self, finding: Finding, *about: str) -> None:
-        """Keep a finding once; `about` are the paths that bring it up again with later snapshots."""
+        """Keep a finding once; `about` are the paths that apply it to later snapshots too."""
         key = replace(finding, detail="", snapshot_ids=())
         if any(replace(self.findings[n], detail="", snapshot_ids=()) == key for n in self._bad.get(finding.path, ())):
             return
@@ -390,13 +390,13 @@ class _Looking:
     # --- rows in flight ----------------------------------------------------------------------------------------------
 
     def _listed(self, manifest: Manifest) -> tuple[InflightPass, ...]:
-        """The rows in flight of a snapshot; none where what lists them cannot be read, which is told then."""
+        """Read the rows in flight of a snapshot; empty if their listing cannot be read, which is reported."""
         batch = manifest.open_batch
         for attempt in range(2):
             try:
                 return read_passes(self._root, manifest)
             except StillstateError as error:
-                # Twice, like everything: an answer that was cut on its way is no damage.
+                # Read twice: a truncated answer is no damage.
                 if attempt and batch is not None and not self._is_given_up(manifest.snapshot_id):
                     whose = ", ".join(f"{o.uid} (since epoch {o.epoch})" for o in batch.operators)
                     ref = StoredRef(kind="segment", path=batch.listing, bytes=-1, digest="")
@@ -405,7 +405,7 @@ class _Looking:
         return ()
 
     def _check_rows_in_flight(self, manifest: Manifest) -> None:
-        """The parts are looked at with the segments that hold them; here, whether they are those that are listed."""
+        """Check that the parts match the listing; their bytes are checked with their segments."""
         for finding in check_parts(self._root, manifest, self._passes, decode=self._decode, known=self._rows_known):
             if not self._is_given_up(manifest.snapshot_id):
                 self._add(finding)
@@ -416,10 +416,10 @@ class _Looking:
         try:
             listing = read_listing(direct(self._root), manifest)
         except StillstateError:
-            return  # told by `_references` already
+            return  # `_references` has reported it
         for shard in listing.shards if listing is not None else ():
             version = (shard.operator, shard.shard, shard.version)
-            # Without its library a database is compared by its digests only.
+            # Without its library, only the digests of a database are compared.
             can = shard.backend == "arrow" or importlib.util.find_spec("rocksdict") is not None
             if listing is not None and can and version not in self._decoded:
                 self._decoded.add(version)
@@ -447,7 +447,7 @@ class _Looking:
 
 
 class _Sizes:
-    """The sizes of all objects in some folders, as a listing has them: 16 bytes each, however long their names are."""
+    """The sizes of all objects in some folders, by a listing: 16 bytes each, for names of any length."""
 
     def __init__(self, root: Store, folders: Collection[str]) -> None:
         keys, sizes = array("Q"), array("q")
@@ -460,7 +460,7 @@ class _Sizes:
         self._sizes = np.frombuffer(sizes, np.int64)[order] if keys else np.zeros(0, np.int64)
 
     def of(self, path: str) -> int | None:
-        """None if it was not listed: it may be there all the same."""
+        """Return the listed size; None if the object was not listed: it may exist."""
         key = np.uint64(_number(path))
         at = int(np.searchsorted(self._keys, key))
         return int(self._sizes[at]) if at < len(self._keys) and self._keys[at] == key else None
@@ -485,7 +485,7 @@ def _look_at_shard(root: Store, manifest: Manifest, listing: ShardListing, shard
 
 
 def _grouped(refs: list[StoredRef], manifest: Manifest) -> Iterator[Subject]:
-    """One subject per object."""
+    """Group references into one subject per object."""
     by_path: dict[str, list[StoredRef]] = {}
     for ref in refs:
         by_path.setdefault(ref.path, []).append(ref)
@@ -502,8 +502,8 @@ def _grouped(refs: list[StoredRef], manifest: Manifest) -> Iterator[Subject]:
 
 
 def _existing(root: Store) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids of the snapshots that are there, and ranges of those that should be: ids count up by one, and only a boundary
-    takes one away."""
+    """Return the ids of the existing snapshots, and ranges of missing ones: ids count up by one, and only a boundary
+    removes one."""
     listed = [snapshot_id_of(name) for name in root.list_names(SNAPSHOTS_DIR)]
     boundary = read_boundary(root)
     found = sorted(i for i in listed if i is not None and boundary.keeps(i))
@@ -526,5 +526,5 @@ def _read_manifest(root: Store, snapshot_id: int) -> Manifest:
 
 
 def _number(text: str) -> int:
-    """64 bits that stand for a path."""
+    """Return a 64-bit number for a path."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
