@@ -1,7 +1,7 @@
-"""Which operators' rows Spark aggregates before the shuffle: by what their newest epochs showed; pure.
+"""Which operators' rows Spark aggregates before the shuffle: chosen by the numbers of their newest epochs; pure.
 
-It is worth it where an epoch has many rows of few keys. It never changes a result (pipeline/partial_rows.py), so the
-choice is nobody's but this run's, and a repeated epoch may choose otherwise.
+Aggregation pays off where an epoch has many rows of few keys. It never changes a result (pipeline/partial_rows.py).
+So each run chooses for itself, and a repeated epoch may choose differently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_EPOCHS = 32
 
 @dataclass
 class Aggregated:
-    """The choice for the next epoch, of the operators that allow one.
+    """The choice for the next epoch, among the operators that allow aggregation.
 
     Life cycle: made with the run → per epoch `chosen`, then `seen` with what its tasks acknowledged.
     """
@@ -36,7 +36,7 @@ class Aggregated:
     _pause: dict[str, int] = field(default_factory=dict)
 
     def chosen(self) -> frozenset[str]:
-        """Uids of the operators whose rows are aggregated first."""
+        """Return the uids of the operators whose rows are aggregated first."""
         if self.mode == "auto":
             return frozenset(self._chosen)
         return self.able if self.mode == "on" else frozenset()

@@ -1,4 +1,4 @@
-"""In-flight rows on a host: copies of parts, and the store where a copy is missing or damaged.
+"""In-flight rows on a host: copies of parts, and the store if a copy is missing or damaged.
 
     <local dir>/state/<root id>-<job uid>/<operator>/rows/<attempt at an epoch>-<SHA-256 of the part's bytes>
 
@@ -36,12 +36,12 @@ _NAME = re.compile(r"([0-9A-Za-z]+)-([0-9a-f]{64})\Z")
 
 
 class HostRows:
-    """One task's way to rows in flight.
+    """One task's access to rows in flight.
 
     Args:
         folder: of the operator's copies on this host (`rows_folder`).
         epoch: the driver's attempt at the epoch.
-        root: opens the job root; only called where a copy does not serve.
+        root: opens the job root; only called if no copy is usable.
         keeps: whether copies are used and made at all.
 
     Attributes:
@@ -62,7 +62,7 @@ class HostRows:
         self.has_failed = False
 
     def keep(self, part: PartEntry, body: pa.Buffer | bytes) -> None:
-        """Write a copy of a part; silent if that fails (invariant 5), and counted."""
+        """Write a copy of a part. A failure is silent (invariant 5), and counted."""
         if not self._keeps:
             return
         path = self._folder / f"{self._epoch}-{part.digest}"
@@ -119,7 +119,7 @@ class HostRows:
 
     @cached_property
     def _copies(self) -> dict[str, Path]:
-        """The copies on this host, by digest."""
+        """Return the copies on this host, by digest."""
         if not self._keeps:
             return {}
         return {digest: path for _, digest, path in self._files()}
@@ -128,7 +128,7 @@ class HostRows:
         try:
             names = os.listdir(self._folder)
         except OSError:
-            return  # there are none
+            return  # there are no copies
         for name in names:
             named = _NAME.match(name)
             if named is not None:
@@ -149,4 +149,4 @@ class HostRows:
                 if is_abandoned(left, self._clock):
                     left.unlink(missing_ok=True)
         except OSError:
-            return  # another task was quicker, or the folder is not ours any more
+            return  # another task was quicker, or the folder is no longer this job's
