@@ -63,8 +63,8 @@ class Advance:
     def following(
         self, mark: Callable[[], Hashable], is_idle: Callable[[], bool], tasks_done: Callable[[], Hashable]
     ) -> threading.Event:
-        """Look repeatedly, until the returned event is set. A separate thread does it: the run's own thread may wait for
-        a hanging epoch."""
+        """Look repeatedly, until the returned event is set. A separate thread does it, because the run's thread may be
+        waiting for a hanging epoch."""
         over = threading.Event()
 
         def follow() -> None:

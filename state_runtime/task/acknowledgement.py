@@ -105,7 +105,7 @@ class Acknowledgement:
 
     @property
     def is_pending(self) -> bool:
-        """Whether only the driver's memory has changes of the shard, or the reference to those that the task uploaded."""
+        """Whether only the driver's memory has changes of the shard, or the reference to changes that were uploaded."""
         return self.files.shard is not None or bool(self.changes.parts)
 
     @property

@@ -2,11 +2,11 @@
 
     <local dir>/state/<root id>-<job uid>/<operator>/rows/<attempt at an epoch>-<SHA-256 of the part's bytes>
 
-A part is kept under its digest, byte for byte as it is on the store, and compared with it whenever it is read; so it
-does not matter who wrote it, when, and for which parallelism. The attempt in the name says whose it is as long as no
-snapshot names it. A task writes what it leaves beside its upload; so a
-restart in place reads nothing of the store. Like all local copies they may be lost at any time, and nothing fails for
-want of them, unless the driver's memory alone has the part: then the driver writes it, and the epoch is run again.
+A part is stored under its digest, byte for byte as on the store, and compared with the digest at each read. So its
+writer, its time and its parallelism do not matter. The attempt in the name marks its owner as long as no snapshot names
+the part. A task writes the rows that it leaves beside its upload, so a restart in place reads nothing from the store.
+Like all local copies they may be lost at any time, and nothing fails without them, unless only the driver's memory has
+the part: then the driver writes it, and the epoch is run again.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class HostRows:
             self._copies[part.digest] = path
 
     def read(self, held: RowsPart) -> SortedRows:
-        """The rows of a part.
+        """Read the rows of a part.
 
         Raises:
-            ChangesPending: no copy serves, and only the driver has it. MissingFile, CorruptSegment: the primary store
-                is damaged. StoreUnavailable: try again.
+            ChangesPending: no copy is usable, and only the driver has the part. MissingFile, CorruptSegment: the
+                primary store is damaged. StoreUnavailable: try again.
         """
         body = self._copy(held.part)
         if body is None:

@@ -88,7 +88,7 @@ class TaskJob:
 
 
 def root_id(url: str) -> str:
-    """Return a digest of a job root's place: it separates the root from its copies on this host, which share its uid."""
+    """Return a digest of a job root's place: it separates a root from its copies on this host, which share its uid."""
     return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
 
 

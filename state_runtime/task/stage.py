@@ -192,8 +192,8 @@ class StageTask:
                 break
             except LocalCopyUnusable:
                 held.abandon()
-                # A block that was not checked before is damaged. Output that was passed on cannot be withdrawn: then the
-                # task fails, and the next run verifies.
+                # A block that was not checked before is damaged. Output that was passed on cannot be withdrawn: then
+                # the task fails, and the next run verifies.
                 if emitted or access.from_primary:
                     raise
                 attempt = SYSTEM_IDS.short()
@@ -307,8 +307,8 @@ class StageTask:
 
 
 def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in pieces for Spark: it works on one piece while the next is written, and little is left for it once
-    the last row is processed."""
+    """Yield a batch in pieces for Spark: it works on one piece while the next is written, and little is left for it
+    once the last row is processed."""
     for start in range(0, batch.num_rows, _EMITTED_ROWS):
         yield batch.slice(start, _EMITTED_ROWS)
 
