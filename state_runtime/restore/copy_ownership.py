@@ -76,7 +76,7 @@ class _Place:
 
 
 def settle_in(mine: HostedRoot, open_root: OpenRoot, clock: Clock, ids: Ids) -> None:
-    """Take over the job's folder on this host from another place of its root, and remove folders of roots that are gone.
+    """Take over the job's folder on this host from another place of its root. Remove folders of roots that are gone.
 
     Never raises: local copies only save time.
 

@@ -191,8 +191,8 @@ class HostObjects:
         return pa.py_buffer(data)
 
     def expect(self, ranges: Sequence[WantedRange], *, keep: bool = False) -> None:
-        """Do nothing: the next ranges to read. Whole objects are fetched here anyway; a reader by range fetches them
-        together."""
+        """Announce ranges that are read next: no effect here, because whole objects are fetched anyway. A reader by
+        range fetches them together."""
 
     def read_range(self, wanted: WantedRange) -> pa.Buffer:
         """Return a range of an object. The whole object is read, so its digest is checked.

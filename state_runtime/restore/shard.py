@@ -3,7 +3,7 @@
     look     at the versions of this operator on this host, of any parallelism
     prove    each by the manifest of the snapshot whose state it claims to be
     plan     per state and hash range: copy, copy and tail, or primary (restore/plan.py)
-    write    a new local version: the copies' files as hard links, and on top the rows of the primary (restore/sources.py)
+    write    a new local version: hard links to the copies' files, and on top rows of the primary (restore/sources.py)
 
 The result never depends on local copies: a copy that fails is left out of the plan, and the primary is used.
 """
@@ -102,7 +102,7 @@ class ShardRestore:
             local: whether local copies may be used.
 
         Raises:
-            MissingFile, CorruptSegment, CorruptManifest: the primary is damaged, and no local copy has the missing rows.
+            MissingFile, CorruptSegment, CorruptManifest: the primary is damaged, and no local copy has the lost rows.
             StoreUnavailable: try again.
         """
         proven = self._proven() if local else {}

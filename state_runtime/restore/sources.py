@@ -199,7 +199,8 @@ class PrimaryStates:
         return [t for t in self._tables if t.state == state and t.table.hash_low <= high and t.table.hash_high >= low]
 
     def _is_read(self, stored: StoredTable, since: int) -> bool:
-        """Return False for the base of a reader that has all of its rows already, unless it has files of shards below."""
+        """Return whether a table is read: not a table of the base if the reader has all of the base, and nothing is
+        below it."""
         return stored.layer > 0 or since < 0 or self._bottom is not None
 
     def _layers(

@@ -118,7 +118,7 @@ class StoredRows:
     # --- checks --------------------------------------------------------------------------------------------------
 
     def check(self, batch: pa.RecordBatch, low: int, high: int, where: str) -> None:
-        """Compare, if the reader is strict, values with their types and hashes with the range that they are stored under.
+        """If the reader is strict, compare values with their types and hashes with the range that they are stored under.
 
         Raises:
             CorruptSegment: values do not fit their type, or hashes are outside of the range.

@@ -1,9 +1,9 @@
 """Merging sorted sources of one state without holding any of them in memory; pure and vectorised.
 
-A source is an iterator of batches in order of key hash (and entry), like the row groups of a table. The merge repeatedly
-takes from all sources the rows up to a hash that each has in memory, and folds them. So a few batches of each source
-are in memory at a time, for any size of state. All rows of one hash are in one result, so that results can become
-pieces of a run.
+A source is an iterator of batches in order of key hash (and entry), like the row groups of a table. The merge
+repeatedly takes from all sources the rows up to a hash that each has in memory, and folds them. So a few batches of
+each source are in memory at a time, for any size of state. All rows of one hash are in one result, so that results can
+become pieces of a run.
 """
 
 from __future__ import annotations
