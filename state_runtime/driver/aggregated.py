@@ -15,12 +15,12 @@ from state_runtime.task.acknowledgement import Acknowledgement
 __all__ = ["Aggregated"]
 
 ROWS_MIN = 50_000
-"""Below it the second plan costs about what it saves (docs/design/0029-partial-rows.md)."""
+"""Below it the second plan costs about as much as it saves (docs/design/0029-partial-rows.md)."""
 KEYS_PER_ROW_MAX = 0.5
 FEWER_MAX = 0.75
-"""Partial rows per row above which it was not worth it: many tasks had a few rows of each key."""
+"""Partial rows per row above which aggregation did not pay off: many tasks had a few rows of each key."""
 PAUSE_EPOCHS = 32
-"""So long it is left alone then."""
+"""Number of epochs without aggregation after that."""
 
 
 @dataclass

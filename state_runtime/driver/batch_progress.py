@@ -4,8 +4,8 @@ A batch is *open* from the epoch that reads it until every operator is done with
 made due. No other batch is read while it is open, so it has one watermark, however many epochs it takes. Therefore late
 rows, the windows of each row, and due work are the same as if one epoch did it all.
 
-An operator is *settled* when those above it are settled, none of its rows waits, and the work that its clock made due
-is done. Only then is the input of the operator below complete. So an operator by event time does its due work in an
+An operator is *settled* when those above it are settled, no row of it waits, and the work that its clock made due is
+done. Only then is the input of the operator below complete. So an operator by event time does its due work in an
 epoch that begins with no rows left above it (or in one in which the operators above are sure to finish).
 """
 

@@ -106,7 +106,7 @@ class DriverState:
         if context.settings.changelog == "off":
             files = FileIndex.begin(context.root, last, parallelism, uids)
             if not files.complete:
-                # The first checkpoint stores all of the state as files, in whatever form it was before.
+                # The first checkpoint stores all of the state as files, in any case.
                 stored = {o.uid for o in last.operators} & set(uids)
                 shards = shards.visiting(dict.fromkeys(stored, every))
         interval = Interval(first_head(last, published), context.clock.monotonic_s())

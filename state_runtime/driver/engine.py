@@ -33,7 +33,7 @@ __all__ = ["SparkEngine"]
 _LOG = logging.getLogger(__name__)
 
 Discard = Callable[[list[Acknowledgement], int | None], None]
-"""Removes what tasks of a failed action wrote; given an epoch, also what tasks staged of it that told nothing."""
+"""Removes the objects of a failed action's tasks; given an epoch, also its staged output that no task reported."""
 
 
 class SparkEngine:

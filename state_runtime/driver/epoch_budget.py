@@ -28,11 +28,11 @@ from state_runtime.task.slicing import NO_LIMITS, StageBudget
 __all__ = ["BudgetPlanner", "EpochBudget"]
 
 _FIRST_EPOCH_S = 2.0
-"""Of a run; each one after it may take twice as long, up to the mode's time."""
+"""Of the first epoch of a run; each one after it may take twice as long, up to the mode's time."""
 _SURE = 0.5
 """Work that takes this share of the time is sure to fit."""
 _NEWEST = 0.5
-"""Weight of the newest epoch among those that times and rates are learned from."""
+"""Weight of the newest epoch in the learned times and rates."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ __all__ = ["newest_intact", "newest_intact_savepoint", "refuse_cut_copy"]
 _LOG = logging.getLogger(__name__)
 _FOLDERS = ("changelog", "files", "tables")
 _LOOKED_AT_MAX = 100
-"""Snapshots: a copy that lacks more than the newest hundred was not cut at its end."""
+"""Number of snapshots to check: a copy that lacks more than the newest hundred was not cut at its end."""
 
 
 def refuse_cut_copy(source: OpenedSnapshot) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Retries"]
 _LOG = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
-"""What a step that succeeded gives."""
+"""The result of a step that succeeded."""
 
 # From the first wait to the longest. With the default of three failures a store may be away for about two minutes:
 # Spark's action and the store's own repetitions take time too.

@@ -236,7 +236,7 @@ class JobRun:
         except BaseException as error:
             fenced = heartbeat.look_for_fencing()
             if fenced is not None:
-                # The job has another run by now, whatever else failed: the caller must know that.
+                # The caller must know first that the job has another run by now; the other error is its cause.
                 state, message = "fenced", fenced
                 raise Fenced(fenced) from error
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

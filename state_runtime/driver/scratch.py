@@ -30,7 +30,7 @@ __all__ = ["SCRATCH_FREE_BYTES_MIN", "Scratch"]
 
 _LOG = logging.getLogger(__name__)
 SCRATCH_FREE_BYTES_MIN = 16 * MIB
-"""Local copies give way while the disk has less: a batch writes some kilobytes, a position with a long log more."""
+"""Local copies are removed while the disk has less: a batch writes some kilobytes, a position with a long log more."""
 _CAUSES_MAX = 16
 _FULL = ("No space left on device", "Disk quota exceeded")
 

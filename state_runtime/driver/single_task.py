@@ -25,15 +25,15 @@ __all__ = ["LIMITS", "SingleTask", "may_be_single_task"]
 LIMITS = SingleTaskLimits()
 """Beyond them a narrow epoch is refused."""
 ROWS_MAX = 16_384
-"""That came for the operator with the most of them. Far more are done sooner by all cores with a shuffle; where the two
-meet was not measured (docs/design/0033-floor.md)."""
+"""Rows of the operator with the most of them. Far more rows are faster on all cores with a shuffle; the break-even
+point was not measured (docs/design/0033-floor.md)."""
 TASKS_MS_MAX = 500.0
-"""With code of a user's that takes longer over few rows, shards had better run beside each other."""
+"""If user code takes longer over few rows, the shards should run in parallel."""
 SHARDS_MAX = 16
 """A shard takes some milliseconds even without rows; many of them are faster on all cores."""
 PAUSE_EPOCHS = 32
 PAUSE_EPOCHS_MAX = 1 << 15
-"""A guess that was wrong is an epoch that was slow, or ran twice: the more often, the longer until the next one."""
+"""After a wrong guess an epoch was slow, or ran twice: the more often, the longer the pause until the next guess."""
 
 
 @dataclass

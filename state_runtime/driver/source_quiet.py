@@ -10,8 +10,8 @@ from state_runtime.base.clock import Clock
 __all__ = ["LONG_QUIET_S", "LongQuiet", "SourceQuiet", "is_idle"]
 
 LONG_QUIET_S: Final = 10.0
-"""A source that is quiet for so long is taken for one that has nothing: rows that come every few seconds should first
-go through a run that is on trial."""
+"""A source that is quiet for so long is considered to have nothing: rows that come every few seconds should first go
+through a run that is on trial."""
 
 
 class Query(Protocol):

@@ -72,8 +72,9 @@ __all__ = ["Decide", "StartFrom", "StartPosition"]
 _LOG = logging.getLogger(__name__)
 
 Decide = Callable[[Manifest | None, JobInfo | None], None]
-"""Refuses, by raising, what a run must not go on from. Called with the content, under the newest snapshot's id and with
-the output that the run would publish first (None: the job begins empty), and with the job's identity if it has one."""
+"""Raises to refuse a content that a run must not resume from. Called with the content, which has the newest snapshot's
+id and the output that the run would publish first (None: the job begins empty), and with the job's identity if it has
+one."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 OpenRoot = Callable[[str], Store]
 
 GONE_AFTER_S = 86_400.0
-"""A root may be moved today and started tomorrow: its copies wait so long for it."""
+"""A root may be moved today and started tomorrow: its copies are kept so long for it."""
 _LOOKED_EVERY_S = 3_600.0
 _LOOKED_AT_MAX = 32
 _NAME = re.compile(r"[0-9a-f]{16}-([0-9A-Za-z]+)\Z")

@@ -46,10 +46,10 @@ _UNUSED_S = 60.0
 _FETCHES = 4
 """Objects that one task fetches at a time."""
 _SMALL_FETCHES = 16
-"""The same of small ones: of those it is the wait for an answer that takes time."""
+"""The same for small ones, which take time mainly to wait for an answer."""
 _SMALL_BYTES = 256 * KIB
 _TOGETHER = 32
-"""Small objects that are one file."""
+"""Small objects per file."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class StoredRows:
     # --- checks --------------------------------------------------------------------------------------------------
 
     def check(self, batch: pa.RecordBatch, low: int, high: int, where: str) -> None:
-        """If the reader is strict, compare values with their types and hashes with the range that they are stored under.
+        """Compare values with their types, and hashes with the range that they are stored under, if strict.
 
         Raises:
             CorruptSegment: values do not fit their type, or hashes are outside of the range.

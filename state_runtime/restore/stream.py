@@ -19,7 +19,7 @@ from state_runtime.state.table import HASH_MAX, bounded_slices, concat, hashes_o
 __all__ = ["WINDOW_ROWS", "merge_sorted", "whole_hashes", "windows"]
 
 WINDOW_ROWS = 1 << 17
-"""Rows of one source that are looked at together: a few megabytes, and enough for vectorised work."""
+"""Rows of one source that are processed together: a few megabytes, and enough for vectorised work."""
 _WINDOW_BYTES = 64 * MIB
 
 Batches = Iterator[pa.RecordBatch]

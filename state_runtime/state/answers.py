@@ -14,8 +14,8 @@ from state_runtime.state.table import Mask, Positions, is_plain, plain_numbers
 __all__ = ["Answers"]
 
 _WHOLE_MAX = 2
-"""A column that has at most so many rows for each that is asked for is read whole: copying it takes a fraction of
-picking rows from it, and they are picked once more when all are found."""
+"""A column with at most so many rows per wanted row is read whole: copying it takes a fraction of the time to pick
+rows from it, and rows are picked once more when all are found."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Part:
 
 
 class Answers:
-    """The answers as they are found, batch after batch. Values are read when all are found, a whole column at a time."""
+    """The answers as they are found, batch after batch. Values are read when all are found, column by column."""
 
     def __init__(self, count: int) -> None:
         """Args:

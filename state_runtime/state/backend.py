@@ -1,4 +1,5 @@
-"""The port to a shard's state on the host: `LocalShard` (state/local.py) and RocksDB (state/rocksdb.py) implement it."""
+"""The port to a shard's state on the host. Its backends are `LocalShard` (state/local.py) and RocksDB
+(state/rocksdb.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ __all__ = [
 
 
 class LocalCopyUnusable(Exception):
-    """The local copy is not usable; the reason is for metrics. Never leaves the task, which uses the primary instead."""
+    """The local copy is not usable; the reason is for metrics. Never leaves the task, which then uses the primary."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Stamp:
 
 
 NO_STAMP = Stamp()
-"""Of versions that nobody looks for again."""
+"""For versions that are never looked for again."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ class VersionFiles:
 
 
 Below: TypeAlias = Mapping[str, Sequence[tuple[int, Iterator[pa.RecordBatch]]]]
-"""Per state what lies below its other rows: per hash range its lower end, and its rows in ascending order, no key
-twice."""
+"""Per state the rows below its other rows: per hash range its lower end, and its rows in ascending order, each key
+once."""
 NOTHING_BELOW: Final[Below] = MappingProxyType({})
 
 

@@ -25,7 +25,7 @@ class ChangedRows:
 
 
 Changed: TypeAlias = "pa.RecordBatch | ChangedRows"
-"""Of most epochs one sorted batch."""
+"""One sorted batch in most epochs."""
 
 
 def batches_of(changed: Changed) -> Sequence[pa.RecordBatch]:

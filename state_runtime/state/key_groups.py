@@ -1,10 +1,10 @@
-"""Which shard owns a key: hash → key group → shard, in SQL for Spark and in Python for everybody else; pure.
+"""Which shard owns a key: hash → key group → shard, in SQL for Spark and in Python for all other code; pure.
 
 The *key group* of a key is the top 15 bits of its hash, so there are 32768 of them. Shard s of P owns the groups g with
-floor(g·P / 32768) = s: neighbours, so a shard owns one closed range of hashes, and the ranges of all shards are all
-hashes. Both forms stand in this file because rows arrive where the SQL sends them, and their state must lie there.
+floor(g·P / 32768) = s. These are neighbours, so a shard owns one closed range of hashes, and the ranges of all shards
+cover all hashes. Both forms are in this file because the state must be in the shard to which the SQL sends the rows.
 
-State that is stored is sorted by hash and knows nothing of this, except for the parallelism that a snapshot was written
+Stored state is sorted by hash and independent of this, except for the parallelism that a snapshot was written with.
 with.
 """
 

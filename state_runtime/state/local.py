@@ -338,7 +338,7 @@ class LocalShard:
             raise
 
     def _opened(self, adopted: Adopted, now_ms: int) -> OpenVersion:
-        """Open an adopted version, and verify only the adopted files: after a rescale several shards share the others."""
+        """Open an adopted version. Only its adopted files are verified: after a rescale several shards share files."""
 
         def is_wanted(state: str, file: RunFile) -> bool:
             return any(file.low <= high and low <= file.high for low, high in adopted.ranges.get(state, ()))

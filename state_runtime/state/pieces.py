@@ -30,8 +30,8 @@ from state_runtime.state.table import (
 
 __all__ = ["Asked", "Piece", "RunData", "Wanted", "due_order_of", "rows_of_piece"]
 
-# A piece is marked before it is searched for so many rows and more, if it has up to so many times as many.
-# A piece is marked before a search for at least so many rows, if it has at most so many times as many rows.
+# A piece is marked before a search for at least the first number of rows, if it has at most the second number times as
+# many rows.
 _MARKED_MIN, _MARKED_ROWS_MAX = 1 << 10, 3
 # One of eight to sixteen places is marked: the same share of absent rows is searched although it is not there.
 _PLACES_PER_ROW = 8

@@ -31,7 +31,7 @@ class EntryView(Protocol):
 
 
 EntryFinder: TypeAlias = Callable[[int, Any], Any]
-"""Of one key: from an `entry` and what `EntryView.is_at` compares with, to `EntryView.value_at` of the live row, or
+"""For one key: from an `entry` and the wanted value of `EntryView.is_at` to `EntryView.value_at` of the live row, or
 None."""
 
 
@@ -108,7 +108,8 @@ class StateReader(Protocol):
     def iter_entries(
         self, state: str, key_hash: int, key: Sequence[pa.Array], rows_max: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the live entries of one key (columns of one row) in order, about `rows_max` at a time (entries layout)."""
+        """Yield the live entries of one key (columns of one row) in order, about `rows_max` at a time: entries layout
+        only."""
         ...
 
     def due(self, state: str, through_ms: int) -> pa.RecordBatch:

@@ -5,16 +5,16 @@
             version.json    the version's files with size and digest, its parent, its states
             db/             a RocksDB database: CURRENT, MANIFEST, *.sst
 
-For states that are much larger than what an epoch touches, and that do not fit the page cache: a look-up reads a few
-blocks, an epoch writes what it changed and a share of compaction. The Arrow backend (state/local.py) is quicker where
-most of the state is in memory. Both promise the same (state/backend.py) and exchange Arrow batches with the rest.
+For states that are much larger than an epoch's accesses, and that do not fit the page cache: a look-up reads a few
+blocks, an epoch writes its changes and a share of compaction. The Arrow backend (state/local.py) is quicker if most of
+the state is in memory. Both give the same guarantees (state/backend.py) and exchange Arrow batches with the rest.
 
 A version never changes. The next one begins as hard links to its table files, which RocksDB never alters, and copies of
-the two small files that it does; it is opened, changed, flushed, compacted, closed, described and renamed to its final
-name. A crash leaves a folder under another name.
+the two small files that RocksDB does alter. It is opened, changed, flushed, compacted, closed, described and renamed to
+its final name. A crash leaves a folder under another name.
 
-How rows become keys and values is said in state/rocksdb_codec.py. Rows that have expired are
-hidden from readers, and removed by a sweep over a bounded number of rows per epoch.
+state/rocksdb_codec.py defines how rows become keys and values. Expired rows are hidden from readers, and removed by a
+sweep over a bounded number of rows per epoch.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RocksShard:
     ) -> None:
         """Apply an epoch's changes to a copy of `base`: see `ShardStore.write`.
 
-        The cost is that of the changes, a sweep of about twice as many rows for expired ones, and a share of compaction.
+        It costs the changes, a sweep of about twice as many rows for expired ones, and a share of compaction.
         """
         if not isinstance(base, RocksReader):
             raise TypeError(f"a version follows one that this backend opened, not a {type(base).__name__}")

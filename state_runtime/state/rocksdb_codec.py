@@ -31,7 +31,7 @@ from state_runtime.state.table import HASH_MAX, Hashes, Positions, StateSchema
 __all__ = ["STATES_MAX", "StateCodec", "first_after"]
 
 STATES_MAX = 1 << 14
-"""Of one shard: a state's number takes 15 bits of a key, and the largest is never given."""
+"""States of one shard: a state's number takes 15 bits of a key, and the largest is never given."""
 
 _PLACE_HASH, _PLACE_LENGTH, _PLACE_KEY = 2, 10, 14  # in a row's key
 _PLACE_ROW = 10  # in an entry of the index by time

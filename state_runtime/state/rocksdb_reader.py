@@ -180,7 +180,7 @@ class RocksReader:
         return concat(list(self.read_range(state, 0, HASH_MAX, _WHOLE_ROWS)), self._schemas[state].arrow)
 
     def read_range(self, state: str, low: int, high: int, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in a closed range of hashes, sorted by (hash, entry), `rows_max` at a time, without expired ones.
+        """Yield the live rows in a closed range of hashes, sorted by (hash, entry), `rows_max` at a time.
 
         Different keys of one hash are in order of their bytes, so their entries are sorted here: rows of one hash
         come together.

@@ -3,8 +3,9 @@
 A row of some columns is
 
     nulls    one bit per column, 1 is null; a null's bytes below are zero
-    numbers  of each column its little-endian bytes if its type has a fixed width, else the length of its bytes (4 bytes)
-    bytes    of each column without a fixed width, one after the other
+    numbers  for each column its little-endian bytes if its type has a fixed width, else the length of its bytes (4
+             bytes)
+    bytes    for each column without a fixed width, one after the other
 
     string, binary   the bytes themselves
     struct           a row of its fields

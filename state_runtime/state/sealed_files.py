@@ -44,7 +44,7 @@ _ABANDONED_AFTER_S = 3600.0
 _VERSION_ID = re.compile(r"[0-9a-f]{16}\Z")
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""Whatever a damaged JSON file can do to its reader."""
+"""All errors that a damaged JSON file can raise in its reader."""
 
 
 class _Sized(Protocol):

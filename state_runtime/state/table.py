@@ -214,8 +214,8 @@ class StateSchema:
 
 
 def check_names(stored: pa.Schema) -> None:
-    """Check every name of a stored schema, also of nested fields. Arrow returns names as raw bytes, and the first access
-    to one that is not UTF-8 would raise anywhere.
+    """Check every name of a stored schema, also of nested fields. Arrow returns names as raw bytes, and the first
+    access to one that is not UTF-8 would raise, wherever that is.
 
     Raises:
         ValueError: a name is not UTF-8.

@@ -68,7 +68,7 @@ def _inside(column: pa.Array) -> list[pa.Array]:
 
 
 def _is_ascii(column: pa.Array) -> bool:
-    """Return whether a column is text of ASCII characters only: most are, and this takes a tenth of Arrow's own check."""
+    """Return whether a column is ASCII text only: most text is, and this takes a tenth of Arrow's own check."""
     if pa.types.is_string(column.type):
         offset_type: type[np.signedinteger[Any]] = np.int32
     elif pa.types.is_large_string(column.type):

@@ -304,7 +304,7 @@ class OpenVersion:
         return FoundInRuns(self._schemas[state], runs, key, view, self._now_ms, below)
 
     def _rows_of_hash(self, state: str, key_hash: int, key: Sequence[pa.Array]) -> tuple[list[pa.RecordBatch], bool]:
-        """Return the rows of one hash in each run that has some, newest first, without clear markers; nothing is copied.
+        """Return each run's rows of one hash, newest run first, without clear markers and without a copy.
 
         Returns:
             The rows, and whether the key was cleared: then older rows do not count, and are left out.
@@ -360,7 +360,7 @@ class OpenVersion:
         return earliest
 
     def _next_due_of(self, state: str, piece: Piece, before_ms: int | None) -> int | None:
-        """Return a lower bound of the earliest due in one piece; None without one, or without one before `before_ms`."""
+        """Return a lower bound of the earliest due in one piece; None if no row is due, or none before `before_ms`."""
         if not piece.data.is_indexed and piece.taken_ms is None and piece.age == self._pieces_of(state)[0].age:
             # Nothing hides the newest rows, and an epoch calls this for its own changes, which have no index yet.
             return piece.earliest_due()

@@ -17,7 +17,7 @@ from state_runtime.snapshot.shard_versions import NO_VERSION
 __all__ = ["EMPTY_TASK", "Acknowledgement", "PersistedFiles"]
 
 EMPTY_TASK = -1
-"""Stands for the shard of a task that had no input: nothing tells which one it was."""
+"""The shard number of a task without input: its shard is not known."""
 
 
 @dataclass(frozen=True)

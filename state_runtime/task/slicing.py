@@ -21,16 +21,16 @@ from state_runtime.task.sorted_input import RowPass
 __all__ = ["NO_LIMITS", "Slicer", "StageBudget"]
 
 _SLICE_S = 0.2
-"""What a slice is to take, about: the deadline is overrun by one at most."""
+"""Target duration of a slice: the deadline is exceeded by one slice at most."""
 _LEAST_S = 0.5
-"""That a task may take although the time was up before it began: the first one of a run starts Python, too."""
+"""Time of a task even if the deadline passed before it began: the first task of a run also starts Python."""
 _FIRST_ROWS = 256
-"""Of an operator of which no rate is known."""
+"""Size of the first slice of an operator without a known rate."""
 _ROWS_MIN = 64
 _GROWTH = 8
-"""From one slice to the next: a rate that was seen on few rows may be far off."""
+"""Growth limit from one slice to the next: a rate that was measured on few rows may be far off."""
 _SURE = 0.5
-"""Rows that take this share of the time that is left are one slice."""
+"""Rows that take at most this share of the remaining time are one slice."""
 
 
 @dataclass(frozen=True)
