@@ -83,7 +83,7 @@ def decode_part(data: bytes | pa.Buffer, part: PartEntry, where: str) -> pa.Reco
         batches = list(pa.ipc.open_stream(data))
         for batch in batches:
             check_names(batch.schema)
-            # Arrow does not check offsets and texts until it follows them out of the buffer.
+            # Check offsets and texts: Arrow trusts them until a reader follows them out of the buffer.
             batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise CorruptSegment(

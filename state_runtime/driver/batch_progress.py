@@ -131,7 +131,7 @@ class BatchProgress:
         """Return the uid of the first operator that is not settled: its input is complete. Empty if all are settled."""
         return next((o.uid for o in operators if o.uid not in self.settled), "")
 
-    # --- what happens --------------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------------
 
     def after(
         self,

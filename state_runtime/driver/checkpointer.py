@@ -56,7 +56,7 @@ class Committed:
     Attributes:
         previous: the manifest before it.
         interval: the interval that it made durable.
-        numbers, times, phases: of the epoch that ended in it, so far.
+        numbers, times, phases: of the epoch that ended in it, until now.
         durable_s: monotonic.
     """
 
@@ -321,7 +321,7 @@ class Checkpointer:
     def remove(
         self, acknowledged: Sequence[Acknowledgement], interval: Interval | None = None, staged_of: int | None = None
     ) -> None:
-        """Remove output and changelog objects that no manifest names or ever will, if the stores answer.
+        """Remove output and changelog objects that no manifest names or ever will, as far as the stores answer.
 
         So a job that fails repeatedly does not fill its store. Objects of a killed driver stay: the next run removes
         the staged output, garbage collection the rest.

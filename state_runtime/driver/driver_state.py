@@ -155,7 +155,7 @@ class DriverState:
         dropped, self._dropped_rows = self._dropped_rows, 0
         return dropped
 
-    # --- what happens --------------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------------
 
     def back_to(self, before: Standing) -> None:
         """Return to an earlier moment. All later changes failed and never happened; no manifest was written since."""
@@ -169,7 +169,7 @@ class DriverState:
         self._epochs += 1
 
     def epoch_pending(self, numbers: Progress) -> None:
-        """Note that the newest epoch ended without a checkpoint; the next one counts its numbers."""
+        """Note that the newest epoch ended without a checkpoint; the next checkpoint counts its numbers."""
         self._interval = self._interval.counted(numbers)
 
     def flushed(self, segment: SegmentEntry | None) -> None:

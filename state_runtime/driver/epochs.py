@@ -210,7 +210,7 @@ class EpochDriver:
 
     def run_without_batch(self, empty: DataFrame) -> None:
         """Run one epoch that Spark does not start. Do nothing if nothing is due any more, no batch is open, and the run
-        is not on trial.
+        has nothing to prove (`is_unproven`).
 
         Like Spark's own batches without data: for event time one whenever the watermark moved, for processing time when
         a timer is due. If no shard has anything to do, the epoch only moves the clock, and no Spark job runs.

@@ -29,10 +29,10 @@ _LOG = logging.getLogger(__name__)
 class Heartbeat:
     """A separate thread, from the fencing snapshot to the end of the run.
 
-    Errors of the store are logged and the store is asked again: a heartbeat never ends a run by itself. Only its owner
-    writes the file. Before each write it checks that the term in the root is still this run's, because a run that slept
-    through the end of its job would overwrite the heartbeat of the job's next run. The work of the newest epochs' tasks
-    goes into a document beside it, with the first heartbeat after an epoch.
+    Errors of the store are logged, and the next heartbeat tries again: a heartbeat never ends a run by itself. Only its
+    owner writes the file. Before each write it checks that the term in the root is still this run's, because a run that
+    slept through the end of its job would overwrite the heartbeat of the job's next run. The work of the newest epochs'
+    tasks goes into a document beside it, with the first heartbeat after an epoch.
 
     Args:
         advance: when the run last advanced. A stall is reported in this thread, because it does not hang with the run.

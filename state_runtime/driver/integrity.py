@@ -29,8 +29,8 @@ _LOOKED_AT_MAX = 100
 def refuse_cut_copy(source: OpenedSnapshot) -> None:
     """Refuse to begin with a snapshot whose files a copy of a live root lacks, before anything is written.
 
-    This applies only to a folder that was moved since its newest run. Files that are missing in place are damage, and
-    copying the snapshot reports that.
+    This applies only if the folder is at another place than at its newest run. Files that are missing in place are
+    damage, and copying the snapshot reports that.
 
     Raises:
         MissingFile: files of it are missing; the message names the newest complete snapshot.

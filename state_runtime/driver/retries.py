@@ -61,8 +61,8 @@ class Retries:
         """Take a step; again while its error is transient, and at most `tolerable` times in a row.
 
         A run that ends costs a start of Spark and a restore; two minutes without the store should not cost that. A step
-        that failed has not happened: the driver state is as before it. Its staged and uploaded objects are removed if
-        the stores answer, and never named by a manifest.
+        that failed has not happened: the driver state is as before it. Its staged and uploaded objects are removed as
+        far as the stores answer, and never named by a manifest.
 
         Not tried again: anything after the create of a manifest was tried, because it may have happened; the steps
         after the manifest; an error that the same call would get again.

@@ -196,8 +196,8 @@ class StartPosition:
         return replace(source.manifest, outputs=self._outputs(source))
 
     def _refuse_another_beginning(self, start: StartFrom, info: JobInfo) -> None:
-        """Refuse a job with snapshots another place than it began with. The same place is accepted, because a file or a
-        script names it at each start.
+        """Refuse, for a job with snapshots, any place but the one that it began with. That one is accepted, because a
+        file or a script names it at each start.
 
         The place is compared by its name alone: the source may be gone by now, or have newer snapshots.
         """
@@ -241,7 +241,7 @@ class StartPosition:
             MissingSnapshot, JobNotFound: no savepoint has that name. SnapshotInUse: it is not complete.
             JobRootMismatch, InvalidConfiguration: it is no past of this job.
         """
-        read_savepoint(self._root, self._savepoint)  # its error says in these words that the name is unknown
+        read_savepoint(self._root, self._savepoint)  # raises the error for an unknown name
         opened = open_snapshot(self._root.child(savepoint_path(self._savepoint)), None, self._clock)
         self._past = past_of(self._catalog, opened, own), opened.root
 
@@ -249,8 +249,8 @@ class StartPosition:
         """Go back, in a folder that was copied while its job ran, to the newest snapshot that has all its objects. It
         may be a savepoint's.
 
-        This applies only to a folder that was moved since its newest run: files that are missing in place are damage,
-        and such a snapshot is never skipped.
+        This applies only if the folder is at another place than at its newest run. Files that are missing in place are
+        damage, and such a snapshot is never skipped.
 
         Raises:
             MissingFile: every snapshot lacks objects.

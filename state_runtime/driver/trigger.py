@@ -18,7 +18,7 @@ def every_s(seconds: float) -> dict[str, Any]:
 
 
 def sparks_trigger(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Convert `trigger` of stillstate.yaml, or such a mapping itself, to what Spark's `DataStreamWriter.trigger` takes.
+    """Convert a trigger in Spark's form, or in that of stillstate.yaml, to what `DataStreamWriter.trigger` takes.
 
     Raises:
         InvalidConfiguration: it is neither.

@@ -8,8 +8,8 @@ have the same job uid. So a root takes the folder over only if its own history h
 other living root is seen at the earlier place. A new job of the same name and place has another uid, so it never uses
 the copies of the deleted one.
 
-Copies there of roots of the same store that are gone (deleted, moved, renamed, claimed) are removed a day after their
-last write. This module does not decide the content of a copy: every reader verifies it (restore/shard.py), and without
+Copies on the host for roots of the same store that are gone (deleted, moved, renamed, claimed) are removed a day after
+their last write. This module does not decide the content of a copy: every reader verifies it (restore/shard.py), and without
 a copy the primary store is used. So the worst cost of a mistake here is a restore from the primary (invariant 5), and
 it cannot change a store at all (invariant 4).
 """

@@ -125,7 +125,7 @@ class HostObjects:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                continue  # the folder is no longer this job's; this task reads nothing from it again
+                continue  # this process may no longer write there; this task reads nothing from it again
         return bool(used)
 
     def prefetch(self, wanted: Sequence[WantedObject], first: int) -> None:

@@ -34,7 +34,7 @@ class LocalCopyUnusable(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """When a version is written; stored with it, so that later tasks can identify it.
+    """The context in which a version is written; stored with it, so that later tasks can identify it.
 
     Attributes:
         snapshot_id: that the epoch will end in. If that snapshot's manifest names the version, the version is the state

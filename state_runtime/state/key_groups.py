@@ -5,7 +5,6 @@ floor(g·P / 32768) = s. These are neighbours, so a shard owns one closed range 
 cover all hashes. Both forms are in this file because the state must be in the shard to which the SQL sends the rows.
 
 Stored state is sorted by hash and independent of this, except for the parallelism that a snapshot was written with.
-with.
 """
 
 from __future__ import annotations

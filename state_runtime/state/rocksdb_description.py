@@ -82,7 +82,7 @@ def parse_description(body: bytes | str, version: str) -> RocksVersion:
     """Parse a version that `description_of` wrote.
 
     Raises:
-        any of `local_files.UNREADABLE` but OSError: it cannot be read.
+        any of `sealed_files.UNREADABLE` but OSError: it cannot be read.
     """
     described = parsed_description(body, version, _FORMAT)
     files = tuple(RocksFile(str(f["name"]), int(f["bytes"]), str(f["digest"])) for f in described["files"])

@@ -38,7 +38,7 @@ def parse_description(body: bytes | str, version: str) -> Version:
     """Parse a version that the backend wrote.
 
     Raises:
-        any of `local_files.UNREADABLE` but OSError: it cannot be read.
+        any of `sealed_files.UNREADABLE` but OSError: it cannot be read.
     """
     described = parsed_description(body, version, _FORMAT)
     states = {str(state): _parse_layout(layout) for state, layout in described["states"].items()}

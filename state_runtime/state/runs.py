@@ -31,7 +31,7 @@ __all__ = [
     "start_merge",
 ]
 
-# An epoch may always rewrite so many rows: a few tens of milliseconds, so that small epochs get through large merges.
+# An epoch may always rewrite this many rows: a few tens of milliseconds, so that small epochs get through large merges.
 BUDGET_ROWS_MIN = 65_536
 # Bounds the pieces of a run, and so the files that a look-up opens.
 _PIECES_PER_RUN_MAX = 64

@@ -73,7 +73,7 @@ class Described(Protocol):
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder if it does not exist. Others may be able to list it: files made in it must be private themselves.
+    """Make a folder if it does not exist. Others may have access to it: files made in it must be private themselves.
 
     Raises:
         PermissionError: it belongs to another user, or is no folder.
@@ -88,7 +88,7 @@ def make_private_folder(folder: Path) -> None:
     """Make a folder if it does not exist.
 
     Raises:
-        PermissionError: it belongs to another user, or others may list it, or it is no folder.
+        PermissionError: it belongs to another user, or others have access to it, or it is no folder.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -98,7 +98,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def check_private_folder(folder: Path) -> None:
-    """Check a folder. Raises ValueError: others may list it, or it is no folder. OSError: it does not exist."""
+    """Check a folder. Raises ValueError: it is no folder to which only this user has access. OSError: it is missing."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise ValueError(f"{folder} is not a private folder of this user")
@@ -149,7 +149,7 @@ def read_sealed(path: Path, bytes_max: int) -> bytes:
     """Read a description: the inverse of `sealed`.
 
     Raises:
-        ValueError: it is not what was written. OSError: not there, or a link.
+        ValueError: the file was altered. OSError: not there, or a link.
     """
     digest, _, body = read_without_links(path, bytes_max).partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:

@@ -423,7 +423,7 @@ def bounded_slices(batches: Sequence[pa.RecordBatch], bytes_max: int | None = No
     """Yield sorted batches of one state, all cut at the same hashes, in ascending order; without a copy.
 
     Args:
-        bytes_max: None: the bytes that are folded at a time.
+        bytes_max: None: `FOLD_BYTES_MAX`.
 
     Yields:
         In the order of the batches their rows of some hashes: at most `bytes_max` together, or all of one hash.

@@ -44,7 +44,7 @@ from state_runtime.state.table import (
 
 __all__ = ["OpenVersion"]
 
-# `next_due` skips rows that were removed since, but at most so many: tens of milliseconds.
+# `next_due` skips rows that were removed since, but at most this number: tens of milliseconds.
 _STALE_ROWS_MAX = 65_536
 _STALE_ROWS_FIRST = 256
 

@@ -149,4 +149,4 @@ class HostRows:
                 if is_abandoned(left, self._clock):
                     left.unlink(missing_ok=True)
         except OSError:
-            return  # another task was quicker, or the folder is no longer this job's
+            return  # another task was quicker, or this process may no longer write there
