@@ -35,7 +35,7 @@ class Advance:
     """When the run last advanced: written by a separate thread, read by the heartbeat's.
 
     Args:
-        stall_timeout_s: after so long without an advance, the stacks of all threads are logged, once; 0: never.
+        stall_timeout_s: time without an advance after which the stacks of all threads are logged, once; 0: never.
     """
 
     def __init__(self, clock: Clock, stall_timeout_s: float = 0.0) -> None:

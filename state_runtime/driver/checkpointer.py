@@ -158,8 +158,8 @@ class Checkpointer:
             self.materializer.look(last)
 
     def close(self, fold_timeout_s: float) -> None:
-        """Wait so long for a fold, then end it. Also record that output is published, for a start that has another
-        output folder or none."""
+        """Wait for a fold up to the timeout, then end it. Also record that output is published, for a start that has
+        another output folder or none."""
         self._leave_word()
         self.materializer.join(fold_timeout_s)
         self.retention.join(fold_timeout_s)

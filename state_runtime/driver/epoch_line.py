@@ -152,7 +152,7 @@ class EpochLine:
         self._report(self.retries.take("the checkpoint before epoch", alone))
 
     def close(self, fold_timeout_s: float) -> None:
-        """Wait so long for a fold, then end it, and release the run's resources in Spark."""
+        """Wait for a fold up to the timeout, then end it, and release the run's resources in Spark."""
         self.checkpointer.close(fold_timeout_s)
         self.engine.close()
 

@@ -49,7 +49,7 @@ class EpochDriver:
     `Retries`.
 
     Args:
-        wait: waits for so many seconds before a failed epoch is tried again; returns whether to abandon it instead.
+        wait: waits the given seconds before a failed epoch is tried again; returns whether to abandon it instead.
         skipped_rows: returns how many rows the sources have skipped since its last call.
 
     Attributes:
@@ -142,7 +142,7 @@ class EpochDriver:
             return
 
     def close(self, fold_timeout_s: float) -> None:
-        """Wait, after `stop`, so long for a fold, then end it, and release the run's resources in Spark."""
+        """Wait, after `stop`, for a fold up to the timeout, then end it, and release the run's resources in Spark."""
         self._line.close(fold_timeout_s)
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:

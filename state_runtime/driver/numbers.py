@@ -91,7 +91,7 @@ def of_rows_in_flight(
 
 
 def waited(progress: Progress, alignment_ms: float) -> Progress:
-    """Return the numbers of an epoch whose checkpoint waited so long for its rows; `phases_ms` has it too, see
+    """Return the numbers of an epoch with the time that its checkpoint waited for its rows; `phases_ms` has it too, see
     `Progress.alignment_ms`."""
     inflight = progress.inflight
     return (

@@ -33,7 +33,7 @@ class Retries:
     Args:
         so_far: returns the acknowledgements of the action that failed.
         tolerable: how many failures in a row are tried again.
-        wait: waits for so many seconds before the step is tried again; returns whether to abandon it instead.
+        wait: waits the given seconds before the step is tried again; returns whether to abandon it instead.
 
     Attributes:
         failures: of all steps, in the whole run.

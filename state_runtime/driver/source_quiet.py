@@ -10,7 +10,7 @@ from state_runtime.base.clock import Clock
 __all__ = ["LONG_QUIET_S", "LongQuiet", "SourceQuiet", "is_idle"]
 
 LONG_QUIET_S: Final = 10.0
-"""A source that is quiet for so long is considered to have nothing: rows that come every few seconds should first go
+"""A source that is quiet for this time is considered to have nothing: rows that come every few seconds should first go
 through a run that is on trial."""
 
 

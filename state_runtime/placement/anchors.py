@@ -36,7 +36,7 @@ _HELD = "__stillstate_held_seat"
 _ANCHOR = itertools.count()
 _EARLY_MAX = 5
 _EARLY_S = 60.0
-"""Uneven seats are given back at least `_EARLY_MAX` times in a row and for so long; then executors simply differ.
+"""Uneven seats are given back at least `_EARLY_MAX` times in a row and for this time; then executors simply differ.
 
 A count alone is not enough: five short epochs are over before a slow machine has started one executor."""
 

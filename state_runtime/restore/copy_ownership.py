@@ -9,9 +9,9 @@ other living root is seen at the earlier place. A new job of the same name and p
 the copies of the deleted one.
 
 Copies on the host for roots of the same store that are gone (deleted, moved, renamed, claimed) are removed a day after
-their last write. This module does not decide the content of a copy: every reader verifies it (restore/shard.py), and without
-a copy the primary store is used. So the worst cost of a mistake here is a restore from the primary (invariant 5), and
-it cannot change a store at all (invariant 4).
+their last write. This module does not decide the content of a copy: every reader verifies it (restore/shard.py), and
+without a copy the primary store is used. So the worst cost of a mistake here is a restore from the primary
+(invariant 5), and it cannot change a store at all (invariant 4).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 OpenRoot = Callable[[str], Store]
 
 GONE_AFTER_S = 86_400.0
-"""A root may be moved today and started tomorrow: its copies are kept so long for it."""
+"""A root may be moved today and started tomorrow: its copies are kept for it until then."""
 _LOOKED_EVERY_S = 3_600.0
 _LOOKED_AT_MAX = 32
 _NAME = re.compile(r"[0-9a-f]{16}-([0-9A-Za-z]+)\Z")

@@ -26,7 +26,7 @@ __all__ = ["LocalDisk", "oldest_copies", "remove_outdated", "shard_folders"]
 _FOLDER = re.compile(r"([1-9][0-9]{0,4})-(0|[1-9][0-9]{0,4})\Z")
 _MEASURED_FOR_S = 20.0
 _IDLE_S = 600.0
-"""A shard's folder without a write for so long may belong to a shard that has moved away."""
+"""A shard's folder without a write for this time may belong to a shard that has moved away."""
 
 
 def shard_folders(folder: Path) -> list[tuple[int, int, Path]]:

@@ -14,7 +14,7 @@ from state_runtime.state.table import Mask, Positions, is_plain, plain_numbers
 __all__ = ["Answers"]
 
 _WHOLE_MAX = 2
-"""A column with at most so many rows per wanted row is read whole: copying it takes a fraction of the time to pick
+"""A column with at most this many rows per wanted row is read whole: copying it takes a fraction of the time to pick
 rows from it, and rows are picked once more when all are found."""
 
 

@@ -35,7 +35,7 @@ _NOT_IMPLEMENTED = {errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "CredentialRetrievalError"}
 # Up to this size an object is read by one request; a larger one is worth a request for its size and several streams.
 _READ_AT_ONCE_MAX = 32 * MIB
-# An operation is not begun again after so long, however long its attempts took.
+# An operation is not begun again after this time, however long its attempts took.
 _RETRY_FOR_S = 120.0
 # Time limit of an operation on an object, so that a very slow store is an error and not a standstill.
 _CALL_S, _BYTES_PER_S = 60.0, 256 * KIB
@@ -331,7 +331,7 @@ class FsspecStore(Store):
         return f"{self._root}/{check_relative_path(path)}"
 
     def _limit(self, size: int) -> dict[str, float]:
-        """Return how long a call on so many bytes may take."""
+        """Return how long a call on `size` bytes may take."""
         call_s = _CALL_S + size / _BYTES_PER_S if self._patience is None else self._patience.call_s
         return {"timeout": call_s} if self._is_async else {}
 

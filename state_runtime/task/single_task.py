@@ -33,8 +33,8 @@ class SingleTaskLimits:
         rows_max: several times the rows that the driver expects of an epoch with one task, so that a burst need not be
             refused.
         bytes_max: in memory.
-        time_max_s: after so long, once its rows are there, no further shard is begun. Several times the duration of
-            such an epoch on a slow machine.
+        time_max_s: time, from the arrival of its rows, after which no further shard is begun. Several times the
+            duration of such an epoch on a slow machine.
     """
 
     rows_max: int = 65_536
