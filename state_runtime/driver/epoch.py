@@ -123,7 +123,7 @@ class PlannedEpoch:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """When the parts of an epoch were done: monotonic seconds, but for the last.
+    """When the parts of an epoch were done: monotonic seconds, except for `flushed_ms` and `last_row_at_ms`.
 
     Attributes:
         due_s: when a checkpoint was due that follows it.
